@@ -1,0 +1,37 @@
+# `make demo` and `make test` each start from python3 and pip alone and build .venv themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test bench docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   install, then train two small attentions and show what they look at"
+	@echo "make test   install, then format, lint, type and behaviour checks"
+	@echo "make bench  install, then time every variant beside PyTorch's SDPA on this CPU"
+	@echo "make docs   install, then rewrite the tables of docs/variants.md from the code"
+	@echo "make clean  remove .venv and caches"
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rectiformer needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: .venv/installed
+	@$(BIN)/rectiformer demo
+
+test: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 -m "not gpu and not slow"
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/attention.py
+
+docs: .venv/installed
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build *.egg-info

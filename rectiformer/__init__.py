@@ -1,0 +1,29 @@
+"""Attention with the softmax replaced by a ReLU: exact zeros, heads that can attend to nothing."""
+
+from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
+from rectiformer.model.attention import KeyValueCache, LearnedOption, MultiHeadAttention, Observation
+from rectiformer.model.memory import MEMORIES, KeyValueMemory
+from rectiformer.ops.dispatch import attention
+from rectiformer.ops.packed import attention_varlen
+from rectiformer.ops.variants import VARIANTS
+from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights
+
+__version__ = "0.1.0"
+__all__ = [
+    "MEMORIES",
+    "VARIANTS",
+    "ArgumentError",
+    "AttentionStats",
+    "ConfigError",
+    "KeyValueCache",
+    "KeyValueMemory",
+    "LearnedOption",
+    "MultiHeadAttention",
+    "Observation",
+    "RectiformerError",
+    "ShapeError",
+    "attention",
+    "attention_stats",
+    "attention_varlen",
+    "attention_weights",
+]

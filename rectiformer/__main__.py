@@ -1,0 +1,5 @@
+"""`python -m rectiformer`: the command line."""
+
+from rectiformer.cli import main
+
+main()

@@ -1,0 +1,33 @@
+"""The errors a user can cause. Each message is one line: what clashed, both values, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class RectiformerError(Exception):
+    """Base of all errors raised on purpose; the command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class ShapeError(RectiformerError, ValueError):
+    """Tensors whose shapes do not fit together."""
+
+
+class ArgumentError(RectiformerError, ValueError):
+    """An argument whose value makes no sense, alone or beside the others."""
+
+
+class ConfigError(RectiformerError, ValueError):
+    """A configuration that cannot be read or does not hold together."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], section: str = "") -> str:
+    """Say that `name` (of a `section`) is no `kind`, and which known names are nearest to it."""
+    known = list(known)
+    close = get_close_matches(name, known, n=3)
+    if close:
+        return f"unknown {kind} {section + name!r}; did you mean {' or '.join(map(repr, close))}?"
+    return f"unknown {kind} {section + name!r}; known are {', '.join(known)}"

@@ -1,0 +1,265 @@
+"""Multi-head attention of any variant, with the papers' initializers, a key/value cache and an observer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rectiformer.errors import ConfigError, unknown_name
+from rectiformer.model.norms import build_output_norm
+from rectiformer.ops.dispatch import Window, attention
+from rectiformer.ops.variants import Variant, find_variant
+from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights
+
+LEARN = ("head", "layer", "fixed")
+
+
+@dataclass(frozen=True, repr=False)
+class Observation:
+    """One attention call, seen from outside. Nothing is computed until it is asked for."""
+
+    variant: str
+    q: Tensor  # [B, H, M, D]
+    k: Tensor  # [B, K, N, D]
+    output: Tensor  # [B, H, M, Dv], before norm and output projection
+    call: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Observation({self.variant!r}, q {list(self.q.shape)}, k {list(self.k.shape)})"
+
+    def weights(self, sparse: bool = False) -> Tensor:
+        """Weights before dropout: [B, H, M, N], or CSR of the non-zero ones."""
+        return attention_weights(self.q, self.k, self.variant, sparse=sparse, **self.call)
+
+    def stats(self) -> AttentionStats:
+        """Row statistics, without M x N of anything."""
+        return attention_stats(self.q, self.k, self.variant, **self.call)
+
+
+class KeyValueCache:
+    """Keys and values already projected, so that decoding projects each token once.
+
+    Room doubles when it runs out, so appending n tokens copies O(n) of them in all. Not for training: it writes in
+    place.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        assert self._keys is not None
+        return self._keys[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        assert self._values is not None
+        return self._values[:, :, : self.length]
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add tokens [B, K, new, D] and return all keys and values so far."""
+        self._keys = self._extend(self._keys, k)
+        self._values = self._extend(self._values, v)
+        self.length += k.shape[2]
+        return self.keys, self.values
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let sequence b continue what was sequence rows[b]: a beam search's choice of parents."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[rows], self._values[rows]
+
+    def _extend(self, held: Tensor | None, new: Tensor) -> Tensor:
+        needed = self.length + new.shape[2]
+        if held is None or held.shape[2] < needed:
+            larger = new.new_empty(*new.shape[:2], max(16, needed, 2 * self.length), new.shape[3])
+            if held is not None:
+                larger[:, :, : self.length] = held[:, :, : self.length]
+            held = larger
+        held[:, :, self.length : needed] = new
+        return held
+
+
+class LearnedOption(nn.Module):
+    """A variant's number as a parameter that cannot leave its range: gamma as exp, alpha as 1 + sigmoid."""
+
+    def __init__(self, variant: Variant, name: str, heads: int = 1) -> None:
+        super().__init__()
+        option = variant.options[name]
+        self.name = name
+        self.transform = option.learn
+        start = math.log(option.default) if option.learn == "exp" else -math.log(1 / (option.default - 1) - 1)
+        self.raw = nn.Parameter(torch.full((heads,), start))
+
+    def forward(self) -> Tensor:
+        return self.raw.exp() if self.transform == "exp" else 1 + self.raw.sigmoid()
+
+    @staticmethod
+    def name_in(variant: Variant) -> str | None:
+        """The option of `variant` that can be learned, if it has one."""
+        return next((name for name, option in variant.options.items() if option.learn), None)
+
+
+class MultiHeadAttention(nn.Module):
+    """Project, attend as the variant says, norm over all heads, project back.
+
+    One matrix holds the query, key and value projections, so self-attention is a single product. The ReLA authors
+    initialize it as a whole (limit sqrt(3 / 1024) at width 512), but the separate projections of cross-attention each
+    by themselves (limit sqrt(3 / 512)); `cross` says which of the two this is. Scores start smaller by that factor
+    squared, which matters for a ReLU.
+
+    Args:
+        width: size of the residual stream; the heads share it equally.
+        heads: number of query heads; must divide `width`.
+        variant: a name from `rectiformer.VARIANTS`.
+        key_heads: number of key and value heads, dividing `heads`; as many as `heads` unless given.
+        cross: whether keys come from another sequence; decides the initializer and nothing else.
+        bias: whether the projections have biases, as in both papers.
+        dropout: probability of dropping a weight in training.
+        norm: a name from model/norms.py in place of the variant's own.
+        learn: how the variant's learnable number (gamma of reluformer, alpha of entmax) is held: one a "head", one a
+            "layer", "fixed" at its default or at what `options` says, or a `LearnedOption` shared by a whole model.
+        options: the variant's numbers, fixed.
+    """
+
+    observer: Callable[[Observation], None] | None
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        variant: str = "rela-g",
+        *,
+        key_heads: int | None = None,
+        cross: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        norm: str | None = None,
+        learn: str | LearnedOption = "head",
+        options: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        key_heads = heads if key_heads is None else key_heads
+        check_heads(width, heads, key_heads)
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"dropout = {dropout}, but it is a probability below 1")
+        row = find_variant(variant)
+        self.width, self.heads, self.key_heads = width, heads, key_heads
+        self.cross, self.dropout = cross, dropout
+        self.variant = variant
+        self.options = dict(options or {})
+        row.resolve_options(self.options)
+        self.sizes = [width, key_heads * width // heads, key_heads * width // heads]
+        self.input_weight = nn.Parameter(torch.empty(sum(self.sizes), width))
+        self.input_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
+        self.norm = build_output_norm(norm or row.output_norm, width)
+        self.output = nn.Linear(width, width, bias=bias)
+        self.learned = build_learned(row, learn, heads, self.options)
+        self.observer = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            for part in self.input_weight.split(self.sizes) if self.cross else [self.input_weight]:
+                variance_scaling_(part)
+            variance_scaling_(self.output.weight)
+            for bias in (self.input_bias, self.output.bias):
+                if bias is not None:
+                    nn.init.zeros_(bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, heads={self.heads}, key_heads={self.key_heads}, variant={self.variant!r}"
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        causal: bool = False,
+        key_lengths: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        attn_bias: Tensor | None = None,
+        window: Window | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Attend from x [B, M, E] to memory [B, N, E] (x itself unless given): [B, M, E].
+
+        With a `cache`, self-attention adds the tokens of x to it and attends to all it holds; cross-attention fills
+        it at the first call and reads it afterwards, so `memory` is projected once.
+        """
+        q, k, v = self.project(x, memory, cache)
+        call: dict[str, Any] = {
+            "causal": causal,
+            "key_lengths": key_lengths,
+            "attn_mask": attn_mask,
+            "bias": attn_bias,
+            "window": window,
+            **self.options,
+        }
+        if self.learned is not None:
+            call[self.learned.name] = self.learned()
+        mixed = attention(q, k, v, self.variant, dropout=self.dropout if self.training else 0.0, **call)
+        if self.observer is not None:
+            self.observer(Observation(self.variant, q, k, mixed, call))
+        return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
+
+    def project(self, x: Tensor, memory: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, M, D], keys and values [B, K, N, D]."""
+        if memory is None:
+            q, k, v = self._linear(x, 0, 3).split(self.sizes, -1)
+            k, v = self._split(k, self.key_heads), self._split(v, self.key_heads)
+            if cache is not None:
+                k, v = cache.append(k, v)
+        else:
+            q = self._linear(x, 0, 1)
+            if cache is not None and cache.length:
+                k, v = cache.keys, cache.values
+            else:
+                k, v = (self._split(part, self.key_heads) for part in self._linear(memory, 1, 3).chunk(2, -1))
+                if cache is not None:
+                    k, v = cache.append(k, v)
+        return self._split(q, self.heads), k, v
+
+    def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Parts `first` to `last` of the query, key and value projections in one product."""
+        rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
+        return F.linear(x, self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows])
+
+    @staticmethod
+    def _split(x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def check_heads(width: int, heads: int, key_heads: int) -> None:
+    if width < 1 or heads < 1 or key_heads < 1:
+        raise ConfigError(f"width = {width}, heads = {heads}, key_heads = {key_heads}; each must be at least 1")
+    if width % heads:
+        raise ConfigError(f"heads = {heads} does not divide width = {width}")
+    if heads % key_heads:
+        raise ConfigError(f"key_heads = {key_heads} does not divide heads = {heads}")
+
+
+def build_learned(
+    variant: Variant, learn: str | LearnedOption, heads: int, fixed: Mapping[str, float]
+) -> LearnedOption | None:
+    if isinstance(learn, LearnedOption):
+        return learn
+    if learn not in LEARN:
+        raise ConfigError(unknown_name("value of learn", learn, LEARN))
+    name = LearnedOption.name_in(variant)
+    if name is None or name in fixed or learn == "fixed":
+        return None
+    return LearnedOption(variant, name, heads if learn == "head" else 1)
+
+
+def variance_scaling_(weight: Tensor) -> Tensor:
+    """Uniform with limit sqrt(3 / mean of fan-in and fan-out): the ReLA authors' initializer of every matrix."""
+    limit = math.sqrt(6 / sum(weight.shape))
+    return nn.init.uniform_(weight, -limit, limit)

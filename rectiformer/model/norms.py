@@ -1,0 +1,80 @@
+"""Norms of the mixed values, over all heads together, before the output projection.
+
+The ReLA authors norm the concatenated heads once. A null row stays exactly zero, since nothing is subtracted, and when
+one head is null the others are scaled up by the joint root mean square. Inside, everything is float32 or wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from rectiformer.errors import ConfigError, unknown_name
+
+EPSILON = 1e-8
+"""Added to the mean square, inside the root."""
+
+
+class RMSNorm(nn.Module):
+    """gain * z / sqrt(mean(z^2) + epsilon). `small` draws the gain from U(-sqrt(3/width), sqrt(3/width)): ReLA-i."""
+
+    def __init__(self, width: int, small: bool = False) -> None:
+        super().__init__()
+        self.small = small
+        self.gain = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.small:
+            uniform_vector_(self.gain)
+        else:
+            nn.init.ones_(self.gain)
+
+    def forward(self, z: Tensor) -> Tensor:
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        return (self.gain * root_mean_square_scaled(wide)).to(z.dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """sigmoid(gate * z) * gain * z / sqrt(mean(z^2) + epsilon): ReLA-g. The gate sees z before the norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(width))
+        self.gate = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.gain)
+        uniform_vector_(self.gate)  # near zero, so every gate starts about half open
+
+    def forward(self, z: Tensor) -> Tensor:
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        return (torch.sigmoid(self.gate * wide) * self.gain * root_mean_square_scaled(wide)).to(z.dtype)
+
+
+def root_mean_square_scaled(z: Tensor) -> Tensor:
+    return z * torch.rsqrt(z.square().mean(-1, keepdim=True) + EPSILON)
+
+
+def uniform_vector_(vector: Tensor) -> Tensor:
+    """The authors' default initializer applied to a vector: U(-sqrt(3/width), sqrt(3/width))."""
+    limit = math.sqrt(3 / vector.numel())
+    return nn.init.uniform_(vector, -limit, limit)
+
+
+OUTPUT_NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "none": lambda width: nn.Identity(),
+    "rms": RMSNorm,
+    "rms-small": lambda width: RMSNorm(width, small=True),
+    "gated-rms": GatedRMSNorm,
+}
+
+
+def build_output_norm(name: str, width: int) -> nn.Module:
+    if name not in OUTPUT_NORMS:
+        raise ConfigError(unknown_name("output norm", name, OUTPUT_NORMS))
+    return OUTPUT_NORMS[name](width)

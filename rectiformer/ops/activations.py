@@ -1,0 +1,125 @@
+"""How scores become weights, one function a variant, and the few other parts that rows of the table are made of.
+
+x is a block of scores [B, H, M, N] in which hidden cells hold 0. What a function returns for hidden cells does not
+matter, as long as it is finite: `reference.py` overwrites them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rectiformer.ops.simplex import entmax, entmax15, sparsemax
+
+Value = float | int | Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a weight function may know besides the scores."""
+
+    visible: Tensor | None
+    """Broadcasts to the scores; None when all keys are seen. Rows that see nothing are marked all-visible here, so that
+    no function has to guard against them; their weights are zeroed afterwards."""
+    count: Tensor
+    """Keys each row sees, at least 1, as a float of shape [B|1, H|1, M, 1]."""
+    options: Mapping[str, Value]
+
+
+def dot_scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT
+
+
+def negative_distance(q: Tensor, k: Tensor) -> Tensor:
+    """Minus the Manhattan distance of every query to every key."""
+    return -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1)
+
+
+def weighted_sum(weights: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+    return (weights if keep is None else weights * keep) @ v
+
+
+def inhibited_sum(weights: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+    """sum over keys of [v - inhibition]+. Hidden keys arrive with inhibition +inf and pass nothing."""
+    passed = (v[..., None, :, :] - weights[..., None]).relu()  # [B, H, M, N, D]
+    return (passed if keep is None else passed * keep[..., None]).sum(-2)
+
+
+def _per_head(value: Value) -> Value:
+    """A per-head tensor [H] shaped to broadcast over [B, H, M, N]; anything else as it is."""
+    return value[:, None, None] if isinstance(value, Tensor) and value.dim() == 1 else value
+
+
+def _only_visible(x: Tensor, rows: Rows, hidden: float = -torch.inf) -> Tensor:
+    return x if rows.visible is None else torch.where(rows.visible, x, hidden)
+
+
+def softmax_weights(x: Tensor, rows: Rows) -> Tensor:
+    return _only_visible(x, rows).softmax(-1)
+
+
+def softmax_off_by_one(x: Tensor, rows: Rows) -> Tensor:
+    with_null_slot = F.pad(_only_visible(x, rows), (1, 0))
+    return with_null_slot.softmax(-1)[..., 1:]
+
+
+def top_softmax(x: Tensor, rows: Rows) -> Tensor:
+    shown = _only_visible(x, rows)
+    with torch.no_grad():
+        keep = min(int(rows.options["keep"]), x.shape[-1])
+        smallest_kept = shown.topk(keep, -1).values[..., -1:]
+    return torch.where(shown >= smallest_kept, shown, -torch.inf).softmax(-1)
+
+
+def self_adjust(x: Tensor, rows: Rows) -> Tensor:
+    return x * softmax_weights(x, rows)
+
+
+def self_adjust_normalized(x: Tensor, rows: Rows) -> Tensor:
+    low = _only_visible(x, rows, torch.inf).amin(-1, keepdim=True).clamp_max(0)
+    high = _only_visible(x, rows).amax(-1, keepdim=True).clamp_min(0)
+    span = high - low
+    return (x - low) / torch.where(span > 0, span, 1) * softmax_weights(x, rows)
+
+
+def cog(x: Tensor, rows: Rows) -> Tensor:
+    return x.sign() * softmax_weights(x.abs(), rows)
+
+
+def sigmoid_weights(x: Tensor, rows: Rows) -> Tensor:
+    return torch.sigmoid(x - rows.count.log())
+
+
+def polynomial(x: Tensor, rows: Rows) -> Tensor:
+    return x ** int(rows.options["degree"]) * rows.count.rsqrt()
+
+
+def sparsemax_weights(x: Tensor, rows: Rows) -> Tensor:
+    return sparsemax(x, rows.visible)
+
+
+def entmax15_weights(x: Tensor, rows: Rows) -> Tensor:
+    return entmax15(x, rows.visible)
+
+
+def entmax_weights(x: Tensor, rows: Rows) -> Tensor:
+    alpha = _per_head(rows.options["alpha"])
+    return entmax(x, rows.visible, torch.as_tensor(alpha, dtype=x.dtype, device=x.device))
+
+
+def inhibition(x: Tensor, rows: Rows) -> Tensor:
+    return torch.relu(-x)
+
+
+def unit_variance(rows: Rows) -> Tensor:
+    """1 / (gamma sqrt(n / 2)): with unit-normal scores and values the output has variance 1 / gamma^2 for every n."""
+    gamma = _per_head(rows.options["gamma"])
+    return (2 / rows.count).sqrt() / (gamma.to(rows.count.dtype) if isinstance(gamma, Tensor) else gamma)
+
+
+def inverse_count(rows: Rows) -> Tensor:
+    return rows.count ** -float(rows.options["exponent"])

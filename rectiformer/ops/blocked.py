@@ -1,0 +1,274 @@
+"""Rectified attention on the CPU, one block of scores at a time, forward and backward.
+
+A rectified row has no maximum and no sum to carry, so a block of scores is two matrix products with a ReLU between, and
+the backward pass rebuilds the block instead of keeping it. No more than `SCORE_BYTES` of scores exist at once.
+`operators.py` makes the two passes known to autograd and `torch.compile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rectiformer.ops.dropout import keep_cells
+from rectiformer.ops.reference import Call, clear_padding, repeat_heads
+from rectiformer.ops.visibility import Visibility
+
+SCORE_BYTES = 4 << 20
+"""Scores held at once. Fewer, larger blocks mean fewer joins of the worker threads; more than this leaves the cache."""
+
+
+ALONE = 512 * 512
+"""Cells from which a matrix is worth a block of its own: products that large fill all threads by themselves."""
+
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A rectangle of cells, and where its (sequence, head) matrices lie once both axes are flattened."""
+
+    batch: slice
+    heads: slice
+    flat: slice
+    queries: slice
+    keys: slice  # all keys any of the queries sees
+    key_step: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything that turns queries and keys into rectified scores; recomputed alike by both passes."""
+
+    q: Tensor  # [B * H, M, D]
+    k: Tensor  # [B * H, N, D]
+    bias: Tensor | None  # four axes, broadcasts to [B, H, M, N]
+    mask: Tensor | None
+    seed: Tensor | None
+    visibility: Visibility
+    batch: int
+    heads: int
+    inner: float
+    outer: float
+    """Weights are (outer [inner q k + bias]+) ** power. A positive scale goes outside, where it costs nothing."""
+    dropout: float
+    origin: tuple[int, int]
+
+    def blocks(self, buffers: int) -> Iterator[Block]:
+        """All blocks that hold a visible cell, sized so that `buffers` of them fit in `SCORE_BYTES`."""
+        visibility = self.visibility
+        if 0 in (self.batch, self.heads, visibility.queries, visibility.keys):
+            return
+        lengths = None if visibility.key_lengths is None else visibility.key_lengths.tolist()
+        group, rows, columns = block_sizes(self, SCORE_BYTES // (buffers * self.q.element_size()))
+        for batch, heads in head_groups(self.batch, self.heads, group):
+            flat = slice(batch.start * self.heads + heads.start, (batch.stop - 1) * self.heads + heads.stop)
+            longest = visibility.keys if lengths is None else max(lengths[batch])
+            for start in range(0, visibility.queries, rows):
+                stop = min(start + rows, visibility.queries)
+                first_key = max(0, visibility.first + start - visibility.left)
+                last_key = min(longest, visibility.first + stop + visibility.right)
+                if first_key < last_key:
+                    yield Block(batch, heads, flat, slice(start, stop), slice(first_key, last_key), columns)
+
+    def column_blocks(self, block: Block) -> Iterator[slice]:
+        for start in range(block.keys.start, block.keys.stop, block.key_step):
+            yield slice(start, min(start + block.key_step, block.keys.stop))
+
+    def rectified(self, block: Block, keys: slice, buffer: Tensor, transposed: bool = False) -> Tensor:
+        """[x]+ of one block with hidden and dropped cells exactly 0: [b * h, m, n], or [b * h, n, m]."""
+        rows, columns = self.q[block.flat, block.queries], self.k[block.flat, keys]
+        factors = (columns, rows) if transposed else (rows, columns)
+        scores = product(*factors, buffer, rectify=self.bias is None)
+        cells = self.cells(scores, block, transposed)
+        if self.bias is not None:
+            # Two roundings in this order, as in the reference: a score that is exactly 0 there is exactly 0 here.
+            torch.add(window_of(self.bias, block, keys), cells, alpha=self.inner, out=cells).relu_()
+        self.hide(cells, block, keys)
+        return scores
+
+    def cells(self, scores: Tensor, block: Block, transposed: bool) -> Tensor:
+        """A block of scores seen as [b, h, m, n]."""
+        return (scores.mT if transposed else scores).unflatten(0, (block.batch.stop - block.batch.start, -1))
+
+    def hide(self, cells: Tensor, block: Block, keys: slice) -> None:
+        """Zero the cells that are not visible or were dropped. Padding needs nothing unless a bias lifts it: its keys
+        are zero, so their scores are."""
+        rows, columns = cells.shape[2:]
+        corner = self.visibility.first + block.queries.start - keys.start
+        if corner + self.visibility.right < columns - 1:
+            cells.tril_(corner + self.visibility.right)
+        if corner - self.visibility.left > 1 - rows:
+            cells.triu_(corner - self.visibility.left)
+        if self.mask is not None:
+            cells.masked_fill_(window_of(self.mask, block, keys).logical_not(), 0)
+        if self.dropout:
+            cells.mul_(self.kept(block, keys))
+
+    def kept(self, block: Block, keys: slice) -> Tensor:
+        assert self.seed is not None
+        row, column = self.origin
+        return keep_cells(
+            self.seed,
+            self.dropout,
+            range(block.batch.start, block.batch.stop),
+            range(block.heads.start, block.heads.stop),
+            range(row + block.queries.start, row + block.queries.stop),
+            range(column + keys.start, column + keys.stop),
+            all_heads=self.heads,
+        )
+
+
+def block_sizes(scores: Scores, cells: int) -> tuple[int, int, int]:
+    """Matrices, rows and columns of a block of about `cells` cells, by what the matrix products run fastest on."""
+    queries, keys = scores.visibility.queries, scores.visibility.keys
+    # A sum over keys in pieces would round to 16 bits after each piece, so there a block spans all keys.
+    columns = min(keys, 512) if scores.q.element_size() > 2 else keys
+    # Under causal order or a window, short blocks waste fewer hidden cells.
+    rows = min(queries, 256 if scores.visibility.banded else 1024, max(16, cells // columns))
+    alone = rows * columns >= ALONE
+    return 1 if alone else max(1, cells // (rows * columns)), rows, columns
+
+
+def head_groups(batch: int, heads: int, group: int) -> Iterator[tuple[slice, slice]]:
+    """Cut [batch, heads] into rectangles of about `group` matrices that lie together once flattened."""
+    if group >= heads:
+        step = group // heads
+        for start in range(0, batch, step):
+            yield slice(start, min(start + step, batch)), slice(0, heads)
+    else:
+        for sequence in range(batch):
+            for start in range(0, heads, group):
+                yield slice(sequence, sequence + 1), slice(start, min(start + group, heads))
+
+
+def window_of(broadcast: Tensor, block: Block, keys: slice) -> Tensor:
+    """The part of a tensor with four axes, each full or 1, that lies over a block."""
+    spans = (block.batch, block.heads, block.queries, keys)
+    return broadcast[
+        tuple(span if size > 1 else slice(None) for span, size in zip(spans, broadcast.shape, strict=True))
+    ]
+
+
+def carve(buffer: Tensor, *shape: int) -> Tensor:
+    """The head of a flat buffer, seen in `shape`."""
+    return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Scores, Tensor]:
+    """Flatten sequences and heads, repeat grouped heads, clear padding: the scores to be, and values [B * H, N, Dv]."""
+    B, H = q.shape[:2]
+    visibility, bias = call.visibility, call.bias
+    mask, lengths = visibility.attn_mask, visibility.key_lengths
+    k, v = (repeat_heads(clear_padding(kv, visibility), H).flatten(0, 1) for kv in (k, v))
+    if bias is not None:
+        bias = bias.to(q.dtype)
+        if lengths is not None:  # a bias could lift padding above zero, so padding joins the mask
+            real = (torch.arange(visibility.keys) < lengths[:, None])[:, None, None]
+            mask = real if mask is None else real & mask
+    inner, outer = (1.0, call.scale) if bias is None else (call.scale, 1.0)
+    q = q.flatten(0, 1)
+    return Scores(q, k, bias, mask, call.seed, visibility, B, H, inner, outer, call.dropout, call.origin), v
+
+
+def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    """sum over visible keys of [x]+ ** power v, without the row scale: [B, H, M, Dv]. The scale is not negative."""
+    scores, values = prepare(q, k, v, call)
+    power = call.variant.power
+    factor = scores.outer**power / (1 - call.dropout)
+    out = q.new_zeros(values.shape[0], q.shape[2], v.shape[3])
+    buffer = q.new_empty(0)
+    for block in scores.blocks(buffers=1):
+        buffer = room_for(block, buffer)
+        for keys in scores.column_blocks(block):
+            weights = scores.rectified(block, keys, buffer)
+            if power == 2:
+                weights.square_()
+            add_product(out[block.flat, block.queries], weights, values[block.flat, keys], factor)
+    return out.view(*q.shape[:3], v.shape[3])
+
+
+def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """Gradients of `blocked_forward` for q, k, v and the bias (empty without one). Needs nothing but its inputs.
+
+    Blocks are [n, m] here, keys first: four of the five matrix products then read them without a transpose.
+    """
+    scores, values = prepare(q, k, v, call)
+    d_out = d_out.flatten(0, 1)
+    power = call.variant.power
+    factor = scores.outer**power / (1 - call.dropout)
+    # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide.
+    wide = torch.float32 if q.element_size() == 2 else q.dtype
+    d_q, d_k, d_v = (torch.zeros_like(t, dtype=wide) for t in (scores.q, scores.k, values))
+    d_bias = None if scores.bias is None else torch.zeros_like(scores.bias, dtype=wide)
+    buffer = other = q.new_empty(0)
+    for block in scores.blocks(buffers=2):
+        buffer, other = room_for(block, buffer), room_for(block, other)
+        rows, d_rows = scores.q[block.flat, block.queries], d_out[block.flat, block.queries]
+        for keys in scores.column_blocks(block):
+            positive = scores.rectified(block, keys, buffer, transposed=True)
+            d_weights = product(values[block.flat, keys], d_rows, other)
+            d_scores, weights = through_relu(d_weights, positive, power)
+            add_product(d_v[block.flat, keys], weights, d_rows, factor)
+            add_product(d_k[block.flat, keys], d_scores, rows, factor * power * scores.inner)
+            add_product(
+                d_q[block.flat, block.queries], d_scores.mT, scores.k[block.flat, keys], factor * power * scores.inner
+            )
+            if d_bias is not None:
+                target = window_of(d_bias, block, keys)
+                cells = scores.cells(d_scores, block, transposed=True)
+                target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
+    d_bias = q.new_zeros(0) if d_bias is None or call.bias is None else d_bias.to(call.bias.dtype)
+    d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
+    return d_q.view(q.shape).to(q.dtype), d_k, d_v, d_bias
+
+
+def through_relu(d_weights: Tensor, positive: Tensor, power: int) -> tuple[Tensor, Tensor]:
+    """Gradient of the scores (but for constants) and the weights, each in place. Dropped cells are 0 in `positive`."""
+    if power == 1:
+        torch.ops.aten.threshold_backward.grad_input(d_weights, positive, 0, grad_input=d_weights)
+        return d_weights, positive
+    return d_weights.mul_(positive), positive.square_()
+
+
+def product(a: Tensor, b: Tensor, buffer: Tensor, rectify: bool = False) -> Tensor:
+    """a times b transposed, or its ReLU, for each matrix of a batch; written to `buffer` where the library lets us."""
+    if runs_alone(a):
+        return linear(a[0], b[0], "relu" if rectify else "none")[None]
+    result = torch.bmm(a, b.mT, out=carve(buffer, len(a), a.shape[1], b.shape[1]))
+    return result.relu_() if rectify else result
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
+    """total += alpha a b, where the total may be wider than the factors, or have gaps."""
+    if runs_alone(a) and a.is_contiguous():
+        total[0].add_(linear(a[0], b[0].mT, "none"), alpha=alpha)
+    elif total.dtype == a.dtype and (len(a) == 1 or total.is_contiguous()):
+        total.baddbmm_(a, b, alpha=alpha)
+    else:  # batched products into a tensor with gaps would run one by one
+        total.add_(torch.bmm(a, b), alpha=alpha)
+
+
+def runs_alone(a: Tensor) -> bool:
+    """Whether oneDNN's single product, with its ReLU for free, beats the batched one: a large float32 matrix alone."""
+    return len(a) == 1 and a.dtype == torch.float32 and ONEDNN
+
+
+def linear(a: Tensor, b: Tensor, activation: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(a, b, None, activation, [], "")
+
+
+def ungroup(grad: Tensor, like: Tensor, heads: int) -> Tensor:
+    """Sum the gradients of the query heads that shared one key or value head: [B * H, N, D] to [B, K, N, D]."""
+    B, K, N, D = like.shape
+    return grad.view(B, K, heads // K, N, D).sum(2).to(like.dtype)
+
+
+def room_for(block: Block, buffer: Tensor) -> Tensor:
+    """A flat buffer that holds the block: the one given, or a larger one."""
+    rows = (block.flat.stop - block.flat.start) * (block.queries.stop - block.queries.start)
+    cells = rows * min(block.key_step, block.keys.stop - block.keys.start)
+    return buffer if buffer.numel() >= cells else buffer.new_empty(cells)

@@ -1,0 +1,195 @@
+"""The public functions: check the arguments, choose an implementation, call it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rectiformer.errors import ArgumentError, ShapeError, unknown_name
+from rectiformer.ops.activations import Value
+from rectiformer.ops.dropout import drop_seed
+from rectiformer.ops.operators import rectified_attention
+from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.shapes import describe, match_broadcast, match_floating, match_shapes
+from rectiformer.ops.variants import find_variant
+from rectiformer.ops.visibility import UNBOUNDED, Visibility
+
+BACKENDS = ("auto", "reference", "blocked")
+Window = int | tuple[int, int]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: str = "rela",
+    *,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    backend: str = "auto",
+    **options: Value,
+) -> Tensor:
+    """Mix the values each query sees, weighted as `variant` says.
+
+    Row m of the output is the sum over visible keys n of weight(m, n) * v[n]. A row that sees no key is zero, and so is
+    a rectified row whose scores are all negative: it attends to nothing. The output norm of the ReLA variants spans all
+    heads, so it belongs to `rectiformer.MultiHeadAttention`, not here.
+
+    Args:
+        q: [B, H, M, D]. The layout is that of `torch.nn.functional.scaled_dot_product_attention`.
+        k: [B, K, N, D] with K dividing H: query head h reads key head h // (H / K).
+        v: [B, K, N, Dv]; Dv may differ from D.
+        variant: a name from `rectiformer.VARIANTS`; `rectiformer variants` prints them.
+        causal: query m sees keys up to m + (N - M), so the last query sees every key.
+        key_lengths: [B], how many leading keys of each sequence are real; the rest is padding. Checked against N where
+            it costs nothing, that is on the CPU and outside `torch.compile`.
+        attn_mask: boolean, True where a query may see a key; broadcasts to [B, H, M, N].
+        bias: added to the scaled scores, with a gradient; broadcasts to [B, H, M, N].
+        window: (left, right): query m sees keys from left before to right after its own position m + (N - M). One
+            number stands for both.
+        scale: factor of the scores, 1 / sqrt(D) unless given.
+        dropout: probability with which a weight is set to zero; the others grow by 1 / (1 - dropout).
+        seed: decides which weights are dropped, the same for every backend; drawn from torch's generator unless given.
+        backend: "auto", or one of the implementations the variant has.
+        options: the variant's own numbers (`gamma`, `alpha`, `exponent`, `keep`, `degree`); `gamma` and `alpha` may be
+            tensors, one number or one a head, and receive gradients.
+    """
+    call = check_call(q, k, v, variant, causal, key_lengths, attn_mask, bias, window, scale, dropout, seed, options)
+    return run(q, k, v, call, backend)
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> Tensor:
+    """Hand a checked call to the implementation that `backend` names or that suits it best."""
+    if k.shape[2] == 0:
+        return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
+    if choose(q, call, backend) == "blocked":
+        return rectified_attention(q, k, v, call)
+    return reference_attention(q, k, v, call)
+
+
+def choose(q: Tensor, call: Call, backend: str) -> str:
+    """The name of the implementation to use; a forced one that cannot do the call is refused with the reason."""
+    if backend not in BACKENDS:
+        raise ArgumentError(unknown_name("backend", backend, BACKENDS))
+    if backend == "reference":
+        return backend
+    obstacle = blocked_obstacle(q, call)
+    if backend == "blocked" and obstacle:
+        raise ArgumentError(f"backend 'blocked' cannot run this call: {obstacle}; use 'auto' or 'reference'")
+    return "reference" if obstacle else "blocked"
+
+
+def blocked_obstacle(q: Tensor, call: Call) -> str:
+    """Why the blocked implementation cannot take this call; empty when it can."""
+    if not call.variant.rectified:
+        return f"variant {call.variant.name!r} is not rectified"
+    if q.device.type != "cpu":
+        return f"it runs on the CPU, and q is on {q.device}"
+    if not torch.compiler.is_compiling() and transforms_active():
+        return "forward-mode differentiation and torch.func transforms go through plain operations"
+    return ""
+
+
+def transforms_active() -> bool:
+    """Whether torch.func transforms or forward-mode duals are around, which custom operators do not support."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    variant: str,
+    causal: bool,
+    key_lengths: Tensor | Sequence[int] | None,
+    attn_mask: Tensor | None,
+    bias: Tensor | None,
+    window: Window | None,
+    scale: float | None,
+    dropout: float,
+    seed: int | Tensor | None,
+    options: dict[str, Value],
+) -> Call:
+    """Refuse what does not fit, in one line that names it; gather the rest."""
+    row = find_variant(variant)
+    sizes = check_tensors(q, k, v)
+    B, H, M, N, D = (sizes[axis] for axis in "BHMND")
+    cells = (B, H, M, N)
+    if attn_mask is not None:
+        if attn_mask.dtype != torch.bool:
+            raise ArgumentError(
+                f"attn_mask holds {attn_mask.dtype}, not booleans; a term to add to scores goes in bias"
+            )
+        attn_mask = match_broadcast("attn_mask", attn_mask, cells)
+    if bias is not None:
+        match_floating(bias=bias)
+        bias = match_broadcast("bias", bias, cells)
+    left, right = check_window(window, causal)
+    lengths = None if key_lengths is None else check_lengths(key_lengths, B, N, q.device)
+    visibility = Visibility(M, N, left, right, lengths, attn_mask, first=N - M)
+    scale = D**-0.5 if scale is None else check_number("scale", scale)
+    if not 0 <= check_number("dropout", dropout) < 1:
+        raise ArgumentError(f"dropout = {dropout}, but it is a probability below 1")
+    resolved = check_head_options(row.resolve_options(options), H)
+    drop = drop_seed(seed, q.device) if dropout else None
+    return Call(row, visibility, resolved, scale, bias, float(dropout), drop)
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, int]:
+    """The sizes B, H, M, N, D of a call. Without v, the weights alone are asked for."""
+    named = {"q": (q, "B H M D"), "k": (k, "B K N D")}
+    if v is not None:
+        named["v"] = (v, "B K N Dv")
+    sizes = match_shapes(**named)
+    match_floating(**{name: tensor for name, (tensor, _) in named.items()})
+    if sizes["K"] == 0 or sizes["H"] % sizes["K"]:
+        raise ShapeError(f"k has {sizes['K']} heads, which do not divide the {sizes['H']} of q; {describe(named)}")
+    return sizes
+
+
+def check_window(window: Window | None, causal: bool) -> tuple[int, int]:
+    """How many keys before and after its own position a query sees."""
+    if window is None:
+        return UNBOUNDED, 0 if causal else UNBOUNDED
+    left, right = (window, window) if isinstance(window, int) else window
+    if left < 0 or right < 0:
+        raise ArgumentError(f"window = {window}, but a query cannot see a negative number of keys to a side")
+    return left, 0 if causal else right
+
+
+def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, device: torch.device) -> Tensor:
+    """Key lengths as a tensor on `device`, each between 0 and the number of keys."""
+    lengths = torch.as_tensor(key_lengths)
+    if lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ArgumentError(f"key_lengths holds {lengths.dtype}, but lengths are whole numbers")
+    if lengths.shape != (batch,):
+        raise ShapeError(f"key_lengths is {list(lengths.shape)}, but a batch of {batch} needs [{batch}]")
+    if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and batch:
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 0:
+            raise ArgumentError(f"key_lengths has {least}; a length cannot be negative")
+        if most > keys:
+            raise ArgumentError(f"key_lengths has {most}, beyond the {keys} keys there are")
+    return lengths.to(device)
+
+
+def check_number(name: str, value: float) -> float:
+    if isinstance(value, Tensor) or not math.isfinite(value):
+        raise ArgumentError(f"{name} = {value}, but it must be a finite number")
+    return float(value)
+
+
+def check_head_options(options: dict[str, Value], heads: int) -> dict[str, Value]:
+    for name, value in options.items():
+        if isinstance(value, Tensor) and value.shape not in ((), (1,), (heads,)):
+            raise ShapeError(f"{name} is {list(value.shape)}, but it is one number or one for each of {heads} heads")
+    return options

@@ -1,0 +1,44 @@
+"""Dropout of attention weights as a pure function of (seed, batch, head, query, key).
+
+No state and no generator order: any implementation may visit the cells in any order, or twice (forward and backward),
+and drops the same ones. The hash is the finalizer of MurmurHash3 over 32-bit words, three multiplications a cell.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GOLDEN = -1640531527  # 0x9E3779B9 as a signed word: spreads neighboring counters over all bits
+
+
+def drop_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
+    """The seed as one int64 on `device`; drawn from torch's own generator when none is given."""
+    if seed is None:
+        return torch.randint(1 << 62, (1,), device=device)
+    if isinstance(seed, Tensor):
+        return seed.to(device=device, dtype=torch.int64).reshape(1)
+    return torch.tensor([seed], dtype=torch.int64, device=device)
+
+
+def keep_cells(
+    seed: Tensor, probability: float, batch: range, heads: range, queries: range, keys: range, all_heads: int
+) -> Tensor:
+    """True where a weight survives, for one rectangle of cells: [len(batch), len(heads), len(queries), len(keys)]."""
+    device = seed.device
+    word = (seed ^ (seed >> 32)).to(torch.int32)  # [1]
+    sequence = _count(batch, device)[:, None] * all_heads + _count(heads, device)  # [b, h]
+    row = _mix(_mix(word + sequence * GOLDEN)[:, :, None] + _count(queries, device) * GOLDEN)  # [b, h, m]
+    cell = _mix(row[..., None] + _count(keys, device) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
+    return cell >= round(probability * 2**32) - 2**31
+
+
+def _count(span: range, device: torch.device) -> Tensor:
+    return torch.arange(span.start, span.stop, device=device, dtype=torch.int32)
+
+
+def _mix(word: Tensor) -> Tensor:
+    # torch shifts signed words arithmetically; the masks make the shifts logical.
+    word = (word ^ ((word >> 16) & 0xFFFF)) * -2048144789  # 0x85EBCA6B
+    word = (word ^ ((word >> 13) & 0x7FFFF)) * -1028477387  # 0xC2B2AE35
+    return word ^ ((word >> 16) & 0xFFFF)

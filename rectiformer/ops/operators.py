@@ -1,0 +1,158 @@
+"""Rectified attention as operators of torch: `rectiformer::rectified` and its backward.
+
+To `torch.compile` each is one opaque call; autograd knows the first and the second derivative. The implementations
+behind them live elsewhere (`blocked.py` on the CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rectiformer.ops.activations import Rows
+from rectiformer.ops.blocked import SCORE_BYTES, blocked_backward, blocked_forward
+from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.variants import VARIANTS
+from rectiformer.ops.visibility import Visibility
+
+
+def rectified_attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    """`reference_attention` for rectified variants, without ever holding M x N scores."""
+    dtype = q.dtype
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        q, k, v = q.float(), k.float(), v.float()
+    if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
+        q, call = -q, replace(call, scale=-call.scale)
+    seen = call.visibility
+    numbers = [call.scale, call.dropout]
+    sizes = [call.variant.power, seen.left, seen.right, *call.origin]
+    out = rectified(q, k, v, call.bias, seen.attn_mask, seen.key_lengths, call.seed, numbers, sizes)
+    if call.variant.row_scale is not None:
+        count = seen.counts(q.device).clamp_min(1)[..., None].to(torch.promote_types(out.dtype, torch.float32))
+        out = out * call.variant.row_scale(Rows(None, count, call.options))
+    return out.to(dtype)
+
+
+def describe_call(
+    q: Tensor,
+    k: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> Call:
+    """The call that an operator's flat arguments stand for; its variant has the right power and no row scale."""
+    power, left, right, *origin = sizes
+    M, N = q.shape[2], k.shape[2]
+    visibility = Visibility(M, N, left, right, key_lengths, mask, first=N - M)
+    variant = replace(VARIANTS["rela"], power=power)
+    scale, dropout = numbers
+    return Call(variant, visibility, {}, scale, bias, dropout, seed, (origin[0], origin[1]))
+
+
+@torch.library.custom_op("rectiformer::rectified", mutates_args=(), device_types="cpu")
+def rectified(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> Tensor:
+    """sum over visible keys of [scale q k + bias]+ ** power v. numbers: scale, dropout; sizes: power, left, right,
+    and the row and column of the dropout pattern."""
+    return blocked_forward(q, k, v, describe_call(q, k, bias, mask, key_lengths, seed, numbers, sizes))
+
+
+@torch.library.custom_op("rectiformer::rectified_backward", mutates_args=(), device_types="cpu")
+def rectified_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `rectified` for q, k, v and bias; the last is empty without a bias."""
+    call = describe_call(q, k, bias, mask, key_lengths, seed, numbers, sizes)
+    d_q, d_k, d_v, d_bias = blocked_backward(d_out, q, k, v, call)
+    return d_q, d_k, d_v, d_bias
+
+
+@rectified.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return q.new_empty(*q.shape[:3], v.shape[3])
+
+
+@rectified_backward.register_fake
+def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *_: object) -> tuple[Tensor, ...]:
+    d_bias = q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_bias
+
+
+# autograd calls the next functions with a context of its own, whose type torch does not publish.
+def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.is_tensor = [isinstance(value, Tensor) for value in inputs]
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
+    ctx.others = [value for value in inputs if not isinstance(value, Tensor)]
+
+
+def _recall(ctx) -> list:  # type: ignore[no-untyped-def]
+    tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
+    return [next(tensors if is_tensor else others) for is_tensor in ctx.is_tensor]
+
+
+def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
+    inputs = _recall(ctx)
+    d_q, d_k, d_v, d_bias = rectified_backward(d_out.contiguous(), *inputs)
+    return d_q, d_k, d_v, None if inputs[3] is None else d_bias, *[None] * 5
+
+
+def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
+    """Differentiate the reference's own backward pass, a few query rows at a time."""
+    d_out, q, k, v, *rest = _recall(ctx)
+    call = describe_call(q, k, *rest)
+    totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in (d_out, q, k, v, call.bias)]
+    step = max(1, SCORE_BYTES // (8 * q.shape[0] * q.shape[1] * max(1, k.shape[2])))
+    for start in range(0, q.shape[2], step):
+        _add_second_derivatives(totals, cotangents, (d_out, q, k, v), call, slice(start, start + step))
+    return *totals, *[None] * 5
+
+
+def _add_second_derivatives(
+    totals: list[Tensor | None], cotangents: Sequence[Tensor], tensors: Sequence[Tensor], call: Call, rows: slice
+) -> None:
+    """Add what some query rows contribute to the gradient of <gradients, cotangents>."""
+    d_out, q, k, v = tensors
+    part = call.rows(rows.start, min(rows.stop, q.shape[2]))
+    with torch.enable_grad():
+        leaves = [leaf.detach().requires_grad_() for leaf in (d_out[:, :, rows], q[:, :, rows], k, v)]
+        if part.bias is not None:
+            leaves.append(part.bias.detach().requires_grad_())
+            part = replace(part, bias=leaves[-1])
+        out = reference_attention(leaves[1], leaves[2], leaves[3], part)
+        first = torch.autograd.grad(out, leaves[1:], leaves[0], create_graph=True)
+        by_row = [True, False, False, call.bias is not None and call.bias.shape[2] > 1]
+        inner = torch.zeros((), dtype=out.dtype, device=out.device)
+        for grad, side, sliced in zip(first, cotangents, by_row, strict=False):
+            inner = inner + (grad * (side[:, :, rows] if sliced else side)).sum()
+        second = torch.autograd.grad(inner, leaves, allow_unused=True)
+    for total, grad, sliced in zip(totals, second, [True, *by_row], strict=False):
+        if total is not None and grad is not None:
+            (total[:, :, rows] if sliced else total).add_(grad)
+
+
+rectified.register_autograd(_differentiate, setup_context=_remember)
+rectified_backward.register_autograd(_differentiate_twice, setup_context=_remember)

@@ -1,0 +1,104 @@
+"""The definition: every variant in plain torch, readable, exact, differentiable as often as you like.
+
+Whatever is faster elsewhere is compared with this file, value and gradients, over the whole table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rectiformer.ops.activations import Rows, Value
+from rectiformer.ops.dropout import keep_cells
+from rectiformer.ops.variants import Variant
+from rectiformer.ops.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call after its arguments were checked: what every implementation is handed."""
+
+    variant: Variant
+    visibility: Visibility
+    options: dict[str, Value]
+    scale: float
+    bias: Tensor | None = None  # four axes, broadcasts to [B, H, M, N]
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    origin: tuple[int, int] = (0, 0)
+    """Row and column of cell (0, 0) in the dropout pattern of a packed batch."""
+
+    def rows(self, start: int, stop: int) -> Call:
+        """The same call for queries `start` to `stop` only."""
+        bias = self.bias
+        if bias is not None and bias.shape[2] > 1:
+            bias = bias[:, :, start:stop]
+        origin = (self.origin[0] + start, self.origin[1])
+        return replace(self, visibility=self.visibility.rows(start, stop), bias=bias, origin=origin)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """16-bit inputs are computed in float32; wider ones in their own dtype."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def repeat_heads(kv: Tensor, heads: int) -> Tensor:
+    """Keys or values [B, K, N, D] once for each of `heads` query heads: query head h reads head h // (heads / K)."""
+    return kv if kv.shape[1] == heads else kv.repeat_interleave(heads // kv.shape[1], dim=1)
+
+
+def clear_padding(kv: Tensor, visibility: Visibility) -> Tensor:
+    """Keys or values with zeros beyond each sequence's length, so that no NaN in the padding can reach a sum."""
+    if visibility.key_lengths is None:
+        return kv
+    real = torch.arange(kv.shape[2], device=kv.device) < visibility.key_lengths.to(kv.device)[:, None]
+    return torch.where(real[:, None, :, None], kv, 0)
+
+
+def visible_rows(call: Call, like: Tensor) -> tuple[Tensor | None, Rows]:
+    """The visibility mask, and what weight functions may know of each row."""
+    seen = call.visibility.mask(like.device)
+    safe = None if seen is None else seen | ~seen.any(-1, keepdim=True)
+    count = call.visibility.counts(like.device).clamp_min(1).to(like.dtype)[..., None]
+    return seen, Rows(safe, count, call.options)
+
+
+def reference_weights(q: Tensor, k: Tensor, call: Call, precision: torch.dtype | None = None) -> Tensor:
+    """Weights [B, H, M, N] before dropout, in `precision` (the working dtype of q unless given)."""
+    precision = precision or working_dtype(q.dtype)
+    k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
+    x = call.variant.score(q.to(precision), k.to(precision)) * call.scale  # [B, H, M, N]
+    if call.bias is not None:
+        x = x + call.bias.to(precision)
+    seen, rows = visible_rows(call, x)
+    if seen is None:
+        return call.variant.weights(x, rows)
+    return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
+
+
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, precision: torch.dtype | None = None) -> Tensor:
+    """Mixed values [B, H, M, Dv] in the dtype of q."""
+    weights = reference_weights(q, k, call, precision)
+    v = repeat_heads(clear_padding(v, call.visibility), q.shape[1]).to(weights.dtype)
+    return call.variant.mix(weights, v, dropout_factor(call, weights)).to(q.dtype)
+
+
+def dropout_factor(call: Call, weights: Tensor) -> Tensor | None:
+    """0 for dropped cells and 1 / (1 - dropout) for the rest, or None without dropout."""
+    if not call.dropout:
+        return None
+    assert call.seed is not None
+    batch, heads, queries, keys = weights.shape
+    row, column = call.origin
+    keep = keep_cells(
+        call.seed,
+        call.dropout,
+        range(batch),
+        range(heads),
+        range(row, row + queries),
+        range(column, column + keys),
+        all_heads=heads,
+    )
+    return keep.to(weights.dtype) / (1 - call.dropout)

@@ -1,0 +1,282 @@
+"""THE table of attention variants. A variant is one row here; everything else that lists variants reads this table.
+
+A row says how a query and a key make a score, how a row of scores becomes weights, how weights and values are mixed,
+which norm the output wants, and what its options are. Rules that hold for every row, kept by `reference.py`: a hidden
+key weighs exactly 0, a row that sees no key is exactly 0, and n is the number of keys *that row sees*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.ops.activations import (
+    Rows,
+    Value,
+    cog,
+    dot_scores,
+    entmax15_weights,
+    entmax_weights,
+    inhibited_sum,
+    inhibition,
+    inverse_count,
+    negative_distance,
+    polynomial,
+    self_adjust,
+    self_adjust_normalized,
+    sigmoid_weights,
+    softmax_off_by_one,
+    softmax_weights,
+    sparsemax_weights,
+    top_softmax,
+    unit_variance,
+    weighted_sum,
+)
+
+BOUNDS: dict[str, Callable[[float], bool]] = {
+    "a number above 0": lambda value: value > 0,
+    "a number of at least 0": lambda value: value >= 0,
+    "a number above 1": lambda value: value > 1,
+    "a whole number above 0": lambda value: value > 0 and value == int(value),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A number that shapes a variant: given by the caller or, where `learn` names a transform, learned by a model."""
+
+    default: float | int
+    about: str
+    needs: str
+    """A key of `BOUNDS`."""
+    learn: Literal["", "exp", "one-plus-sigmoid"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to attend."""
+
+    name: str
+    formula: str
+    """Weight of one key, with x its score, n the keys its row sees, [.]+ = ReLU."""
+    paper: str
+    use: str
+    """When to choose it, in one sentence."""
+    weigh: Callable[[Tensor, Rows], Tensor] | None = None
+    """Scores to weights; None for rectified rows, which `power` and `row_scale` describe in full."""
+    power: int = 0
+    """A rectified row's weights are [x]+ ** power times its `row_scale`. 0: not rectified."""
+    row_scale: Callable[[Rows], Tensor] | None = None
+    """A positive factor for a whole row. It is linear, so fast paths apply it to the output."""
+    scale: str = "none"
+    """The row scale in words, for the tables."""
+    output_norm: str = "none"
+    """Name in model/norms.py of the norm over the concatenated heads, before the output projection."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    score: Callable[[Tensor, Tensor], Tensor] = dot_scores
+    mix: Callable[[Tensor, Tensor, Tensor | None], Tensor] = weighted_sum
+    hidden: float = 0.0
+    """What a hidden key's weight becomes: 0, except where `mix` reads weights otherwise."""
+
+    @property
+    def rectified(self) -> bool:
+        return self.power > 0
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the output is a weighted sum of values, so that asking for the weights makes sense."""
+        return self.mix is weighted_sum
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        return ("reference", "blocked") if self.rectified else ("reference",)
+
+    def weights(self, x: Tensor, rows: Rows) -> Tensor:
+        """Weights of a block of scores [B, H, M, N]; cells hidden in `rows` come out as anything finite."""
+        if self.weigh is not None:
+            return self.weigh(x, rows)
+        rectified = torch.relu(x) if self.power == 1 else torch.relu(x).square()
+        return rectified if self.row_scale is None else rectified * self.row_scale(rows)
+
+    def resolve_options(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """Defaults overlaid with what the caller gave; unknown names and senseless numbers are refused."""
+        resolved: dict[str, Value] = {name: option.default for name, option in self.options.items()}
+        for name, value in given.items():
+            if name not in self.options:
+                if not self.options:
+                    raise ArgumentError(f"variant {self.name!r} takes no options, but {name!r} was given")
+                raise ArgumentError(unknown_name(f"option of variant {self.name!r}:", name, self.options))
+            needs = self.options[name].needs
+            if not isinstance(value, Tensor) and not (math.isfinite(value) and BOUNDS[needs](value)):
+                raise ArgumentError(f"{name} = {value}, but variant {self.name!r} needs {needs}")
+            resolved[name] = value
+        return resolved
+
+
+def find_variant(name: str) -> Variant:
+    """The row called `name`; an unknown name is refused with the nearest known ones."""
+    if name not in VARIANTS:
+        raise ArgumentError(unknown_name("variant", name, VARIANTS))
+    return VARIANTS[name]
+
+
+_EXPONENT = Option(1.0, "a in the row scale n^-a", "a number of at least 0")
+_RELA = "Zhang, Titov, Sennrich 2021 (2104.07012)"
+
+VARIANTS: dict[str, Variant] = {
+    variant.name: variant
+    for variant in [
+        Variant(
+            name="softmax",
+            formula="exp(x) / sum exp(x)",
+            paper="Vaswani et al. 2017 (1706.03762)",
+            use="The baseline of both papers.",
+            weigh=softmax_weights,
+        ),
+        Variant(
+            name="sparsemax",
+            formula="[x - tau]+, sum 1",
+            paper="Martins, Astudillo 2016 (1602.02068)",
+            use="The sparsest baseline on the simplex; slow, since each row is sorted.",
+            weigh=sparsemax_weights,
+        ),
+        Variant(
+            name="entmax15",
+            formula="[x/2 - tau]+^2, sum 1",
+            paper="Peters et al. 2019 (1905.05702)",
+            use="A milder sparse baseline on the simplex, often the best of its family.",
+            weigh=entmax15_weights,
+        ),
+        Variant(
+            name="entmax",
+            formula="[(alpha-1) x - tau]+^(1/(alpha-1)), sum 1",
+            paper="Correia et al. 2019 (1909.00015)",
+            use="When each head should learn how sparse to be between softmax and sparsemax.",
+            weigh=entmax_weights,
+            options={"alpha": Option(1.5, "1 is softmax, 2 is sparsemax", "a number above 1", "one-plus-sigmoid")},
+        ),
+        Variant(
+            name="rela",
+            formula="[x]+",
+            paper=_RELA,
+            use="ReLA with a plain RMSNorm; simplest, but training sometimes fails.",
+            power=1,
+            output_norm="rms",
+        ),
+        Variant(
+            name="rela-i",
+            formula="[x]+",
+            paper=_RELA,
+            use="ReLA whose norm gain starts near zero: stable without extra parameters.",
+            power=1,
+            output_norm="rms-small",
+        ),
+        Variant(
+            name="rela-g",
+            formula="[x]+",
+            paper=_RELA,
+            use="ReLA with a gated norm: the authors' released model and our default for translation.",
+            power=1,
+            output_norm="gated-rms",
+        ),
+        Variant(
+            name="reluformer",
+            formula="[x]+ / (gamma sqrt(n/2))",
+            paper="Shen et al. 2023 (2302.06461)",
+            use="Long documents: output variance does not depend on how many keys a row sees.",
+            power=1,
+            row_scale=unit_variance,
+            scale="1 / (gamma sqrt(n/2))",
+            options={"gamma": Option(1.0, "temperature of the row scale", "a number above 0", "exp")},
+        ),
+        Variant(
+            name="relu-seqlen",
+            formula="[x]+ / n^a",
+            paper="Wortsman et al. 2023 (2309.08586)",
+            use="Vision and other fixed-length inputs, where it matches softmax with no norm.",
+            power=1,
+            row_scale=inverse_count,
+            scale="n^-a",
+            options={"exponent": _EXPONENT},
+        ),
+        Variant(
+            name="relu2",
+            formula="[x]+^2 / n^a",
+            paper="Wortsman et al. 2023 (2309.08586); Hua et al. 2022 (2202.10447)",
+            use="Sharper than ReLU: large scores count more, gradients vanish smoothly at zero.",
+            power=2,
+            row_scale=inverse_count,
+            scale="n^-a",
+            options={"exponent": _EXPONENT},
+        ),
+        Variant(
+            name="sigmoid",
+            formula="1 / (1 + exp(-(x - log n)))",
+            paper="Ramapuram et al. 2024 (2409.04431)",
+            use="A smooth elementwise rival without exact zeros.",
+            weigh=sigmoid_weights,
+            scale="-log n inside",
+        ),
+        Variant(
+            name="softmax1",
+            formula="exp(x) / (1 + sum exp(x))",
+            paper="Miller 2023, softmax off by one",
+            use="Softmax that may attend to almost nothing; weights stay positive.",
+            weigh=softmax_off_by_one,
+        ),
+        Variant(
+            name="self-adjust",
+            formula="x softmax(x)",
+            paper="Zheng et al. 2025 (2502.18277)",
+            use="Softmax with gradients that do not vanish for confident rows; weights may be negative.",
+            weigh=self_adjust,
+        ),
+        Variant(
+            name="self-adjust-norm",
+            formula="(x - min(x,0)) / (max(x,0) - min(x,0)) softmax(x)",
+            paper="Zheng et al. 2025 (2502.18277)",
+            use="The normalized form of self-adjust: the factor stays between 0 and 1.",
+            weigh=self_adjust_normalized,
+        ),
+        Variant(
+            name="cog",
+            formula="sign(x) softmax(|x|)",
+            paper="Lv et al. 2024 (2411.07176)",
+            use="Signed weights: a head may subtract as well as add.",
+            weigh=cog,
+        ),
+        Variant(
+            name="polynomial",
+            formula="x^p / sqrt(n)",
+            paper="Saratchandran et al. 2024 (2410.18613)",
+            use="An activation without exp or max, for studies of what softmax is needed for.",
+            weigh=polynomial,
+            scale="1 / sqrt(n)",
+            options={"degree": Option(3, "the power p", "a whole number above 0")},
+        ),
+        Variant(
+            name="inhibitor",
+            formula="sum_j [v_j - [scale |q - k_j|_1 - b]+]+",
+            paper="Brannvall 2023 (2310.02041)",
+            use="Attention by subtraction, for arithmetic without products; has no weights, slow here.",
+            weigh=inhibition,
+            score=negative_distance,
+            mix=inhibited_sum,
+            hidden=torch.inf,
+        ),
+        Variant(
+            name="topk",
+            formula="softmax over the k largest x",
+            paper="Zhao et al. 2019 (1912.11637)",
+            use="A fixed number of keys for each query, whatever the scores say.",
+            weigh=top_softmax,
+            options={"keep": Option(8, "how many keys keep a weight; ties are all kept", "a whole number above 0")},
+        ),
+    ]
+}

@@ -1,0 +1,73 @@
+"""Which keys each query sees: causal order, window, key lengths and a boolean mask, as one object.
+
+Query m of M stands at key position m + (N - M): the last query is aligned with the last key (bottom-right). With that,
+a causal query sees keys up to its position, and a window (left, right) those from position - left to position + right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+UNBOUNDED = 1 << 40
+"""Larger than any sequence: the width of a window that is not there."""
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """The keys that M queries see of N, for a whole call or, after `rows`, for some of its queries."""
+
+    queries: int
+    keys: int
+    left: int = UNBOUNDED
+    right: int = UNBOUNDED
+    key_lengths: Tensor | None = None  # [B]
+    attn_mask: Tensor | None = None  # bool, broadcasts to [B, H, M, N]
+    first: int = 0
+    """Key position of query 0."""
+
+    @property
+    def banded(self) -> bool:
+        """Whether causal order or a window hides any key."""
+        return self.right < self.keys - 1 - self.first or self.left < self.first + self.queries - 1
+
+    def rows(self, start: int, stop: int) -> Visibility:
+        """The same rule for queries `start` to `stop` only."""
+        mask = self.attn_mask
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask[:, :, start:stop]
+        return Visibility(
+            stop - start, self.keys, self.left, self.right, self.key_lengths, mask, first=self.first + start
+        )
+
+    def mask(self, device: torch.device) -> Tensor | None:
+        """True where a query sees a key, in four axes that broadcast to [B, H, M, N]; None when all is seen."""
+        parts = []
+        keys = torch.arange(self.keys, device=device)
+        if self.banded:
+            position = torch.arange(self.first, self.first + self.queries, device=device)[:, None]  # [M, 1]
+            parts.append(((keys <= position + self.right) & (keys >= position - self.left))[None, None])
+        if self.key_lengths is not None:
+            parts.append((keys < self.key_lengths.to(device)[:, None])[:, None, None])  # [B, 1, 1, N]
+        if self.attn_mask is not None:
+            parts.append(self.attn_mask)
+        if not parts:
+            return None
+        seen = parts[0]
+        for part in parts[1:]:
+            seen = seen & part
+        return seen
+
+    def counts(self, device: torch.device) -> Tensor:
+        """How many keys each query sees, in three axes that broadcast to [B, H, M]; M x N only for `attn_mask`."""
+        if self.attn_mask is not None:
+            seen = self.mask(device)
+            assert seen is not None
+            return seen.expand(*seen.shape[:3], self.keys).sum(-1)
+        position = torch.arange(self.first, self.first + self.queries, device=device)  # [M]
+        end = torch.tensor(self.keys, device=device) if self.key_lengths is None else self.key_lengths[:, None, None]
+        stop = torch.minimum(position + self.right + 1, end)
+        start = (position - self.left).clamp_min(0)
+        return (stop - start).clamp_min(0).expand(end.shape[0] if end.dim() else 1, 1, self.queries)

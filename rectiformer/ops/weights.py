@@ -1,0 +1,158 @@
+"""Looking at attention: the weights of a call, dense or sparse, and row statistics that never hold M x N of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from rectiformer.errors import ArgumentError
+from rectiformer.ops.activations import Value
+from rectiformer.ops.dispatch import Window, check_call
+from rectiformer.ops.reference import Call, reference_weights
+
+BLOCK_CELLS = 1 << 20
+"""Weights computed at once where not all are kept."""
+
+
+@dataclass(frozen=True)
+class AttentionStats:
+    """What each query's row of weights looks like; every field is [B, H, M]."""
+
+    visible: Tensor
+    """Keys the query sees."""
+    nonzero: Tensor
+    """Keys with a weight other than exactly 0."""
+    mass: Tensor
+    """Sum of the weights: 1 for softmax and its kin, anything for rectified rows."""
+    entropy: Tensor
+    """Entropy in nats of the absolute weights divided by their sum; 0 for a row without weights."""
+
+    @property
+    def null(self) -> Tensor:
+        """True where a query sees keys and attends to none of them."""
+        return (self.nonzero == 0) & (self.visible > 0)
+
+    @property
+    def sparsity(self) -> Tensor:
+        """Share of exact zeros among the visible cells of each head: [H]."""
+        return 1 - self.nonzero.sum((0, 2)) / self.visible.sum((0, 2)).clamp_min(1)
+
+    @property
+    def null_rate(self) -> Tensor:
+        """Share of each head's queries that attend to nothing, of those that see any key: [H]."""
+        return self.null.sum((0, 2)) / (self.visible > 0).sum((0, 2)).clamp_min(1)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    variant: str = "rela",
+    *,
+    sparse: bool = False,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    scale: float | None = None,
+    **options: Value,
+) -> Tensor:
+    """The weights that `attention` mixes values with, before dropout; the arguments are those of `attention`.
+
+    Dense: [B, H, M, N], with gradients. Sparse: a `torch.sparse_csr` matrix of B * H * M rows and N columns that holds
+    the non-zero weights only, without gradients, built from a few rows at a time.
+    """
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    if not sparse:
+        return _weights(q, k, call)
+    with torch.no_grad():
+        return _compress(q, k, call)
+
+
+def attention_stats(
+    q: Tensor,
+    k: Tensor,
+    variant: str = "rela",
+    *,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    scale: float | None = None,
+    **options: Value,
+) -> AttentionStats:
+    """Zeros, null rows, row mass and entropy of the weights of a call, from a few query rows at a time.
+
+    The arguments are those of `attention`; nothing receives a gradient.
+    """
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    with torch.no_grad():
+        parts = [_describe(part, block) for _, part, block in _row_blocks(q, k, call)]
+    return AttentionStats(*(torch.cat([getattr(part, field.name) for part in parts], -1) for field in fields(parts[0])))
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    variant: str,
+    causal: bool,
+    key_lengths: Tensor | Sequence[int] | None,
+    attn_mask: Tensor | None,
+    bias: Tensor | None,
+    window: Window | None,
+    scale: float | None,
+    options: dict[str, Value],
+) -> Call:
+    call = check_call(q, k, None, variant, causal, key_lengths, attn_mask, bias, window, scale, 0.0, None, options)
+    if not call.variant.has_weights:
+        raise ArgumentError(f"variant {variant!r} subtracts instead of weighing, so it has no weights to look at")
+    return call
+
+
+def _weights(q: Tensor, k: Tensor, call: Call) -> Tensor:
+    if k.shape[2] == 0:
+        return q.new_zeros(*q.shape[:3], 0)
+    return reference_weights(q, k, call).to(q.dtype)
+
+
+def _row_blocks(q: Tensor, k: Tensor, call: Call) -> Iterator[tuple[int, Call, Tensor]]:
+    """The weights a few query rows at a time: first row, the call for those rows, weights [B, H, m, N]."""
+    step = max(1, BLOCK_CELLS // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    for start in range(0, max(1, q.shape[2]), step):
+        rows = slice(start, min(start + step, q.shape[2]))
+        part = call.rows(rows.start, rows.stop)
+        yield start, part, _weights(q[:, :, rows], k, part)
+
+
+def _compress(q: Tensor, k: Tensor, call: Call) -> Tensor:
+    """All non-zero weights as one CSR matrix whose rows run over (sequence, head, query)."""
+    B, H, M, _ = q.shape
+    found = []
+    for start, _, block in _row_blocks(q, k, call):
+        b, h, m, column = block.nonzero(as_tuple=True)
+        found.append(((b * H + h) * M + start + m, column, block[b, h, m, column]))
+    row, column, value = (torch.cat(part) for part in zip(*found, strict=True))
+    order = row.argsort(stable=True)  # blocks came by query; the matrix wants sequence and head first
+    ends = torch.bincount(row, minlength=B * H * M).cumsum(0)
+    row_starts = torch.cat([ends.new_zeros(1), ends])
+    size = (B * H * M, k.shape[2])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        return torch.sparse_csr_tensor(row_starts, column[order], value[order], size, check_invariants=False)
+
+
+def _describe(call: Call, weights: Tensor) -> AttentionStats:
+    shape = weights.shape[:3]
+    size = weights.float().abs()
+    share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
+    return AttentionStats(
+        visible=call.visibility.counts(weights.device).expand(shape),
+        nonzero=(weights != 0).sum(-1),
+        mass=weights.float().sum(-1),
+        entropy=-torch.special.xlogy(share, share).sum(-1),
+    )

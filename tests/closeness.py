@@ -1,0 +1,64 @@
+"""The one rule for closeness, and the inputs it is applied to.
+
+A fast path may err from float64 at most twice as much as plain eager torch does in the same dtype, plus one rounding of
+the largest result. Inputs lie on a grid of quarters: their products and short sums are exact in every dtype, so no
+score changes sign by rounding, and gradients, which jump where one does, can be compared at all.
+"""
+
+import torch
+from torch import Tensor
+
+from rectiformer.ops.dispatch import check_call, run
+from rectiformer.ops.reference import reference_attention
+
+
+def grid(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Random multiples of 1/4 between -1 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(-4, 5, shape, generator=generator) / 4).to(dtype)
+
+
+def grid_inputs(B: int, H: int, K: int, M: int, N: int, D: int, Dv: int, seed: int = 0) -> list[Tensor]:
+    """q, k, v and an upstream gradient, all on the grid."""
+    shapes = (B, H, M, D), (B, K, N, D), (B, K, N, Dv), (B, H, M, Dv)
+    return [grid(*shape, seed=seed + index) for index, shape in enumerate(shapes)]
+
+
+def outputs_and_gradients(inputs: list[Tensor], dtype: torch.dtype, how: str, variant: str, **arguments) -> dict:
+    """Output and gradients of one call. `how`: a backend, or "eager" for plain torch without wider inner sums."""
+    q, k, v, upstream = (tensor.to(dtype) for tensor in inputs)
+    leaves = {"d_q": q, "d_k": k, "d_v": v}
+    if arguments.get("bias") is not None:
+        arguments["bias"] = leaves["d_bias"] = arguments["bias"].to(dtype)
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+    q, k, v = leaves["d_q"], leaves["d_k"], leaves["d_v"]
+    if "d_bias" in leaves:
+        arguments["bias"] = leaves["d_bias"]
+    keys = ["causal", "key_lengths", "attn_mask", "bias", "window", "scale", "dropout", "seed"]
+    defaults = {"causal": False, "dropout": 0.0}
+    options = {name: value for name, value in arguments.items() if name not in keys}
+    call = check_call(q, k, v, variant, *(arguments.get(key, defaults.get(key)) for key in keys), options)
+    out = reference_attention(q, k, v, call, precision=dtype) if how == "eager" else run(q, k, v, call, how)
+    gradients = torch.autograd.grad(out, list(leaves.values()), upstream, allow_unused=True)
+    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def assert_no_worse(name: str, fast: Tensor, eager: Tensor, exact: Tensor) -> None:
+    assert fast.dtype == eager.dtype, f"{name}: {fast.dtype} instead of {eager.dtype}"
+    assert fast.shape == exact.shape, f"{name}: {list(fast.shape)} instead of {list(exact.shape)}"
+    assert fast.isfinite().all(), f"{name} is not finite"
+    if not exact.numel():
+        return
+    error = (fast.double() - exact).abs().max().item()
+    eager_error = (eager.double() - exact).abs().max().item()
+    allowed = 2 * eager_error + torch.finfo(fast.dtype).eps * exact.abs().max().item()
+    assert error <= allowed, f"{name}: error {error:.3g}, eager torch's is {eager_error:.3g}, allowed {allowed:.3g}"
+
+
+def assert_matches_reference(inputs: list[Tensor], dtype: torch.dtype, backend: str, variant: str, **arguments) -> None:
+    """Output and every gradient of `backend` in `dtype` against the float64 reference, by the rule above."""
+    exact = outputs_and_gradients(inputs, torch.float64, "reference", variant, **arguments)
+    eager = outputs_and_gradients(inputs, dtype, "eager", variant, **arguments)
+    fast = outputs_and_gradients(inputs, dtype, backend, variant, **arguments)
+    for name in exact:
+        assert_no_worse(f"{variant} {name}", fast[name], eager[name], exact[name])

@@ -1,0 +1,21 @@
+"""Set-up shared by all tests: one thread a worker, fixed seeds, GPU tests skipped where there is none."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _repeatable():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

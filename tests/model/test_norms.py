@@ -1,0 +1,233 @@
+"""The output norms against their formulas in float64; null rows, 16-bit rows and fresh modules."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rectiformer.errors import ConfigError
+from rectiformer.model.norms import OUTPUT_NORMS, GatedRMSNorm, RMSNorm, build_output_norm
+from rectiformer.ops.variants import VARIANTS
+
+WIDTH = 24
+NORMS = [name for name in OUTPUT_NORMS if name != "none"]
+SIXTEEN_BITS = [torch.bfloat16, torch.float16]
+every_norm = pytest.mark.parametrize("name", NORMS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def build(name, width=WIDTH, dtype=torch.float64):
+    """A norm whose gain and gate have left their initial values, so that a test sees them."""
+    norm = build_output_norm(name, width)
+    with torch.no_grad():
+        for part in norm.parameters():
+            part.add_(torch.randn_like(part))
+    return norm.to(dtype)
+
+
+def rows(*shape, width=WIDTH, size=1.0, dtype=torch.float64):
+    return (size * torch.randn(*shape, width, dtype=torch.float64)).to(dtype)
+
+
+def plain(norm, z):
+    """The formula of section 1.2 in float64, from whatever numbers the norm and z hold."""
+    z = z.double()
+    out = norm.gain.double() * z / (z.pow(2).sum(-1, keepdim=True) / z.shape[-1] + 1e-8).sqrt()
+    if isinstance(norm, GatedRMSNorm):
+        out = out * torch.sigmoid(norm.gate.double() * z)
+    return out
+
+
+def roundings(dtype, count=16):
+    """Relative error of `count` roundings: squares summed pairwise, a root, at most six operations more."""
+    return count * torch.finfo(dtype).eps
+
+
+def half_least(dtype):
+    """Half the smallest number above 0: what rounding may add where numbers lose digits."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+
+
+def assert_within(actual, exact, bound):
+    assert actual.isfinite().all()
+    excess = (actual.double() - exact).abs() - bound
+    assert (excess <= 0).all(), f"up to {excess.max():.3g} beyond the bound"
+
+
+def gradient(norm, z, upstream):
+    z = z.detach().clone().requires_grad_()
+    norm(z).backward(upstream)
+    return z.grad
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3), (0,)], ids=str)
+def test_output_follows_the_formula(name, dtype, shape):
+    norm, z = build(name, dtype=dtype), rows(*shape, dtype=dtype)
+    out, exact = norm(z), plain(norm, z)
+    assert (out.shape, out.dtype) == (z.shape, dtype)
+    assert_within(out, exact, roundings(dtype) * exact.abs())
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_epsilon_is_added_inside_the_root(name, dtype):
+    norm = build_output_norm(name, WIDTH).to(dtype)
+    nn.init.ones_(norm.gain)
+    z = torch.full((WIDTH,), 1e-4, dtype=dtype)  # its mean square is 1e-8 as well
+    expected = torch.full_like(z, math.sqrt(0.5))
+    if name == "gated-rms":
+        expected = expected * torch.sigmoid(norm.gate * z)
+    torch.testing.assert_close(norm(z), expected, rtol=roundings(dtype), atol=0)
+
+
+@every_norm
+@pytest.mark.parametrize("parameters", ["same", "float32"])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])  # 300 squared is beyond float16
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+def test_sixteen_bit_rows_round_once(name, dtype, size, parameters):
+    # Beyond exp(88) a sigmoid in float32 is flushed to 0, hence the smallest normal number in the bound.
+    norm = build(name, 512, dtype if parameters == "same" else torch.float32)
+    z, upstream = rows(20, width=512, size=size, dtype=dtype), rows(20, width=512, dtype=dtype)
+    half_step, least = torch.finfo(dtype).eps / 2, half_least(dtype) + torch.finfo(torch.float32).smallest_normal
+    out, exact = norm(z), plain(norm, z)
+    inside = roundings(torch.float32)
+    if name == "gated-rms":  # a rounded argument moves a small sigmoid by as much as the argument is large
+        inside = inside * (1 + (norm.gate * z).abs())
+    assert out.dtype == dtype
+    assert_within(out, exact, (half_step + inside) * exact.abs() + least)
+    d_z = gradient(norm, z, upstream)
+    (exact,) = torch.autograd.grad(plain(norm, wide := z.double().requires_grad_()), wide, upstream.double())
+    # Terms of the gradient cancel, so float32 errs by the size of the largest one.
+    assert_within(d_z, exact, half_step * exact.abs() + roundings(torch.float32, 64) * exact.abs().max() + least)
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *SIXTEEN_BITS], ids=str)
+def test_a_null_row_stays_exactly_zero(name, dtype):
+    norm, z = build(name, dtype=dtype), rows(3, dtype=dtype)
+    z[1] = 0
+    out = norm(z)
+    assert (out[1] == 0).all()
+    assert (out[[0, 2]] != 0).all()
+    d_z = gradient(norm, z, torch.ones_like(z))
+    assert all(part.grad.isfinite().all() for part in norm.parameters())
+    expected = norm.gain.double() * 1e4 * (0.5 if name == "gated-rms" else 1)  # 1 / sqrt(1e-8), and an open half
+    rounding = roundings(torch.promote_types(dtype, torch.float32)) + torch.finfo(dtype).eps / 2
+    assert_within(d_z[1], expected, rounding * expected.abs())
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *SIXTEEN_BITS], ids=str)
+@pytest.mark.parametrize("size", [1e-6, 1e-12])
+def test_nearly_null_rows_are_finite(name, dtype, size):
+    norm, z = build(name, dtype=dtype), rows(5, size=size, dtype=dtype)
+    out, exact = norm(z), plain(norm, z)
+    wide = torch.promote_types(dtype, torch.float32)
+    assert_within(out, exact, (roundings(wide) + torch.finfo(dtype).eps / 2) * exact.abs() + half_least(dtype))
+    assert gradient(norm, z, torch.ones_like(z)).isfinite().all()
+    assert all(part.grad.isfinite().all() for part in norm.parameters())
+
+
+@pytest.mark.parametrize("name", ["rms", "gated-rms"])
+def test_gain_starts_at_one(name):
+    assert torch.equal(build_output_norm(name, 512).gain, torch.ones(512))
+
+
+@pytest.mark.parametrize(("name", "part"), [("rms-small", "gain"), ("gated-rms", "gate")])
+@pytest.mark.parametrize("width", [512, 2048])
+def test_small_vectors_start_uniform_up_to_the_limit(name, part, width):
+    vector = getattr(build_output_norm(name, width), part)
+    limit = math.sqrt(3 / width)
+    assert vector.abs().max() <= limit
+    assert vector.max() > 0.95 * limit  # 0.975 ** 512 is 2e-6
+    assert vector.min() < -0.95 * limit
+    deviation = limit / math.sqrt(3)
+    assert abs(vector.mean().item()) < 5 * deviation / math.sqrt(width)  # five standard errors
+    spread = math.sqrt((1.8 - 1) / (4 * width))  # of a sample deviation; 1.8 is the kurtosis of a uniform
+    assert vector.std().item() == pytest.approx(deviation, rel=5 * spread)
+
+
+def test_the_limit_at_width_512():
+    gate = build_output_norm("gated-rms", 512).gate
+    assert 0.95 * 0.0765 < gate.abs().max() < 0.0766
+
+
+def test_the_gate_starts_half_open():
+    gated, ungated, z = GatedRMSNorm(512).double(), RMSNorm(512).double(), rows(50, width=512)
+    half = ungated(z) / 2
+    # A sigmoid moves by at most a quarter of its argument, and no gate is beyond the limit.
+    assert_within(gated(z), half, 2 * half.abs() * math.sqrt(3 / 512) * z.abs() / 4)
+
+
+@every_norm
+def test_reset_parameters_starts_over(name):
+    torch.manual_seed(3)
+    fresh = build_output_norm(name, WIDTH)
+    norm = build(name, dtype=torch.float32)
+    torch.manual_seed(3)
+    norm.reset_parameters()
+    for part, expected in zip(norm.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(part, expected)
+
+
+@pytest.mark.parametrize("factor", [0.25, 3.0, 1e3])
+@pytest.mark.parametrize("name", ["rms", "rms-small"])
+def test_plain_norm_forgets_the_scale(name, factor):
+    norm, z = build(name), rows(30)
+    least = z.square().mean(-1).min().item() * min(1, factor) ** 2
+    # 1 / sqrt(s + epsilon) is 1 / sqrt(s) up to epsilon / (2 s), once for each side.
+    torch.testing.assert_close(norm(factor * z), norm(z), rtol=1e-8 / least + roundings(torch.float64), atol=0)
+
+
+@pytest.mark.parametrize("factor", [0.25, 3.0, 1e3])
+def test_the_gate_sees_the_scale(factor):
+    norm, z = build("gated-rms"), rows(30)
+    opened = torch.sigmoid(norm.gate * factor * z) / torch.sigmoid(norm.gate * z)
+    expected, least = norm(z) * opened, z.square().mean(-1).min().item() * min(1, factor) ** 2
+    torch.testing.assert_close(norm(factor * z), expected, rtol=1e-8 / least + roundings(torch.float64), atol=0)
+    assert (opened.log().abs() > 0.1).double().mean() > 0.5  # so the change is no rounding
+
+
+@every_norm
+@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
+def test_gradients(name, check):
+    norm = build(name, 5)
+    names, parts = zip(*norm.named_parameters(), strict=True)
+
+    def call(z, *parts):
+        return torch.func.functional_call(norm, dict(zip(names, parts, strict=True)), z)
+
+    assert check(call, (rows(3, width=5).requires_grad_(), *parts))
+
+
+def test_none_is_the_identity():
+    z = rows(3)
+    assert build_output_norm("none", WIDTH)(z) is z
+
+
+def test_every_variant_names_a_norm():
+    assert {row.output_norm for row in VARIANTS.values()} <= OUTPUT_NORMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gated-rsm", "unknown output norm 'gated-rsm'; did you mean 'gated-rms'?"),
+        ("rms-smal", "unknown output norm 'rms-smal'; did you mean 'rms-small' or 'rms'?"),
+        ("layer", "unknown output norm 'layer'; known are none, rms, rms-small, gated-rms"),
+    ],
+)
+def test_unknown_norm_names_the_nearest(name, message):
+    with pytest.raises(ConfigError) as refusal:
+        build_output_norm(name, WIDTH)
+    assert str(refusal.value) == message

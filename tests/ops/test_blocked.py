@@ -1,0 +1,161 @@
+"""The blocked implementation against the reference: values and gradients, any shape, any feature, bounded memory."""
+
+import pytest
+import torch
+from closeness import assert_matches_reference, grid_inputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rectiformer.ops.blocked as blocked
+from rectiformer import VARIANTS, attention
+
+RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
+FEATURES = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (5, 3)},
+    "causal window": {"causal": True, "window": (4, 0)},
+    "dropout": {"dropout": 0.25, "seed": 11},
+    "negative scale": {"scale": -0.5},
+    "zero scale": {"scale": 0.0},
+}
+
+
+@pytest.fixture(params=["shipped blocks", "tiny blocks"])
+def block_size(request, monkeypatch):
+    """Small inputs fit in one block as shipped, so the block edges are tested with blocks of a few cells too."""
+    if request.param == "tiny blocks":
+        monkeypatch.setattr(blocked, "block_sizes", lambda scores, cells: (3, 4, 5))
+
+
+@pytest.mark.usefixtures("block_size")
+@pytest.mark.parametrize("variant", RECTIFIED)
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_blocks_match_the_reference(variant, features, dtype):
+    assert_matches_reference(grid_inputs(2, 4, 2, 13, 17, 8, 5), dtype, "blocked", variant, **FEATURES[features])
+
+
+@pytest.mark.usefixtures("block_size")
+@pytest.mark.parametrize("bias_shape", [(2, 4, 13, 17), (1, 4, 1, 17), (13, 1)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_bias_mask_and_lengths_together(bias_shape, causal):
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.rand(2, 1, 13, 17, generator=generator) > 0.3
+    mask[0, 0, 4] = False
+    bias = torch.randint(-3, 4, bias_shape, generator=generator) / 4
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_matches_reference(
+            grid_inputs(2, 4, 2, 13, 17, 8, 5),
+            dtype,
+            "blocked",
+            "reluformer",
+            causal=causal,
+            attn_mask=mask,
+            bias=bias,
+            key_lengths=torch.tensor([17, 6]),
+        )
+
+
+@settings(max_examples=80)
+@given(
+    variant=st.sampled_from(RECTIFIED),
+    M=st.one_of(st.integers(1, 40), st.sampled_from([97, 128, 199, 300])),
+    N=st.one_of(st.integers(1, 40), st.sampled_from([97, 128, 199, 257, 300])),
+    D=st.sampled_from([16, 40, 64, 80, 111, 256]),
+    Dv=st.sampled_from([1, 16, 33]),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (3, 1)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    causal=st.booleans(),
+    window=st.one_of(st.none(), st.tuples(st.integers(0, 50), st.integers(0, 50))),
+    lengths=st.booleans(),
+    hide=st.sampled_from(["nothing", "cells", "all"]),
+    seed=st.integers(0, 1000),
+)
+def test_any_call_matches_the_reference(variant, M, N, D, Dv, heads, dtype, causal, window, lengths, hide, seed):
+    generator = torch.Generator().manual_seed(seed)
+    arguments = {"causal": causal, "window": window, "scale": 2.0**-3}
+    if lengths:
+        arguments["key_lengths"] = torch.randint(0, N + 1, (2,), generator=generator)
+    if hide != "nothing":
+        share = 0.5 if hide == "cells" else 0.0
+        arguments["attn_mask"] = torch.rand(2, 1, M, N, generator=generator) < share
+    H, K = heads
+    assert_matches_reference(grid_inputs(2, H, K, M, N, D, Dv, seed), dtype, "blocked", variant, **arguments)
+
+
+@pytest.mark.parametrize("length", [600, 1100])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_that_need_several_shipped_blocks(length, causal):
+    """Long enough for the single-matrix path and for several blocks of keys and queries, as shipped."""
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_matches_reference(
+            grid_inputs(1, 2, 1, length, length, 16, 16), dtype, "blocked", "rela", causal=causal, scale=0.25
+        )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_extra_memory_stays_under_a_tenth_of_the_scores(causal):
+    """Peak memory of forward and backward beyond inputs, outputs and gradients, at 4,096 tokens and 8 heads."""
+    q, k, v = (torch.randn(1, 8, 4096, 64, requires_grad=True) for _ in range(3))
+    peak = peak_allocation(lambda: attention(q, k, v, causal=causal).sum().backward())
+    results = 4 * q.numel() * 4  # the output and three gradients
+    dense = 8 * 4096 * 4096 * 4
+    assert peak - results < dense / 10
+
+
+def peak_allocation(work) -> int:
+    """Most bytes held at once by tensors that `work` allocates, from the profiler's record of every allocation."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def test_fresh_memory_is_never_read():
+    """With NaN in every fresh tensor, values and gradients are still finite."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 40, 50, 16, 16))
+        bias = torch.zeros(40, 50, requires_grad=True)
+        for arguments in ({}, {"bias": bias}, {"causal": True, "key_lengths": [0, 20]}, {"dropout": 0.5}):
+            out = attention(q, k, v, "relu2", backend="blocked", **arguments)
+            assert out.isfinite().all()
+            wanted = (q, k, v, bias) if "bias" in arguments else (q, k, v)
+            assert all(grad.isfinite().all() for grad in torch.autograd.grad(out, wanted, upstream))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_reruns_are_bitwise_equal():
+    q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 130, 140, 64, 64))
+    runs = [torch.autograd.grad(attention(q, k, v, causal=True), (q, k, v), upstream) for _ in range(5)]
+    for later in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], later, strict=True))
+
+
+@pytest.mark.parametrize("empty", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)], ids=str)
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "softmax", "sparsemax", "topk"])
+def test_empty_axes_give_empty_or_zero_results(variant, empty):
+    B, H, M, N = empty
+    q = torch.randn(B, max(H, 1) if H else 1, M, 4, requires_grad=True)
+    k, v = (torch.randn(B, q.shape[1], N, 4, requires_grad=True) for _ in range(2))
+    out = attention(q, k, v, variant)
+    assert out.shape == q.shape
+    assert (out == 0).all() or N
+    out.sum().backward()
+    assert (q.grad == 0).all() or N
+
+
+def test_operators_are_well_formed():
+    q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 5, 7, 8, 3))
+    bias = torch.randn(1, 4, 5, 7, requires_grad=True)
+    rest = (None, torch.tensor([7, 3]), None, [0.5, 0.0], [1, 3, 0, 0, 0])
+    torch.library.opcheck(torch.ops.rectiformer.rectified.default, (q, k, v, bias, *rest))
+    torch.library.opcheck(torch.ops.rectiformer.rectified.default, (q, k, v, None, *rest))
+    torch.library.opcheck(torch.ops.rectiformer.rectified_backward.default, (upstream.detach(), q, k, v, bias, *rest))

@@ -1,0 +1,62 @@
+"""Dropout as a pure function of seed and cell."""
+
+import pytest
+import torch
+
+from rectiformer import VARIANTS, attention
+from rectiformer.ops.dropout import drop_seed, keep_cells
+
+CPU = torch.device("cpu")
+
+
+def cells(seed, probability, batch=4, heads=8, queries=128, keys=128):
+    spans = range(batch), range(heads), range(queries), range(keys)
+    return keep_cells(drop_seed(seed, CPU), probability, *spans, all_heads=heads)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_the_share_dropped_is_the_probability_along_every_axis(probability):
+    kept = cells(3, probability).double()
+    deviation = (probability * (1 - probability)) ** 0.5
+    for axis in range(4):
+        others = tuple(other for other in range(4) if other != axis)
+        means = kept.mean(others)
+        limit = 5 * deviation / (kept.numel() / kept.shape[axis]) ** 0.5  # five standard errors
+        assert (means - (1 - probability)).abs().max() <= limit
+
+
+def test_cells_are_independent_of_their_neighbors_and_of_other_seeds():
+    kept = cells(3, 0.5).double() - 0.5
+    limit = 5 * 0.25 / kept.numel() ** 0.5
+    for shifted in (kept.roll(1, 3), kept.roll(1, 2), kept.roll(1, 1), kept.roll(1, 0), cells(4, 0.5).double() - 0.5):
+        assert (kept * shifted).mean().abs() <= limit
+
+
+def test_any_rectangle_is_a_part_of_the_whole():
+    part = keep_cells(drop_seed(3, CPU), 0.3, range(1, 3), range(2, 5), range(20, 40), range(64, 128), all_heads=8)
+    assert torch.equal(part, cells(3, 0.3)[1:3, 2:5, 20:40, 64:])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_seed_gives_one_result_and_the_mean_is_kept(variant):
+    q, k, v = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 4)
+    first = attention(q, k, v, variant, dropout=0.4, seed=1)
+    assert torch.equal(first, attention(q, k, v, variant, dropout=0.4, seed=1))
+    assert not torch.equal(first, attention(q, k, v, variant, dropout=0.4, seed=2))
+    samples = torch.stack([attention(q, k, v, variant, dropout=0.4, seed=seed) for seed in range(400)]).double()
+    off = (samples.mean(0) - attention(q, k, v, variant)).abs()
+    assert (off <= 5 * samples.std(0) / 20 + 1e-6).all()
+
+
+def test_without_a_seed_torchs_generator_decides():
+    q, k, v = (torch.randn(1, 1, 8, 8) for _ in range(3))
+    torch.manual_seed(5)
+    first, second = attention(q, k, v, dropout=0.5), attention(q, k, v, dropout=0.5)
+    torch.manual_seed(5)
+    assert torch.equal(first, attention(q, k, v, dropout=0.5))
+    assert not torch.equal(first, second)
+
+
+def test_a_seed_may_be_a_tensor():
+    q, k, v = (torch.randn(1, 1, 8, 8) for _ in range(3))
+    assert torch.equal(attention(q, k, v, dropout=0.5, seed=torch.tensor(9)), attention(q, k, v, dropout=0.5, seed=9))

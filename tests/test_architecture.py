@@ -1,0 +1,95 @@
+"""The shape of the code itself: which part may import which, how long files grow, what an import costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "rectiformer"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# Imports point left only. Nothing imports a neighbor of its own rank.
+LAYERS = ["errors", "config ops", "model", "demo", "cli", "__main__"]
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts.split()}
+INSIDE_OPS = [
+    "shapes simplex dropout visibility",
+    "activations",
+    "variants",
+    "reference",
+    "blocked",
+    "operators",
+    "dispatch",
+    "weights packed",
+]
+RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part == "__init__":
+        return
+    inside = [module[1] for module in imported_modules(path) if module[0] == "rectiformer" and len(module) > 1]
+    upward = {other for other in inside if other != part and RANK[other] >= RANK[part]}
+    assert not upward, f"{part} may not import {sorted(upward)}: the order is {' < '.join(LAYERS)}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "ops").glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_imports_inside_ops_point_one_way(path):
+    inside = [
+        module[2] for module in imported_modules(path) if module[:2] == ["rectiformer", "ops"] and len(module) > 2
+    ]
+    upward = {other for other in inside if RANK_IN_OPS[other] >= RANK_IN_OPS[path.stem]}
+    assert not upward, f"ops/{path.stem} may not import {sorted(upward)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions_stay_readable(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 320, "a file has one subject; split it"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 70, f"{node.name} does not fit a screen"
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+def test_importing_the_package_is_light():
+    heavy = ["matplotlib", "sentencepiece", "typer", "rich", "triton", "sacrebleu", "entmax", "fastapi", "transformers"]
+    loaded = run_python(f"import sys, rectiformer; print([name for name in {heavy} if name in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+def test_public_names_are_those_exported():
+    import rectiformer
+
+    assert all(hasattr(rectiformer, name) for name in rectiformer.__all__)
+    assert sorted(rectiformer.__all__) == sorted(
+        name
+        for name, value in vars(rectiformer).items()
+        if not name.startswith("_") and not hasattr(value, "__path__") and type(value).__name__ != "module"
+    )
+
+
+def test_no_machine_or_data_is_in_the_tree():
+    """No pickle, no absolute paths of some machine, no corpus files."""
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        assert "import pickle" not in text
+        assert "/home/" not in text
+        assert "/root/" not in text
+    tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert not [name for name in tracked if name.endswith((".xz", ".gz", ".pt", ".bin", ".safetensors"))]

@@ -1,0 +1,103 @@
+"""What the documents say is true: code runs, commands exist and print what is shown, files and tables match."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+sys.path.insert(0, str(ROOT / "docs"))
+
+
+def blocks(language):
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for index, match in enumerate(re.finditer(rf"```{language}\n(.*?)```", text, re.DOTALL)):
+            yield pytest.param(match[1], id=f"{page.name} {language} {index + 1}")
+
+
+def run(command, **options):
+    env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, **options)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_blocks_run(code):
+    result = run([sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code])
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("text", blocks("sh"))
+def test_shell_blocks_name_real_commands(text):
+    """Long commands are not run here; that each exists, with the options it is shown with, is."""
+    for line in text.strip().splitlines():
+        words = line.split("#")[0].split()
+        if words[0] == "make":
+            assert run(["make", "--dry-run", words[1]]).returncode == 0
+        elif words[0] == "rectiformer":
+            assert run(["rectiformer", words[1], "--help"]).returncode == 0, line
+        elif words[0] == "python":
+            assert (ROOT / words[1]).exists(), line
+            usage = run([sys.executable, words[1], "--help"]).stdout
+            assert all(word in usage for word in words if word.startswith("--")), line
+        else:
+            pytest.fail(f"no rule for {line!r}")
+
+
+def test_make_targets_named_in_the_readme_exist():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"make (\w+)", readme))
+    assert {"demo", "test"} <= targets
+    for target in targets:
+        assert run(["make", "--dry-run", target]).returncode == 0, target
+
+
+def shown(marker):
+    """The text block of the README that holds `marker`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = [text for text in re.findall(r"```text\n(.*?)```", readme, re.DOTALL) if marker in text]
+    return [line.rstrip() for line in block.strip().splitlines()]
+
+
+def test_the_readme_shows_what_variants_prints():
+    printed = [line.rstrip() for line in run(["rectiformer", "variants"]).stdout.strip().splitlines()]
+    assert printed[: len(shown("weight of a key"))] == shown("weight of a key")
+
+
+def test_the_readme_shows_the_shape_of_what_demo_prints():
+    """Trained numbers differ between machines; the words and the verdict do not."""
+    printed = run(["rectiformer", "demo"]).stdout
+    for line in shown("looks at"):
+        words = re.sub(r"[\d.%]+", "", line).split()
+        if "right;" in line:
+            assert words[0] in printed
+        elif line.startswith("word"):
+            assert line.split() == next(row.split() for row in printed.splitlines() if row.startswith("word"))
+
+
+def test_the_map_names_every_file():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = text.split("```")[1]
+    named = set(re.findall(r"([\w]+\.py)\b", tree))
+    actual = {path.name for path in (ROOT / "rectiformer").rglob("*.py")} - {"__main__.py"}
+    assert actual <= named
+    assert named <= actual | {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_variant_tables_match_the_code():
+    import generate
+
+    text = generate.PAGE.read_text(encoding="utf-8")
+    assert generate.fill_tables(text) == text, "run `make docs`"

@@ -5,6 +5,8 @@ the largest result. Inputs lie on a grid of quarters: their products and short s
 score changes sign by rounding, and gradients, which jump where one does, can be compared at all.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -62,3 +64,15 @@ def assert_matches_reference(inputs: list[Tensor], dtype: torch.dtype, backend: 
     fast = outputs_and_gradients(inputs, dtype, backend, variant, **arguments)
     for name in exact:
         assert_no_worse(f"{variant} {name}", fast[name], eager[name], exact[name])
+
+
+def peak_allocation(work: Callable[[], object]) -> int:
+    """Most bytes held at once by tensors that `work` allocates, from the profiler's record of every allocation."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak

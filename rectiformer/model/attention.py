@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rectiformer.errors import ConfigError, unknown_name
+from rectiformer.errors import ConfigError, ShapeError, unknown_name
 from rectiformer.model.norms import build_output_norm
 from rectiformer.ops.dispatch import Window, attention
 from rectiformer.ops.variants import Variant, find_variant
@@ -88,18 +88,33 @@ class KeyValueCache:
 
 
 class LearnedOption(nn.Module):
-    """A variant's number as a parameter that cannot leave its range: gamma as exp, alpha as 1 + sigmoid."""
+    """A variant's number as a parameter that cannot leave its range, however far it is pushed.
+
+    gamma is exp(raw), between 1e-13 and 1e13. alpha is 1 + sigmoid(raw), kept 0.001 above 1: nearer to 1, its exponent
+    1 / (alpha - 1) loses float32's digits, and at 1 there is none.
+    """
+
+    LEAST_ALPHA = 1.001
 
     def __init__(self, variant: Variant, name: str, heads: int = 1) -> None:
         super().__init__()
-        option = variant.options[name]
+        option = variant.options.get(name)
+        if option is None or not option.learn:
+            raise ConfigError(f"variant {variant.name!r} has no learnable number {name!r}")
         self.name = name
         self.transform = option.learn
-        start = math.log(option.default) if option.learn == "exp" else -math.log(1 / (option.default - 1) - 1)
-        self.raw = nn.Parameter(torch.full((heads,), start))
+        self.raw = nn.Parameter(torch.full((heads,), self._inverse(option.default)))
 
     def forward(self) -> Tensor:
-        return self.raw.exp() if self.transform == "exp" else 1 + self.raw.sigmoid()
+        raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
+        if self.transform == "exp":
+            return raw.clamp(-30, 30).exp()
+        return self.LEAST_ALPHA + (2 - self.LEAST_ALPHA) * raw.sigmoid()
+
+    def _inverse(self, value: float) -> float:
+        if self.transform == "exp":
+            return math.log(value)
+        return -math.log((2 - self.LEAST_ALPHA) / (value - self.LEAST_ALPHA) - 1)
 
     @staticmethod
     def name_in(variant: Variant) -> str | None:
@@ -194,6 +209,9 @@ class MultiHeadAttention(nn.Module):
         With a `cache`, self-attention adds the tokens of x to it and attends to all it holds; cross-attention fills
         it at the first call and reads it afterwards, so `memory` is projected once.
         """
+        for name, given in (("x", x), ("memory", memory)):
+            if given is not None and (given.dim() != 3 or given.shape[-1] != self.width):
+                raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.width}")
         q, k, v = self.project(x, memory, cache)
         call: dict[str, Any] = {
             "causal": causal,
@@ -249,11 +267,15 @@ def check_heads(width: int, heads: int, key_heads: int) -> None:
 def build_learned(
     variant: Variant, learn: str | LearnedOption, heads: int, fixed: Mapping[str, float]
 ) -> LearnedOption | None:
+    name = LearnedOption.name_in(variant)
     if isinstance(learn, LearnedOption):
+        if learn.name != name:
+            raise ConfigError(f"the shared {learn.name!r} is not a number that variant {variant.name!r} learns")
+        if name in fixed:
+            raise ConfigError(f"{name} is given both fixed, as {fixed[name]}, and shared to be learned")
         return learn
     if learn not in LEARN:
-        raise ConfigError(unknown_name("value of learn", learn, LEARN))
-    name = LearnedOption.name_in(variant)
+        raise ConfigError(unknown_name("value of learn", str(learn), LEARN))
     if name is None or name in fixed or learn == "fixed":
         return None
     return LearnedOption(variant, name, heads if learn == "head" else 1)

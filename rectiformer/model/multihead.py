@@ -20,7 +20,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose weights come from `variant` instead of a softmax.
 
     Parameters keep torch's names, so a torch module's state dict loads as it is; what the variant adds (an output norm,
-    a learned gamma or alpha) then stays at its initial value. Three things differ from torch on purpose: a query whose
+    a learned gamma or alpha) then stays as it is. Three things differ from torch on purpose: a query whose
     keys are all masked yields zero weights instead of NaN, weights are returned before dropout, and `is_causal` is no
     more than the hint torch documents: the mask decides.
     """
@@ -47,6 +47,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
+        # torch's encoder layer, when evaluating, would skip forward and compute a softmax from the projections by
+        # itself; it leaves modules alone that say their projections differ in width.
+        self._qkv_same_embed_dim = False
         self.variant = variant
         self.norm = build_output_norm(row.output_norm, embed_dim).to(device=device, dtype=dtype)
         learned = build_learned(row, learn, num_heads, {})
@@ -84,6 +87,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         return (out, weights) if batched else (out[0], None if weights is None else weights[0])
 
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
+        if x.is_nested:
+            raise ShapeError(
+                "nested tensors are not supported; build TransformerEncoder with enable_nested_tensor=False"
+            )
         if x.dim() != (3 if batched else 2):
             raise ShapeError(
                 f"query, key and value need the same number of axes, 2 or 3; one of them is {list(x.shape)}"
@@ -117,6 +124,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
             if mask is None:
                 continue
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                raise ArgumentError(f"{name} holds {mask.dtype}; it needs booleans, True to hide, or numbers to add")
             mask = self._shape_mask(name, mask, B, M, N)
             if mask.dtype == torch.bool:
                 shown = ~mask

@@ -126,7 +126,7 @@ def block_sizes(scores: Scores, cells: int) -> tuple[int, int, int]:
     """Matrices, rows and columns of a block of about `cells` cells, by what the matrix products run fastest on."""
     queries, keys = scores.visibility.queries, scores.visibility.keys
     # A sum over keys in pieces would round to 16 bits after each piece, so there a block spans all keys.
-    columns = min(keys, 512) if scores.q.element_size() > 2 else keys
+    columns = min(keys, 1024) if scores.q.element_size() > 2 else keys
     # Under causal order or a window, short blocks waste fewer hidden cells.
     rows = min(queries, 256 if scores.visibility.banded else 1024, max(16, cells // columns))
     alone = rows * columns >= ALONE
@@ -188,6 +188,7 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
             if power == 2:
                 weights.square_()
             add_product(out[block.flat, block.queries], weights, values[block.flat, keys], factor)
+            del weights  # so that the next block takes its memory, still in the cache
     return out.view(*q.shape[:3], v.shape[3])
 
 
@@ -221,6 +222,8 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call)
                 target = window_of(d_bias, block, keys)
                 cells = scores.cells(d_scores, block, transposed=True)
                 target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
+                del cells
+            del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
     d_bias = q.new_zeros(0) if d_bias is None or call.bias is None else d_bias.to(call.bias.dtype)
     d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
     return d_q.view(q.shape).to(q.dtype), d_k, d_v, d_bias

@@ -20,12 +20,6 @@ LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5)}
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
-@pytest.fixture(autouse=True)
-def one_thread_and_seed():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def build(variant, *, dtype=torch.float64, **arguments):
     """A module whose biases, norms and learned numbers have left their initial values, so that a test sees them."""
     if variant == "topk":
@@ -118,6 +112,7 @@ def test_a_null_head_leaves_its_slice_at_zero(variant):
 @pytest.mark.parametrize("variant", NORMED)
 def test_the_norm_spans_all_heads(variant):
     module, x = build(variant), tokens(2, 5)
+    fix_scores(module, [1.0] * HEADS)  # so that head 0 is never null
     _, before, normed_before = watch(module, x)
     with torch.no_grad():
         for part in (module.input_weight, module.input_bias):
@@ -218,7 +213,7 @@ def test_bias_false_leaves_no_bias():
     assert names == {"input_weight", "output.weight"}
 
 
-@pytest.mark.parametrize(("learn", "shape"), [("head", (HEADS,)), ("layer", (1,)), ("fixed", None)])
+@pytest.mark.parametrize(("learn", "shape"), [("head", (HEADS,)), ("layer", (1,)), ("fixed", None)], ids=str)
 @pytest.mark.parametrize("variant", LEARNED)
 def test_learned_numbers_start_at_the_default(variant, learn, shape):
     module, x = MultiHeadAttention(WIDTH, HEADS, variant, learn=learn), tokens(2, 5, dtype=torch.float32)
@@ -228,8 +223,7 @@ def test_learned_numbers_start_at_the_default(variant, learn, shape):
     assert_same(module(x), fixed(x))
     assert fixed.learned is None
     assert (module.learned and module.learned().shape) == shape
-    if shape is not None:
-        assert_same(module.learned(), torch.full(shape, start))
+    assert shape is None or module.learned().tolist() == pytest.approx([start] * shape[0], rel=1e-6)  # a few roundings
 
 
 @pytest.mark.parametrize("learn", ["head", "layer"])
@@ -384,7 +378,7 @@ def test_compiles_as_one_graph(variant):
         ({"heads": 5}, "heads = 5 does not divide width = 16"),
         ({"key_heads": 3}, "key_heads = 3 does not divide heads = 4"),
         ({"heads": 0}, "width = 16, heads = 0, key_heads = 0; each must be at least 1"),
-        ({"variant": "sparsmax"}, "unknown variant 'sparsmax'; did you mean 'sparsemax' or 'softmax' or 'softmax1'?"),
+        ({"variant": "rela-h"}, "unknown variant 'rela-h'; did you mean 'rela-i' or 'rela-g' or 'rela'?"),
         ({"learn": "heads"}, "unknown value of learn 'heads'; did you mean 'head'?"),
         ({"dropout": 1.0}, "dropout = 1.0, but it is a probability below 1"),
         ({"dropout": -0.1}, "dropout = -0.1, but it is a probability below 1"),

@@ -48,12 +48,6 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 every_mode = pytest.mark.parametrize("mode", ["training", "evaluation", "evaluation-without-gradients"])
 
 
-@pytest.fixture(autouse=True)
-def one_thread_and_seed():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def torch_module(dtype=torch.float64, **case):
     """Torch's own module, its biases moved away from 0 so that a test sees them."""
     theirs = nn.MultiheadAttention(WIDTH, HEADS, dtype=dtype, **case)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from closeness import assert_matches_reference, grid_inputs
+from closeness import assert_matches_reference, grid_inputs, peak_allocation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,18 +102,6 @@ def test_extra_memory_stays_under_a_tenth_of_the_scores(causal):
     results = 4 * q.numel() * 4  # the output and three gradients
     dense = 8 * 4096 * 4096 * 4
     assert peak - results < dense / 10
-
-
-def peak_allocation(work) -> int:
-    """Most bytes held at once by tensors that `work` allocates, from the profiler's record of every allocation."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        work()
-    held = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
 
 
 def test_fresh_memory_is_never_read():

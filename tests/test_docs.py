@@ -26,13 +26,13 @@ def run(command, **options):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, **options)
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", list(blocks("python")))
 def test_python_blocks_run(code):
     result = run([sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code])
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("text", blocks("sh"))
+@pytest.mark.parametrize("text", list(blocks("sh")))
 def test_shell_blocks_name_real_commands(text):
     """Long commands are not run here; that each exists, with the options it is shown with, is."""
     for line in text.strip().splitlines():

@@ -21,9 +21,6 @@ SCORE_BYTES = 4 << 20
 """Scores held at once. Fewer, larger blocks mean fewer joins of the worker threads; more than this leaves the cache."""
 
 
-ALONE = 512 * 512
-"""Cells from which a matrix is worth a block of its own: products that large fill all threads by themselves."""
-
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -123,14 +120,19 @@ class Scores:
 
 
 def block_sizes(scores: Scores, cells: int) -> tuple[int, int, int]:
-    """Matrices, rows and columns of a block of about `cells` cells, by what the matrix products run fastest on."""
+    """Matrices, rows and columns of a block of up to `cells` cells; docs/log.md has the measurements behind them."""
     queries, keys = scores.visibility.queries, scores.visibility.keys
-    # A sum over keys in pieces would round to 16 bits after each piece, so there a block spans all keys.
-    columns = min(keys, 1024) if scores.q.element_size() > 2 else keys
-    # Under causal order or a window, short blocks waste fewer hidden cells.
-    rows = min(queries, 256 if scores.visibility.banded else 1024, max(16, cells // columns))
-    alone = rows * columns >= ALONE
-    return 1 if alone else max(1, cells // (rows * columns)), rows, columns
+    if scores.q.element_size() == 2:
+        # A sum over keys in pieces would round to 16 bits after each piece, so a block spans all keys.
+        columns = keys
+        rows = 256 if scores.visibility.banded else 1024
+    else:
+        columns = min(keys, cells // 1024)
+        # Under causal order or a window, short blocks waste fewer hidden cells.
+        rows = 1024 if not scores.visibility.banded else 128 if keys < 2048 else cells // 2048
+    rows = min(rows, queries, max(16, cells // columns))
+    # A matrix that takes half the room fills all threads by itself.
+    return 1 if 2 * rows * columns >= cells else cells // (rows * columns), rows, columns
 
 
 def head_groups(batch: int, heads: int, group: int) -> Iterator[tuple[slice, slice]]:

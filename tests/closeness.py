@@ -68,7 +68,9 @@ def assert_matches_reference(inputs: list[Tensor], dtype: torch.dtype, backend: 
 
 def peak_allocation(work: Callable[[], object]) -> int:
     """Most bytes held at once by tensors that `work` allocates, from the profiler's record of every allocation."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
         work()
     held = peak = 0
     for event in profile.profiler.kineto_results.events():

@@ -21,6 +21,9 @@ SCORE_BYTES = 4 << 20
 """Scores held at once. Fewer, larger blocks mean fewer joins of the worker threads; more than this leaves the cache."""
 
 
+ALONE = 512 * 1024
+"""Cells from which a matrix gets a block of its own: its products fill all threads by themselves."""
+
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -60,7 +63,7 @@ class Scores:
         if 0 in (self.batch, self.heads, visibility.queries, visibility.keys):
             return
         lengths = None if visibility.key_lengths is None else visibility.key_lengths.tolist()
-        group, rows, columns = block_sizes(self, SCORE_BYTES // (buffers * self.q.element_size()))
+        group, rows, columns = block_sizes(self, buffers)
         for batch, heads in head_groups(self.batch, self.heads, group):
             flat = slice(batch.start * self.heads + heads.start, (batch.stop - 1) * self.heads + heads.stop)
             longest = visibility.keys if lengths is None else max(lengths[batch])
@@ -96,10 +99,15 @@ class Scores:
         are zero, so their scores are."""
         rows, columns = cells.shape[2:]
         corner = self.visibility.first + block.queries.start - keys.start
-        if corner + self.visibility.right < columns - 1:
-            cells.tril_(corner + self.visibility.right)
-        if corner - self.visibility.left > 1 - rows:
-            cells.triu_(corner - self.visibility.left)
+        last_seen_by_all = corner + self.visibility.right
+        first_seen_by_all = corner + rows - 1 - self.visibility.left
+        if last_seen_by_all < columns - 1:
+            # Only a part of the columns needs it, but a part has gaps, which cost a copy: worth it for a small one.
+            start = last_seen_by_all + 1 if 2 * last_seen_by_all > columns else 0
+            keep_triangle(cells[..., start:], lower=True, diagonal=last_seen_by_all - start)
+        if first_seen_by_all > 0:
+            stop = first_seen_by_all if 2 * first_seen_by_all < columns else columns
+            keep_triangle(cells[..., :stop], lower=False, diagonal=corner - self.visibility.left)
         if self.mask is not None:
             cells.masked_fill_(window_of(self.mask, block, keys).logical_not(), 0)
         if self.dropout:
@@ -119,20 +127,31 @@ class Scores:
         )
 
 
-def block_sizes(scores: Scores, cells: int) -> tuple[int, int, int]:
-    """Matrices, rows and columns of a block of up to `cells` cells; docs/log.md has the measurements behind them."""
+def block_sizes(scores: Scores, buffers: int) -> tuple[int, int, int]:
+    """Matrices, rows and columns of a block of which `buffers` fit in the room; docs/log.md has the measurements."""
     queries, keys = scores.visibility.queries, scores.visibility.keys
+    cells = SCORE_BYTES // (buffers * scores.q.element_size())
+    # Under causal order or a window, short blocks waste fewer hidden cells.
+    banded = scores.visibility.banded
     if scores.q.element_size() == 2:
         # A sum over keys in pieces would round to 16 bits after each piece, so a block spans all keys.
-        columns = keys
-        rows = 256 if scores.visibility.banded else 1024
+        columns, rows = keys, 256 if banded else 1024
     else:
         columns = min(keys, cells // 1024)
-        # Under causal order or a window, short blocks waste fewer hidden cells.
-        rows = 1024 if not scores.visibility.banded else 128 if keys < 2048 else cells // 2048
+        if banded:
+            rows = 128 if keys < 2048 else cells // 2048
+        else:
+            rows = 512 if keys < 2048 and buffers > 1 else 1024
     rows = min(rows, queries, max(16, cells // columns))
-    # A matrix that takes half the room fills all threads by itself.
-    return 1 if 2 * rows * columns >= cells else cells // (rows * columns), rows, columns
+    return 1 if rows * columns >= ALONE else max(1, cells // (rows * columns)), rows, columns
+
+
+def keep_triangle(cells: Tensor, lower: bool, diagonal: int) -> None:
+    """Zero what lies above (or below) a diagonal, in whichever order the cells lie in memory."""
+    if cells.stride(-1) == 1:
+        cells.tril_(diagonal) if lower else cells.triu_(diagonal)
+    else:
+        cells.mT.triu_(-diagonal) if lower else cells.mT.tril_(-diagonal)
 
 
 def head_groups(batch: int, heads: int, group: int) -> Iterator[tuple[slice, slice]]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-UNBOUNDED = 1 << 40
-"""Larger than any sequence: the width of a window that is not there."""
+UNBOUNDED = 1 << 30
+"""Longer than any sequence, and still 32 bits when a position is added: the width of a window that is not there."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,17 @@ class Visibility:
     """Key position of query 0."""
 
     @property
+    def hides_later(self) -> bool:
+        """Whether causal order or a window hides a key that comes after some query's position."""
+        return self.right < self.keys - 1 - self.first
+
+    @property
+    def hides_earlier(self) -> bool:
+        return self.left < self.first + self.queries - 1
+
+    @property
     def banded(self) -> bool:
-        """Whether causal order or a window hides any key."""
-        return self.right < self.keys - 1 - self.first or self.left < self.first + self.queries - 1
+        return self.hides_later or self.hides_earlier
 
     def rows(self, start: int, stop: int) -> Visibility:
         """The same rule for queries `start` to `stop` only."""
@@ -46,9 +54,11 @@ class Visibility:
         """True where a query sees a key, in four axes that broadcast to [B, H, M, N]; None when all is seen."""
         parts = []
         keys = torch.arange(self.keys, device=device)
-        if self.banded:
-            position = torch.arange(self.first, self.first + self.queries, device=device)[:, None]  # [M, 1]
-            parts.append(((keys <= position + self.right) & (keys >= position - self.left))[None, None])
+        position = torch.arange(self.first, self.first + self.queries, device=device)[:, None]  # [M, 1]
+        if self.hides_later:
+            parts.append((keys <= position + self.right)[None, None])
+        if self.hides_earlier:
+            parts.append((keys >= position - self.left)[None, None])
         if self.key_lengths is not None:
             parts.append((keys < self.key_lengths.to(device)[:, None])[:, None, None])  # [B, 1, 1, N]
         if self.attn_mask is not None:
@@ -68,6 +78,6 @@ class Visibility:
             return seen.expand(*seen.shape[:3], self.keys).sum(-1)
         position = torch.arange(self.first, self.first + self.queries, device=device)  # [M]
         end = torch.tensor(self.keys, device=device) if self.key_lengths is None else self.key_lengths[:, None, None]
-        stop = torch.minimum(position + self.right + 1, end)
-        start = (position - self.left).clamp_min(0)
+        stop = torch.minimum(position + self.right + 1, end) if self.hides_later else end
+        start = (position - self.left).clamp_min(0) if self.hides_earlier else 0 * position
         return (stop - start).clamp_min(0).expand(end.shape[0] if end.dim() else 1, 1, self.queries)

@@ -142,7 +142,7 @@ def _compress(q: Tensor, k: Tensor, call: Call) -> Tensor:
     row_starts = torch.cat([ends.new_zeros(1), ends])
     size = (B * H * M, k.shape[2])
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks)", UserWarning)
         return torch.sparse_csr_tensor(row_starts, column[order], value[order], size, check_invariants=False)
 
 

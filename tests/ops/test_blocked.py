@@ -25,7 +25,7 @@ FEATURES = {
 def block_size(request, monkeypatch):
     """Small inputs fit in one block as shipped, so the block edges are tested with blocks of a few cells too."""
     if request.param == "tiny blocks":
-        monkeypatch.setattr(blocked, "block_sizes", lambda scores, cells: (3, 4, 5))
+        monkeypatch.setattr(blocked, "block_sizes", lambda scores, buffers: (3, 4, 5))
 
 
 @pytest.mark.usefixtures("block_size")

@@ -243,7 +243,7 @@ def main() -> None:
         for contender in contenders(shape, options.variants):
             need = contender.widest * shape.batch * shape.heads * shape.length**2 / 2**30
             if need > options.memory:
-                console.print(f"{contender.name} at {shape.length}: left out, would hold about {need:.0f} GiB")
+                console.print(f"{contender.name} at {shape.length}: left out, would hold about {need:.3g} GiB")
                 continue
             for record in measure(contender, shape, tensors, options.seconds):
                 records.append({**record, **setting})

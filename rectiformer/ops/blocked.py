@@ -20,7 +20,6 @@ from rectiformer.ops.visibility import Visibility
 SCORE_BYTES = 4 << 20
 """Scores held at once. Fewer, larger blocks mean fewer joins of the worker threads; more than this leaves the cache."""
 
-
 ALONE = 512 * 1024
 """Cells from which a matrix gets a block of its own: its products fill all threads by themselves."""
 
@@ -138,10 +137,8 @@ def block_sizes(scores: Scores, buffers: int) -> tuple[int, int, int]:
         columns, rows = keys, 256 if banded else 1024
     else:
         columns = min(keys, cells // 1024)
-        if banded:
-            rows = 128 if keys < 2048 else cells // 2048
-        else:
-            rows = 512 if keys < 2048 and buffers > 1 else 1024
+        short, long = (128, cells // 2048) if banded else (512 if buffers > 1 else 1024, 1024)
+        rows = short if keys < 2048 else long
     rows = min(rows, queries, max(16, cells // columns))
     return 1 if rows * columns >= ALONE else max(1, cells // (rows * columns)), rows, columns
 
@@ -222,9 +219,11 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call)
     d_out = d_out.flatten(0, 1)
     power = call.variant.power
     factor = scores.outer**power / (1 - call.dropout)
-    # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide.
+    # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide. A row of d_q
+    # is one block's alone where blocks span all keys, as they do in 16 bits.
     wide = torch.float32 if q.element_size() == 2 else q.dtype
-    d_q, d_k, d_v = (torch.zeros_like(t, dtype=wide) for t in (scores.q, scores.k, values))
+    d_q = torch.zeros_like(scores.q)
+    d_k, d_v = torch.zeros_like(scores.k, dtype=wide), torch.zeros_like(values, dtype=wide)
     d_bias = None if scores.bias is None else torch.zeros_like(scores.bias, dtype=wide)
     buffer = other = q.new_empty(0)
     for block in scores.blocks(buffers=2):
@@ -247,7 +246,7 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call)
             del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
     d_bias = q.new_zeros(0) if d_bias is None or call.bias is None else d_bias.to(call.bias.dtype)
     d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
-    return d_q.view(q.shape).to(q.dtype), d_k, d_v, d_bias
+    return d_q.view(q.shape), d_k, d_v, d_bias
 
 
 def through_relu(d_weights: Tensor, positive: Tensor, power: int) -> tuple[Tensor, Tensor]:
@@ -260,7 +259,7 @@ def through_relu(d_weights: Tensor, positive: Tensor, power: int) -> tuple[Tenso
 
 def product(a: Tensor, b: Tensor, buffer: Tensor, rectify: bool = False) -> Tensor:
     """a times b transposed, or its ReLU, for each matrix of a batch; written to `buffer` where the library lets us."""
-    if runs_alone(a):
+    if runs_alone(len(a), a.dtype):
         return linear(a[0], b[0], "relu" if rectify else "none")[None]
     result = torch.bmm(a, b.mT, out=carve(buffer, len(a), a.shape[1], b.shape[1]))
     return result.relu_() if rectify else result
@@ -268,7 +267,7 @@ def product(a: Tensor, b: Tensor, buffer: Tensor, rectify: bool = False) -> Tens
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
     """total += alpha a b, where the total may be wider than the factors, or have gaps."""
-    if runs_alone(a) and a.is_contiguous():
+    if runs_alone(len(a), a.dtype) and a.is_contiguous():
         total[0].add_(linear(a[0], b[0].mT, "none"), alpha=alpha)
     elif total.dtype == a.dtype and (len(a) == 1 or total.is_contiguous()):
         total.baddbmm_(a, b, alpha=alpha)
@@ -276,9 +275,9 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
         total.add_(torch.bmm(a, b), alpha=alpha)
 
 
-def runs_alone(a: Tensor) -> bool:
-    """Whether oneDNN's single product, with its ReLU for free, beats the batched one: a large float32 matrix alone."""
-    return len(a) == 1 and a.dtype == torch.float32 and ONEDNN
+def runs_alone(matrices: int, dtype: torch.dtype) -> bool:
+    """Whether to take oneDNN's single product, with its ReLU for free: for large float32 matrices it is the fastest."""
+    return matrices == 1 and dtype == torch.float32 and ONEDNN
 
 
 def linear(a: Tensor, b: Tensor, activation: str) -> Tensor:
@@ -288,11 +287,14 @@ def linear(a: Tensor, b: Tensor, activation: str) -> Tensor:
 def ungroup(grad: Tensor, like: Tensor, heads: int) -> Tensor:
     """Sum the gradients of the query heads that shared one key or value head: [B * H, N, D] to [B, K, N, D]."""
     B, K, N, D = like.shape
-    return grad.view(B, K, heads // K, N, D).sum(2).to(like.dtype)
+    if heads > K:
+        grad = grad.view(B, K, heads // K, N, D).sum(2)
+    return grad.view(B, K, N, D).to(like.dtype)
 
 
 def room_for(block: Block, buffer: Tensor) -> Tensor:
-    """A flat buffer that holds the block: the one given, or a larger one."""
-    rows = (block.flat.stop - block.flat.start) * (block.queries.stop - block.queries.start)
-    cells = rows * min(block.key_step, block.keys.stop - block.keys.start)
-    return buffer if buffer.numel() >= cells else buffer.new_empty(cells)
+    """A flat buffer that holds the block: the one given, or a larger one. A block that runs alone needs none."""
+    matrices, rows = block.flat.stop - block.flat.start, block.queries.stop - block.queries.start
+    cells = matrices * rows * min(block.key_step, block.keys.stop - block.keys.start)
+    enough = buffer.numel() >= cells or runs_alone(matrices, buffer.dtype)
+    return buffer if enough else buffer.new_empty(cells)

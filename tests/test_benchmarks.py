@@ -1,0 +1,61 @@
+"""The benchmark refuses wrong answers, and its points can be read back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("results") / "points.jsonl"
+    command = [sys.executable, "benchmarks/attention.py", "--variants", "rela", "sparsemax", "inhibitor"]
+    command += ["--lengths", "16", "--tokens", "32", "--seconds", "0.01", "--masks", "causal", "--memory", "0.0004"]
+    run = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    return out, run.stdout
+
+
+def test_every_point_names_what_it_needs(results):
+    points = [json.loads(line) for line in results[0].read_text().splitlines()]
+    names = {point["name"] for point in points}
+    assert names == {"rela", "sparsemax", "sparsemax (entmax)"}
+    for point in points:
+        assert point["ratio"]["p20"] <= point["ratio"]["p50"] <= point["ratio"]["p80"]
+        assert point["turns"] >= 3
+        assert {"commit", "device", "torch", "threads", "command", "time", "extra_mib", "error"} <= point.keys()
+    assert {point["pass"] for point in points} == {"forward", "forward+backward"}
+
+
+def test_what_would_not_fit_is_left_out_aloud(results):
+    assert "inhibitor at 16: left out, would hold about" in results[1]
+
+
+def test_the_report_reads_the_points(results):
+    run = subprocess.run(
+        [sys.executable, "benchmarks/report.py", str(results[0])], capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stderr
+    assert "| `rela` | forward+backward | **" in run.stdout
+    assert "| attention | dtype | mask | pass | extra MiB | dense scores MiB |" in run.stdout
+
+
+def test_a_wrong_answer_is_not_timed():
+    """Run the check of the benchmark on attention that is off by one percent."""
+    code = (
+        "import sys; sys.path.insert(0, 'benchmarks'); sys.argv = ['attention.py']\n"
+        "import attention as bench\n"
+        "shape = bench.Shape('fp32', False, 16, 1, 1, 8)\n"
+        "tensors = [bench.grid(1, 1, 16, 8, seed=s, dtype=bench.torch.float32).requires_grad_() for s in range(4)]\n"
+        "right = next(bench.contenders(shape, ['rela']))\n"
+        "bench.check(right, tensors, shape)\n"
+        "wrong = bench.Contender('wrong', 'rela', lambda q, k, v: 1.01 * right.attend(q, k, v), 'blocked', 0)\n"
+        "bench.check(wrong, tensors, shape)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 1
+    assert "AssertionError: wrong out: error" in run.stderr

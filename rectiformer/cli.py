@@ -30,9 +30,21 @@ Overrides = Annotated[
 ]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"rectiformer {version('rectiformer')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """Keeps `rectiformer COMMAND` a command even while there are few of them."""
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

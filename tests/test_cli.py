@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rectiformer import VARIANTS
+from rectiformer import VARIANTS, __version__
 
 
 def rectiformer(*arguments, columns=160):
@@ -61,6 +61,12 @@ def test_help_names_every_command_with_a_sentence():
         help_text = rectiformer(command, "--help")
         assert help_text.returncode == 0
         assert f"Usage: python -m rectiformer {command}" in help_text.stdout
+
+
+def test_version_is_the_packages():
+    run = rectiformer("--version")
+    assert run.returncode == 0
+    assert run.stdout.strip() == f"rectiformer {__version__}"
 
 
 def test_config_prints_toml_with_overrides():

@@ -11,7 +11,7 @@ Q, K, V = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5,
 SHAPES = "q [B H M D] is [2, 4, 3, 8], k [B K N D] is [2, 2, 5, 8]"
 
 
-def refuse(kind, words, q=Q, k=K, v=V, variant="rela", **arguments):
+def expect_refusal(kind, words, q=Q, k=K, v=V, variant="rela", **arguments):
     with pytest.raises(kind, match=re.escape(words)) as caught:
         attention(q, k, v, variant, **arguments)
     assert isinstance(caught.value, RectiformerError)
@@ -20,15 +20,15 @@ def refuse(kind, words, q=Q, k=K, v=V, variant="rela", **arguments):
 
 
 def test_clashing_shapes_name_every_shape():
-    refuse(ShapeError, f"v has N = 4 but k has N = 5; {SHAPES}, v [B K N Dv] is [2, 2, 4, 6]", v=V[:, :, :4])
-    refuse(
+    expect_refusal(ShapeError, f"v has N = 4 but k has N = 5; {SHAPES}, v [B K N Dv] is [2, 2, 4, 6]", v=V[:, :, :4])
+    expect_refusal(
         ShapeError,
         "k has D = 7 but q has D = 8; q [B H M D] is [2, 4, 3, 8], k [B K N D] is [2, 2, 5, 7]",
         k=K[..., :7],
     )
-    refuse(ShapeError, "k has B = 1 but q has B = 2", k=K[:1])
-    refuse(ShapeError, "q has 3 axes but needs 4; q [B H M D] is [4, 3, 8]", q=Q[0])
-    refuse(
+    expect_refusal(ShapeError, "k has B = 1 but q has B = 2", k=K[:1])
+    expect_refusal(ShapeError, "q has 3 axes but needs 4; q [B H M D] is [4, 3, 8]", q=Q[0])
+    expect_refusal(
         ShapeError,
         "k has 3 heads, which do not divide the 4 of q; q",
         k=torch.randn(2, 3, 5, 8),
@@ -37,16 +37,18 @@ def test_clashing_shapes_name_every_shape():
 
 
 def test_unknown_variants_name_the_nearest():
-    refuse(ArgumentError, "unknown variant 'sofmax'; did you mean 'softmax'", variant="sofmax")
-    refuse(ArgumentError, "unknown variant 'relaf'; did you mean 'rela'", variant="relaf")
-    refuse(ArgumentError, "unknown variant 'zzz'; known are softmax, sparsemax,", variant="zzz")
+    expect_refusal(ArgumentError, "unknown variant 'sofmax'; did you mean 'softmax'", variant="sofmax")
+    expect_refusal(ArgumentError, "unknown variant 'relaf'; did you mean 'rela'", variant="relaf")
+    expect_refusal(ArgumentError, "unknown variant 'zzz'; known are softmax, sparsemax,", variant="zzz")
 
 
 def test_dtypes():
-    refuse(ArgumentError, "q holds torch.int64, but attention needs a floating dtype; call .float() on it", q=Q.long())
-    refuse(ArgumentError, "v is torch.float64 but q is torch.float32; give both one dtype", v=V.double())
-    refuse(ArgumentError, "bias holds torch.int64", bias=torch.zeros(3, 5).long())
-    refuse(
+    expect_refusal(
+        ArgumentError, "q holds torch.int64, but attention needs a floating dtype; call .float() on it", q=Q.long()
+    )
+    expect_refusal(ArgumentError, "v is torch.float64 but q is torch.float32; give both one dtype", v=V.double())
+    expect_refusal(ArgumentError, "bias holds torch.int64", bias=torch.zeros(3, 5).long())
+    expect_refusal(
         ArgumentError,
         "attn_mask holds torch.float32, not booleans; a term to add to scores goes in bias",
         attn_mask=torch.zeros(3, 5),
@@ -54,48 +56,54 @@ def test_dtypes():
 
 
 def test_lengths():
-    refuse(ArgumentError, "key_lengths has -1; a length cannot be negative", key_lengths=[5, -1])
-    refuse(ArgumentError, "key_lengths has 6, beyond the 5 keys there are", key_lengths=torch.tensor([6, 2]))
-    refuse(ShapeError, "key_lengths is [3], but a batch of 2 needs [2]", key_lengths=[1, 2, 3])
-    refuse(ArgumentError, "key_lengths holds torch.float32, but lengths are whole numbers", key_lengths=[1.0, 2.0])
+    expect_refusal(ArgumentError, "key_lengths has -1; a length cannot be negative", key_lengths=[5, -1])
+    expect_refusal(ArgumentError, "key_lengths has 6, beyond the 5 keys there are", key_lengths=torch.tensor([6, 2]))
+    expect_refusal(ShapeError, "key_lengths is [3], but a batch of 2 needs [2]", key_lengths=[1, 2, 3])
+    expect_refusal(
+        ArgumentError, "key_lengths holds torch.float32, but lengths are whole numbers", key_lengths=[1.0, 2.0]
+    )
 
 
 def test_numbers():
-    refuse(ArgumentError, "scale = nan, but it must be a finite number", scale=float("nan"))
-    refuse(ArgumentError, "scale = inf, but it must be a finite number", scale=float("inf"))
-    refuse(ArgumentError, "dropout = 1.0, but it is a probability below 1", dropout=1.0)
-    refuse(ArgumentError, "dropout = -0.1, but it is a probability below 1", dropout=-0.1)
-    refuse(
+    expect_refusal(ArgumentError, "scale = nan, but it must be a finite number", scale=float("nan"))
+    expect_refusal(ArgumentError, "scale = inf, but it must be a finite number", scale=float("inf"))
+    expect_refusal(ArgumentError, "dropout = 1.0, but it is a probability below 1", dropout=1.0)
+    expect_refusal(ArgumentError, "dropout = -0.1, but it is a probability below 1", dropout=-0.1)
+    expect_refusal(
         ArgumentError, "window = (-1, 2), but a query cannot see a negative number of keys to a side", window=(-1, 2)
     )
 
 
 def test_masks_and_biases_that_do_not_broadcast():
-    refuse(
+    expect_refusal(
         ShapeError,
         "attn_mask is [3, 4], which does not broadcast to [B H M N] = [2, 4, 3, 5]",
         attn_mask=torch.ones(3, 4).bool(),
     )
-    refuse(
+    expect_refusal(
         ShapeError, "bias is [3, 3, 5], which does not broadcast to [B H M N] = [2, 4, 3, 5]", bias=torch.zeros(3, 3, 5)
     )
 
 
 def test_options():
-    refuse(ArgumentError, "variant 'rela' takes no options, but 'gamma' was given", gamma=1.0)
-    refuse(
+    expect_refusal(ArgumentError, "variant 'rela' takes no options, but 'gamma' was given", gamma=1.0)
+    expect_refusal(
         ArgumentError,
         "unknown option of variant 'reluformer': 'gama'; did you mean 'gamma'?",
         variant="reluformer",
         gama=1.0,
     )
-    refuse(
+    expect_refusal(
         ArgumentError, "gamma = 0.0, but variant 'reluformer' needs a number above 0", variant="reluformer", gamma=0.0
     )
-    refuse(ArgumentError, "alpha = 1.0, but variant 'entmax' needs a number above 1", variant="entmax", alpha=1.0)
-    refuse(ArgumentError, "keep = 2.5, but variant 'topk' needs a whole number above 0", variant="topk", keep=2.5)
-    refuse(ArgumentError, "exponent = nan, but variant 'relu2' needs", variant="relu2", exponent=float("nan"))
-    refuse(
+    expect_refusal(
+        ArgumentError, "alpha = 1.0, but variant 'entmax' needs a number above 1", variant="entmax", alpha=1.0
+    )
+    expect_refusal(
+        ArgumentError, "keep = 2.5, but variant 'topk' needs a whole number above 0", variant="topk", keep=2.5
+    )
+    expect_refusal(ArgumentError, "exponent = nan, but variant 'relu2' needs", variant="relu2", exponent=float("nan"))
+    expect_refusal(
         ShapeError,
         "gamma is [3], but it is one number or one for each of 4 heads",
         variant="reluformer",
@@ -104,8 +112,8 @@ def test_options():
 
 
 def test_backends():
-    refuse(ArgumentError, "unknown backend 'block'; did you mean 'blocked'?", backend="block")
-    refuse(
+    expect_refusal(ArgumentError, "unknown backend 'block'; did you mean 'blocked'?", backend="block")
+    expect_refusal(
         ArgumentError,
         "backend 'blocked' cannot run this call: variant 'softmax' is not rectified",
         variant="softmax",

@@ -6,7 +6,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   install, then train two small attentions and show what they look at"
+	@echo "make demo   install, then train two small translators and show what they look at"
 	@echo "make test   install, then format, lint, type and behaviour checks"
 	@echo "make bench  install, then time every variant beside PyTorch's SDPA on this CPU"
 	@echo "make docs   install, then rewrite the tables of docs/variants.md from the code"

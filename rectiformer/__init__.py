@@ -1,7 +1,8 @@
 """Attention with the softmax replaced by a ReLU: exact zeros, heads that can attend to nothing."""
 
 from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
-from rectiformer.model.attention import KeyValueCache, LearnedOption, MultiHeadAttention, Observation
+from rectiformer.model.attention import LearnedOption, MultiHeadAttention, Observation
+from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.packed import attention_varlen

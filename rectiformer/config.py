@@ -1,142 +1,216 @@
-"""Configuration: TOML into frozen dataclasses, strictly. An unknown key is an error that names the nearest one."""
+"""What a run can be told: one frozen dataclass a section, a sentence for every key whose name is not enough."""
 
 from __future__ import annotations
 
-import dataclasses
-import tomllib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from rectiformer.errors import ConfigError, unknown_name
+from rectiformer.errors import ConfigError
+
+Files = tuple[str, ...]  # in TOML one string or a list of strings
+
+
+def choices(default: str, *others: str) -> Any:
+    """A field that takes one of a few words; the first is the default."""
+    return field(default=default, metadata={"choices": (default, *others)})
+
+
+def within(default: float, least: float, below: float = float("inf")) -> Any:
+    """A number from `least` up to, but not including, `below`."""
+    return field(default=default, metadata={"least": least, "below": below})
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """How every attention layer of one model behaves."""
+class DataConfig:
+    """The text. Without files, the built-in German-English grammar."""
 
-    width: int = 64
+    source: Files = ()
+    """Sentences to translate from: plain, .gz or .xz files, `-` for standard input; none for the built-in grammar."""
+    target: Files = ()
+    """Their translations, line by line; empty where `format` is "tsv"."""
+    valid_source: Files = ()
+    """Sentences to validate on."""
+    valid_target: Files = ()
+    """Their translations."""
+    format: str = choices("lines", "tsv")
+    """"lines": a file a side. "tsv": source, target and, with `documents = "column"`, document name in one file."""
+    documents: str = choices("none", "blank", "marker", "column")
+    """Where a document starts: nowhere, after a blank line, at a line `<d>`, or where the third TSV column changes."""
+    bad_utf8: str = choices("error", "replace", "skip")
+    """What to do with a line that is not UTF-8."""
+    longest: int = within(256, 1)
+    """Most subwords on a side of a training pair."""
+    too_long: str = choices("drop", "truncate", "error")
+    """What to do with a longer pair; what was done is counted and said."""
+    sentences: int = within(20_000, 1)
+    """Sentence pairs drawn from the built-in grammar for training."""
+    valid_sentences: int = within(500, 1)
+    """Sentence pairs drawn from the built-in grammar for validation; none of them is in the training data."""
+    seed: int = within(1, 0)
+    """Decides which pairs the built-in grammar gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyConfig:
+    """The subwords, by sentencepiece."""
+
+    kind: str = choices("unigram", "bpe")
+    """How subwords are chosen."""
+    size: int = within(800, 8)
+    """Subwords, special ones included; small corpora may have fewer."""
+    shared: bool = True
+    """One vocabulary for both languages; otherwise one of this size for each."""
+    byte_fallback: bool = False
+    """Spell unknown characters as bytes (256 more entries), so that nothing is unknown."""
+    sampling: float = within(0.0, 0.0, 1.0)
+    """Subword regularization of the training text: smoothing of the unigram lattice, or dropout of BPE merges."""
+    copies: int = within(1, 1)
+    """Encodings of the training text with `sampling`; epoch e reads copy e mod copies."""
+    sentences: int = within(1_000_000, 1)
+    """Most lines a side to choose subwords from."""
+    source_model: str = ""
+    """A sentencepiece model to use for the source instead of training one; for both sides where `shared`."""
+    target_model: str = ""
+    """A sentencepiece model for the target; needs `shared = false`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The Transformer. A variant may be named for each place where attention happens."""
+
+    width: int = within(128, 1)
     """Size of the residual stream; the heads share it equally."""
-    heads: int = 1
-    """Number of query heads. Must divide `width`."""
+    heads: int = within(4, 1)
+    """Heads of every attention. Must divide `width`."""
+    encoder_layers: int = within(2, 1)
+    decoder_layers: int = within(2, 1)
+    slots: int = within(256, 1)
+    """Slots of every feed-forward memory: its inner size."""
     variant: str = "rela-g"
-    """A name from the variant table; `rectiformer variants` lists them all."""
-    dropout: float = 0.0
-    """Probability of dropping an attention weight in training."""
+    """Attention in all places; `rectiformer variants` lists the names."""
+    encoder_variant: str = ""
+    """Attention of the encoder, where it is to differ."""
+    decoder_variant: str = ""
+    """Self-attention of the decoder, where it is to differ."""
+    cross_variant: str = ""
+    """Attention of the decoder to the source, where it is to differ."""
+    memory: str = "relu"
+    """Feed-forward layers; docs/variants.md lists the names."""
+    order: str = choices("post", "pre")
+    """LayerNorm after each residual sum, as in ReLA, or before each sublayer with one more at the end."""
+    tie: str = choices("all", "target", "none")
+    """Embeddings that are one matrix: source, target, output (with a shared vocabulary); target and output; none."""
+    learn: str = choices("head", "layer", "model", "fixed")
+    """How gamma of reluformer and alpha of entmax are held: one a head, a layer or a model, or fixed."""
+    dropout: float = within(0.1, 0.0, 1.0)
+    """Of embeddings and of what each sublayer adds."""
+    attention_dropout: float = within(0.1, 0.0, 1.0)
+    """Of attention weights."""
+    slot_dropout: float = within(0.1, 0.0, 1.0)
+    """Of feed-forward activations."""
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.heads < 1:
-            raise ConfigError(f"width = {self.width}, heads = {self.heads}; each must be at least 1")
         if self.width % self.heads:
-            raise ConfigError(f"heads = {self.heads} does not divide width = {self.width}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout = {self.dropout}, but it is a probability below 1")
+            raise ConfigError(f"model.heads = {self.heads} does not divide model.width = {self.width}")
+
+    def variant_of(self, kind: str) -> str:
+        """The variant used by attention of `kind`: "encoder", "decoder" or "cross"."""
+        return getattr(self, f"{kind}_variant") or self.variant
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoConfig:
-    """The small retrieval task of `rectiformer demo`."""
+class TrainingConfig:
+    """The loop."""
 
-    steps: int = 400
-    """Updates of each model."""
-    batch: int = 64
-    """Sentences in one update."""
-    sentence: int = 14
-    """Words in one sentence, a third of them repeated; there are 20 words to draw from."""
-    learning_rate: float = 1e-2
-    """Step size of Adam."""
-    seed: int = 1
-    """Decides sentences and initial weights."""
+    steps: int = within(2_000, 1)
+    """Updates."""
+    tokens: int = within(2_000, 1)
+    """Padded tokens of the longer side in one micro-batch."""
+    accumulate: int = within(1, 1)
+    """Micro-batches summed into one update."""
+    optimizer: str = choices("adam", "adamw")
+    """Adam, with weight decay apart from the gradient in "adamw"."""
+    schedule: str = choices("noam", "inverse-sqrt", "constant")
+    """noam: rate * width^-0.5 * min(t^-0.5, t * warmup^-1.5). inverse-sqrt: to `rate`, then times (warmup / t)^0.5."""
+    rate: float = within(1.0, 0.0)
+    """Learning rate: a factor for noam, the highest rate for the others."""
+    warmup: int = within(4_000, 1)
+    """Updates over which the rate rises."""
+    beta1: float = within(0.9, 0.0, 1.0)
+    beta2: float = within(0.98, 0.0, 1.0)
+    epsilon: float = within(1e-8, 0.0)
+    weight_decay: float = within(0.0, 0.0)
+    clip: float = within(0.0, 0.0)
+    """Largest norm of the gradient; 0 does not clip, as in both papers."""
+    smoothing: float = within(0.1, 0.0, 1.0)
+    """Label smoothing."""
+    smoothing_over: str = choices("others", "all")
+    """Where the smoothed mass goes: the V-1 other words, constant subtracted (ReLA), or all V words (fairseq)."""
+    loss_mean: str = choices("token", "sentence")
+    """Loss of an update: mean over its target tokens, or over sentences of their token means (ReLA)."""
+    mass_penalty: float = within(0.0, 0.0)
+    """Weight of ReLUFormer's |log row sum|, mean over attention modules."""
+    entropy_penalty: float = within(0.0, 0.0)
+    """Weight of ReLUFormer's max(entropy - 0.7 log n, 0), mean over attention modules."""
+    balance_penalty: float = within(0.0, 0.0)
+    """Weight of the balance of experts, where the memory has any."""
+    ema: float = within(0.0, 0.0, 1.0)
+    """Decay of a moving average of the weights that is validated and kept instead of them; 0 for none."""
+    average: int = within(1, 1)
+    """Newest checkpoints averaged into the final weights."""
+    precision: str = choices("fp32", "bf16")
+    """Of matrix products; weights and sums stay in float32."""
+    compile: str = choices("auto", "yes", "capture", "no")
+    """On a GPU: compile the layers and capture steps as CUDA graphs, only capture, or neither. Compiling takes a minute
+    or two, so "auto" does it for 10,000 steps and more, and only captures for fewer. A CPU compiles for "yes" only."""
+    device: str = choices("auto", "cpu", "cuda")
+    seed: int = within(1, 0)
+    """Decides initial weights, batch order and dropout."""
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "sentence"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}, but it must be at least 1")
-        if self.sentence > 30:
-            raise ConfigError(f"sentence = {self.sentence}, but 20 words make sentences of at most 30")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate = {self.learning_rate}, but it must be above 0")
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """Looking at held-out text while training."""
+
+    every: int = within(500, 1)
+    """Updates between validations."""
+    metric: str = choices("bleu", "loss", "chrf")
+    """Decides which checkpoint is best and when to stop early."""
+    sentences: int = within(500, 1)
+    """Most validation sentences to translate; the loss is over all."""
+    beam: int = within(1, 1)
+    patience: int = within(0, 0)
+    """Validations without a better `metric` before training stops; 0 never stops early."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept of a run."""
+
+    every: int = within(500, 1)
+    """Updates between checkpoints."""
+    keep: int = within(2, 2)
+    """Newest checkpoints kept, beside the best one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What is said while training."""
+
+    every: int = within(50, 1)
+    """Updates between lines of metrics.jsonl."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    demo: DemoConfig = field(default_factory=DemoConfig)
-
-
-def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Defaults, overlaid by a TOML file, overlaid by `section.key=value` strings."""
-    tables: dict[str, Any] = {}
-    if path is not None:
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    for override in overrides:
-        apply_override(tables, override)
-    return build(Config, tables, "")
-
-
-def apply_override(tables: dict[str, Any], override: str) -> None:
-    """Set `section.key=value`; the value is TOML, or a bare word taken as a string."""
-    name, equals, text = override.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and key and text.strip()):
-        raise ConfigError(f"{override!r} is not of the form section.key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    table = tables.setdefault(section, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"{section!r} is a value, not a section")
-    table[key] = value
-
-
-def build(kind: type, table: Any, where: str) -> Any:
-    """An instance of the dataclass `kind` from a TOML table; `where` is the path to it, for messages."""
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{where.rstrip('.')!r} must be a section, not {table!r}")
-    hints = get_type_hints(kind)
-    for key in table:
-        if key not in hints:
-            raise ConfigError(unknown_name("key", key, hints, section=where))
-    values = {}
-    for key, value in table.items():
-        expected = hints[key]
-        if isinstance(expected, type) and dataclasses.is_dataclass(expected):
-            values[key] = build(expected, value, f"{where}{key}.")
-        else:
-            values[key] = check_type(where + key, value, expected)
-    return kind(**values)
-
-
-def check_type(name: str, value: Any, expected: type) -> Any:
-    if expected is float and type(value) is int:
-        return float(value)
-    if type(value) is not expected:
-        raise ConfigError(f"{name} = {value!r}, but it must be {article(expected.__name__)}")
-    return value
-
-
-def article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
-
-
-def to_toml(config: Config) -> str:
-    """The whole configuration as TOML that `load_config` reads back."""
-    lines: list[str] = []
-    for section in dataclasses.fields(config):
-        lines += [f"[{section.name}]"]
-        values = getattr(config, section.name)
-        for item in dataclasses.fields(values):
-            value = getattr(values, item.name)
-            text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-            lines.append(f"{item.name} = {text}" if not isinstance(value, str) else f'{item.name} = "{value}"')
-        lines.append("")
-    return "\n".join(lines[:-1]) + "\n"
+    data: DataConfig = field(default_factory=DataConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)

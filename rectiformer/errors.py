@@ -24,6 +24,30 @@ class ConfigError(RectiformerError, ValueError):
     """A configuration that cannot be read or does not hold together."""
 
 
+class DataError(RectiformerError, ValueError):
+    """Text or prepared data that cannot be used as it is."""
+
+    exit_code = 3
+
+
+class CheckpointError(RectiformerError):
+    """A checkpoint or run folder that is damaged, foreign, in use, or does not fit what is asked of it."""
+
+    exit_code = 4
+
+
+class DivergedError(RectiformerError):
+    """Training met a loss or gradient that is not a finite number; nothing was updated with it."""
+
+    exit_code = 5
+
+
+class NoSpaceError(RectiformerError):
+    """The disk cannot hold what has to be written."""
+
+    exit_code = 6
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], section: str = "") -> str:
     """Say that `name` (of a `section`) is no `kind`, and which known names are nearest to it."""
     known = list(known)

@@ -1,47 +1,86 @@
 """Strict configuration: what is wrong is named, with the nearest right thing."""
 
+from pathlib import Path
+
 import pytest
 
 from rectiformer import ConfigError
-from rectiformer.config import Config, load_config, to_toml
+from rectiformer.config import Config
+from rectiformer.toml import load_config, to_toml
+
+SHIPPED = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
 
 def write(tmp_path, text):
     path = tmp_path / "run.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
 def test_defaults_file_and_overrides_in_that_order(tmp_path):
-    path = write(tmp_path, "[attention]\nwidth = 32\n[demo]\nsteps = 7\nlearning_rate = 1\n")
-    config = load_config(path, ["demo.steps=9", "attention.variant=softmax"])
-    assert config.attention.width == 32
-    assert config.attention.variant == "softmax"
-    assert config.demo.steps == 9
-    assert config.demo.learning_rate == 1.0
-    assert config.demo.batch == Config().demo.batch
+    path = write(tmp_path, "[model]\nwidth = 32\n[training]\nsteps = 7\nrate = 2\n")
+    config = load_config(path, ["training.steps=9", "model.variant=softmax"])
+    assert config.model.width == 32
+    assert config.model.variant == "softmax"
+    assert config.training.steps == 9
+    assert config.training.rate == 2.0
+    assert config.training.tokens == Config().training.tokens
 
 
-def test_printed_configuration_reads_back(tmp_path):
-    config = load_config(None, ["attention.heads=4", "demo.learning_rate=0.001"])
+def test_one_file_or_a_list_of_files(tmp_path):
+    path = write(tmp_path, "[data]\nsource = 'a.de'\ntarget = ['a.en', 'b.en']\n")
+    config = load_config(path, ["data.valid_source=-"])
+    assert config.data.source == ("a.de",)
+    assert config.data.target == ("a.en", "b.en")
+    assert config.data.valid_source == ("-",)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.heads=8", "training.epsilon=1e-9", "log.tensorboard=true"],
+        ["data.source='a \"b\\\\c\".de'", "data.target=['tab\\t.en', 'ü.en']"],
+    ],
+    ids=["defaults", "numbers", "hostile names"],
+)
+def test_printed_configuration_reads_back(tmp_path, overrides):
+    config = load_config(None, overrides)
     assert load_config(write(tmp_path, to_toml(config))) == config
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_configurations_load(path):
+    load_config(path)
+
+
+def test_tiny_writes_out_every_default():
+    (tiny,) = [path for path in SHIPPED if path.name == "tiny.toml"]
+    assert load_config(tiny) == Config()
+    text = tiny.read_text(encoding="utf-8")
+    written = {line.partition(" =")[0] for line in text.split("\n") if " = " in line and not line.startswith("#")}
+    assert written == {line.partition(" =")[0] for line in to_toml(Config()).split("\n") if " = " in line}
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[attention]\nvarient = 'rela'", "unknown key 'attention.varient'; did you mean 'variant'?"),
-        ("[atention]\nwidth = 3", "unknown key 'atention'; did you mean 'attention'?"),
-        ("attention = 3", "'attention' must be a section, not 3"),
-        ("[attention]\nwidth = 'wide'", "attention.width = 'wide', but it must be an int"),
-        ("[attention]\nwidth = true", "attention.width = True, but it must be an int"),
-        ("[attention]\nwidth = 10\nheads = 4", "heads = 4 does not divide width = 10"),
-        ("[attention]\nheads = 0", "width = 64, heads = 0; each must be at least 1"),
-        ("[attention]\ndropout = 1.5", "dropout = 1.5, but it is a probability below 1"),
-        ("[demo]\nsteps = 0", "steps = 0, but it must be at least 1"),
-        ("[demo]\nsentence = 99", "sentence = 99, but"),
-        ("[demo]\nlearning_rate = -1", "learning_rate = -1.0, but it must be above 0"),
-        ("[attention", "is not valid TOML"),
+        ("[model]\nvarient = 'rela'", "unknown key 'model.varient'; did you mean 'variant' or"),
+        ("[modle]\nwidth = 3", "unknown key 'modle'; did you mean 'model'?"),
+        ("model = 3", "'model' must be a section, not 3"),
+        ("[model]\nwidth = 'wide'", "model.width = 'wide', but it must be an int"),
+        ("[model]\nwidth = true", "model.width = True, but it must be an int"),
+        ("[log]\ntensorboard = 1", "log.tensorboard = 1, but it must be a bool"),
+        ("[model]\nwidth = 10\nheads = 4", "model.heads = 4 does not divide model.width = 10"),
+        ("[model]\nheads = 0", "model.heads = 0, but it must be at least 1"),
+        ("[model]\ndropout = 1.0", "model.dropout = 1.0, but it must be at least 0 and below 1"),
+        ("[training]\nrate = nan", "training.rate = nan, but it must be at least 0"),
+        (
+            "[training]\noptimizer = 'adamx'",
+            "unknown value of training.optimizer 'adamx'; did you mean 'adam' or 'adamw'?",
+        ),
+        ("[data]\nsource = [1]", "data.source = [1], but it must be a file name or a list of them"),
+        ("[model", "is not valid TOML"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, words):
@@ -51,7 +90,7 @@ def test_mistakes_are_named(tmp_path, text, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("override", ["steps=3", "demo.steps", "demo.=3", "=3", "demo.steps="])
+@pytest.mark.parametrize("override", ["steps=3", "training.steps", "training.=3", "=3", "training.steps="])
 def test_malformed_overrides_are_named(override):
     with pytest.raises(ConfigError, match=r"is not of the form section\.key=value"):
         load_config(None, [override])

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, ShapeError, unknown_name
+from rectiformer.model.cache import Cache
 from rectiformer.model.norms import build_output_norm
 from rectiformer.ops.dispatch import Window, attention
 from rectiformer.ops.variants import Variant, find_variant
-from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights
+from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights, visible_keys
 
 LEARN = ("head", "layer", "fixed")
 
@@ -41,50 +42,9 @@ class Observation:
         """Row statistics, without M x N of anything."""
         return attention_stats(self.q, self.k, self.variant, **self.call)
 
-
-class KeyValueCache:
-    """Keys and values already projected, so that decoding projects each token once.
-
-    Room doubles when it runs out, so appending n tokens copies O(n) of them in all. Not for training: it writes in
-    place.
-    """
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-
-    @property
-    def keys(self) -> Tensor:
-        assert self._keys is not None
-        return self._keys[:, :, : self.length]
-
-    @property
-    def values(self) -> Tensor:
-        assert self._values is not None
-        return self._values[:, :, : self.length]
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add tokens [B, K, new, D] and return all keys and values so far."""
-        self._keys = self._extend(self._keys, k)
-        self._values = self._extend(self._values, v)
-        self.length += k.shape[2]
-        return self.keys, self.values
-
-    def reorder(self, rows: Tensor) -> None:
-        """Let sequence b continue what was sequence rows[b]: a beam search's choice of parents."""
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[rows], self._values[rows]
-
-    def _extend(self, held: Tensor | None, new: Tensor) -> Tensor:
-        needed = self.length + new.shape[2]
-        if held is None or held.shape[2] < needed:
-            larger = new.new_empty(*new.shape[:2], max(16, needed, 2 * self.length), new.shape[3])
-            if held is not None:
-                larger[:, :, : self.length] = held[:, :, : self.length]
-            held = larger
-        held[:, :, self.length : needed] = new
-        return held
+    def visible(self) -> Tensor:
+        """How many keys each query sees; broadcasts to [B, H, M]."""
+        return visible_keys(self.q, self.k, self.variant, **self.call)
 
 
 class LearnedOption(nn.Module):
@@ -202,7 +162,7 @@ class MultiHeadAttention(nn.Module):
         attn_mask: Tensor | None = None,
         attn_bias: Tensor | None = None,
         window: Window | None = None,
-        cache: KeyValueCache | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Attend from x [B, M, E] to memory [B, N, E] (x itself unless given): [B, M, E].
 
@@ -228,7 +188,7 @@ class MultiHeadAttention(nn.Module):
             self.observer(Observation(self.variant, q, k, mixed, call))
         return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
 
-    def project(self, x: Tensor, memory: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, memory: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, M, D], keys and values [B, K, N, D]."""
         if memory is None:
             q, k, v = self._linear(x, 0, 3).split(self.sizes, -1)

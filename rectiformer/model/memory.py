@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, ShapeError, unknown_name
+from rectiformer.model.dropout import Dropout
 
 Weights = Callable[[], Tensor]  # called only when somebody looks; zero where a slot was not used
 
@@ -47,7 +48,7 @@ class _Lookup(nn.Module):
     def __init__(self, memory: Memory, sizes: _Sizes, key_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.weigh = memory.weigh
-        self.drop = nn.Dropout(sizes.dropout)
+        self.drop = Dropout(sizes.dropout)
         self.keys = nn.Parameter(torch.empty(key_shape))
         self.key_bias = nn.Parameter(torch.zeros(key_shape[:-1])) if sizes.bias else None
 

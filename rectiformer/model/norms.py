@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
+from rectiformer.ops.dispatch import transform_obstacle
+from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
 
 EPSILON = 1e-8
 """Added to the mean square, inside the root."""
@@ -34,8 +36,7 @@ class RMSNorm(nn.Module):
             nn.init.ones_(self.gain)
 
     def forward(self, z: Tensor) -> Tensor:
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))
-        return (self.gain * root_mean_square_scaled(wide)).to(z.dtype)
+        return rms_norm(z, self.gain, None)
 
 
 class GatedRMSNorm(nn.Module):
@@ -52,12 +53,13 @@ class GatedRMSNorm(nn.Module):
         uniform_vector_(self.gate)  # near zero, so every gate starts about half open
 
     def forward(self, z: Tensor) -> Tensor:
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))
-        return (torch.sigmoid(self.gate * wide) * self.gain * root_mean_square_scaled(wide)).to(z.dtype)
+        return rms_norm(z, self.gain, self.gate)
 
 
-def root_mean_square_scaled(z: Tensor) -> Tensor:
-    return z * torch.rsqrt(z.square().mean(-1, keepdim=True) + EPSILON)
+def rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None) -> Tensor:
+    """[sigmoid(gate z)] gain z / sqrt(mean(z^2) + epsilon), by the kernels where they can run."""
+    fused = kernels_suit(z, gain, gate) and not transform_obstacle()
+    return (fused_rms_norm if fused else plain_rms_norm)(z, gain, gate, EPSILON)
 
 
 def uniform_vector_(vector: Tensor) -> Tensor:

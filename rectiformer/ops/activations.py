@@ -6,7 +6,7 @@ matter, as long as it is finite: `reference.py` overwrites them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,23 @@ class Rows:
     count: Tensor
     """Keys each row sees, at least 1, as a float of shape [B|1, H|1, M, 1]."""
     options: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class RowScale:
+    """A factor for whole rows, factor * n ** -exponent, with n the keys a row sees: both are read from the options."""
+
+    exponent: Callable[[Mapping[str, Value]], float]
+    factor: Callable[[Mapping[str, Value]], Value] = lambda options: 1.0
+
+    def head_factor(self, options: Mapping[str, Value], dtype: torch.dtype) -> Value:
+        """The part that no count enters: one number or, where an option is a tensor, one a head in `dtype`."""
+        wide = {name: value.to(dtype) if isinstance(value, Tensor) else value for name, value in options.items()}
+        return self.factor(wide)
+
+    def __call__(self, rows: Rows) -> Tensor:
+        counts = rows.count ** -self.exponent(rows.options)
+        return counts * _per_head(self.head_factor(rows.options, counts.dtype))
 
 
 def dot_scores(q: Tensor, k: Tensor) -> Tensor:
@@ -108,18 +125,15 @@ def entmax15_weights(x: Tensor, rows: Rows) -> Tensor:
 
 def entmax_weights(x: Tensor, rows: Rows) -> Tensor:
     alpha = _per_head(rows.options["alpha"])
-    return entmax(x, rows.visible, torch.as_tensor(alpha, dtype=x.dtype, device=x.device))
+    if not isinstance(alpha, Tensor):  # filled on the device: a CUDA graph cannot capture a copy from the host
+        alpha = torch.full((), alpha, device=x.device)
+    return entmax(x, rows.visible, alpha.to(x))
 
 
 def inhibition(x: Tensor, rows: Rows) -> Tensor:
     return torch.relu(-x)
 
 
-def unit_variance(rows: Rows) -> Tensor:
-    """1 / (gamma sqrt(n / 2)): with unit-normal scores and values the output has variance 1 / gamma^2 for every n."""
-    gamma = _per_head(rows.options["gamma"])
-    return (2 / rows.count).sqrt() / (gamma.to(rows.count.dtype) if isinstance(gamma, Tensor) else gamma)
-
-
-def inverse_count(rows: Rows) -> Tensor:
-    return rows.count ** -float(rows.options["exponent"])
+unit_variance = RowScale(exponent=lambda options: 0.5, factor=lambda options: 2**0.5 / options["gamma"])
+"""1 / (gamma sqrt(n / 2)): with unit-normal scores and values the output has variance 1 / gamma^2 for every n."""
+inverse_count = RowScale(exponent=lambda options: float(options["exponent"]))

@@ -11,13 +11,15 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError, ShapeError, unknown_name
 from rectiformer.ops.activations import Value
 from rectiformer.ops.dropout import drop_seed
+from rectiformer.ops.fused import fused_attention, fused_obstacle
 from rectiformer.ops.operators import rectified_attention
+from rectiformer.ops.products import products_attention
 from rectiformer.ops.reference import Call, reference_attention
 from rectiformer.ops.shapes import describe, match_broadcast, match_floating, match_shapes
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
-BACKENDS = ("auto", "reference", "blocked")
+BACKENDS = ("auto", "reference", "blocked", "products", "fused")
 Window = int | tuple[int, int]
 
 
@@ -71,32 +73,67 @@ def run(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> Tensor:
     """Hand a checked call to the implementation that `backend` names or that suits it best."""
     if k.shape[2] == 0:
         return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
-    if choose(q, call, backend) == "blocked":
-        return rectified_attention(q, k, v, call)
-    return reference_attention(q, k, v, call)
+    return IMPLEMENTATIONS[choose(q, k, v, call, backend)](q, k, v, call)
 
 
-def choose(q: Tensor, call: Call, backend: str) -> str:
+def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> str:
     """The name of the implementation to use; a forced one that cannot do the call is refused with the reason."""
     if backend not in BACKENDS:
         raise ArgumentError(unknown_name("backend", backend, BACKENDS))
-    if backend == "reference":
+    if backend != "auto":
+        obstacle = OBSTACLES[backend](q, k, v, call)
+        if obstacle:
+            raise ArgumentError(f"backend {backend!r} cannot run this call: {obstacle}; use 'auto' or 'reference'")
         return backend
-    obstacle = blocked_obstacle(q, call)
-    if backend == "blocked" and obstacle:
-        raise ArgumentError(f"backend 'blocked' cannot run this call: {obstacle}; use 'auto' or 'reference'")
-    return "reference" if obstacle else "blocked"
+    if q.device.type == "cpu":
+        preferred = ["blocked"]
+    else:  # exact products of float32 take the fused kernels minutes to compile and leave the tensor units idle
+        preferred = ["products"] if q.dtype == torch.float32 else ["fused", "products"]
+    for name in preferred:
+        if not OBSTACLES[name](q, k, v, call):
+            return name
+    return "reference"
 
 
-def blocked_obstacle(q: Tensor, call: Call) -> str:
+def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     """Why the blocked implementation cannot take this call; empty when it can."""
     if not call.variant.rectified:
         return f"variant {call.variant.name!r} is not rectified"
     if q.device.type != "cpu":
         return f"it runs on the CPU, and q is on {q.device}"
+    return transform_obstacle()
+
+
+def products_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+    """Why two matrix products cannot do this call; empty when they can."""
+    if "products" not in call.variant.implementations:
+        return f"variant {call.variant.name!r} is not made of two matrix products"
+    return ""
+
+
+def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+    """Why the fused kernels cannot take this call; empty when they can."""
+    return fused_obstacle(q, k, v, call) or transform_obstacle()
+
+
+def transform_obstacle() -> str:
     if not torch.compiler.is_compiling() and transforms_active():
         return "forward-mode differentiation and torch.func transforms go through plain operations"
     return ""
+
+
+IMPLEMENTATIONS = {
+    "reference": reference_attention,
+    "blocked": rectified_attention,
+    "products": products_attention,
+    "fused": fused_attention,
+}
+OBSTACLES = {
+    "reference": lambda q, k, v, call: "",
+    "blocked": blocked_obstacle,
+    "products": products_obstacle,
+    "fused": kernel_obstacle,
+}
 
 
 def transforms_active() -> bool:

@@ -28,8 +28,8 @@ def keep_cells(
     device = seed.device
     word = (seed ^ (seed >> 32)).to(torch.int32)  # [1]
     sequence = _count(batch, device)[:, None] * all_heads + _count(heads, device)  # [b, h]
-    row = _mix(_mix(word + sequence * GOLDEN)[:, :, None] + _count(queries, device) * GOLDEN)  # [b, h, m]
-    cell = _mix(row[..., None] + _count(keys, device) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
+    row = mix(mix(word + sequence * GOLDEN)[:, :, None] + _count(queries, device) * GOLDEN)  # [b, h, m]
+    cell = mix(row[..., None] + _count(keys, device) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
     return cell >= round(probability * 2**32) - 2**31
 
 
@@ -37,7 +37,8 @@ def _count(span: range, device: torch.device) -> Tensor:
     return torch.arange(span.start, span.stop, device=device, dtype=torch.int32)
 
 
-def _mix(word: Tensor) -> Tensor:
+def mix(word: Tensor) -> Tensor:
+    """A bijective hash of 32-bit words."""
     # torch shifts signed words arithmetically; the masks make the shifts logical.
     word = (word ^ ((word >> 16) & 0xFFFF)) * -2048144789  # 0x85EBCA6B
     word = (word ^ ((word >> 13) & 0x7FFFF)) * -1028477387  # 0xC2B2AE35

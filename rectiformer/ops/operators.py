@@ -30,10 +30,16 @@ def rectified_attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     numbers = [call.scale, call.dropout]
     sizes = [call.variant.power, seen.left, seen.right, *call.origin]
     out = rectified(q, k, v, call.bias, seen.attn_mask, seen.key_lengths, call.seed, numbers, sizes)
-    if call.variant.row_scale is not None:
-        count = seen.counts(q.device).clamp_min(1)[..., None].to(torch.promote_types(out.dtype, torch.float32))
-        out = out * call.variant.row_scale(Rows(None, count, call.options))
-    return out.to(dtype)
+    return scale_rows(out, call).to(dtype)
+
+
+def scale_rows(out: Tensor, call: Call) -> Tensor:
+    """The mixed values times the variant's row scale: it is linear, so it can come last."""
+    if call.variant.row_scale is None:
+        return out
+    count = call.visibility.counts(out.device).clamp_min(1)[..., None]
+    count = count.to(torch.promote_types(out.dtype, torch.float32))
+    return out * call.variant.row_scale(Rows(None, count, call.options))
 
 
 def describe_call(
@@ -50,7 +56,7 @@ def describe_call(
     power, left, right, *origin = sizes
     M, N = q.shape[2], k.shape[2]
     visibility = Visibility(M, N, left, right, key_lengths, mask, first=N - M)
-    variant = replace(VARIANTS["rela"], power=power)
+    variant = replace(VARIANTS["rela"], power=power) if power else VARIANTS["softmax"]
     scale, dropout = numbers
     return Call(variant, visibility, {}, scale, bias, dropout, seed, (origin[0], origin[1]))
 
@@ -103,26 +109,26 @@ def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *_: o
 
 
 # autograd calls the next functions with a context of its own, whose type torch does not publish.
-def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.is_tensor = [isinstance(value, Tensor) for value in inputs]
     ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
     ctx.others = [value for value in inputs if not isinstance(value, Tensor)]
 
 
-def _recall(ctx) -> list:  # type: ignore[no-untyped-def]
+def recall(ctx) -> list:  # type: ignore[no-untyped-def]
     tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
     return [next(tensors if is_tensor else others) for is_tensor in ctx.is_tensor]
 
 
 def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
-    inputs = _recall(ctx)
+    inputs = recall(ctx)
     d_q, d_k, d_v, d_bias = rectified_backward(d_out.contiguous(), *inputs)
     return d_q, d_k, d_v, None if inputs[3] is None else d_bias, *[None] * 5
 
 
-def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
+def differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
     """Differentiate the reference's own backward pass, a few query rows at a time."""
-    d_out, q, k, v, *rest = _recall(ctx)
+    d_out, q, k, v, *rest = recall(ctx)
     call = describe_call(q, k, *rest)
     totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in (d_out, q, k, v, call.bias)]
     step = max(1, SCORE_BYTES // (8 * q.shape[0] * q.shape[1] * max(1, k.shape[2])))
@@ -154,5 +160,5 @@ def _add_second_derivatives(
             (total[:, :, rows] if sliced else total).add_(grad)
 
 
-rectified.register_autograd(_differentiate, setup_context=_remember)
-rectified_backward.register_autograd(_differentiate_twice, setup_context=_remember)
+rectified.register_autograd(_differentiate, setup_context=remember)
+rectified_backward.register_autograd(differentiate_twice, setup_context=remember)

@@ -18,6 +18,7 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.ops.activations import (
     Rows,
+    RowScale,
     Value,
     cog,
     dot_scores,
@@ -72,8 +73,8 @@ class Variant:
     """Scores to weights; None for rectified rows, which `power` and `row_scale` describe in full."""
     power: int = 0
     """A rectified row's weights are [x]+ ** power times its `row_scale`. 0: not rectified."""
-    row_scale: Callable[[Rows], Tensor] | None = None
-    """A positive factor for a whole row. It is linear, so fast paths apply it to the output."""
+    row_scale: RowScale | None = None
+    """A positive factor for a whole row. It is linear, so fast paths may apply it to the output."""
     scale: str = "none"
     """The row scale in words, for the tables."""
     output_norm: str = "none"
@@ -95,7 +96,9 @@ class Variant:
 
     @property
     def implementations(self) -> tuple[str, ...]:
-        return ("reference", "blocked") if self.rectified else ("reference",)
+        products = ("products",) if self.score is dot_scores and self.mix is weighted_sum else ()
+        fused = ("fused",) if self.rectified or self.name == "softmax" else ()
+        return ("reference", *products, *(("blocked",) if self.rectified else ()), *fused)
 
     def weights(self, x: Tensor, rows: Rows) -> Tensor:
         """Weights of a block of scores [B, H, M, N]; cells hidden in `rows` come out as anything finite."""

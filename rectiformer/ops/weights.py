@@ -96,6 +96,24 @@ def attention_stats(
     return AttentionStats(*(torch.cat([getattr(part, field.name) for part in parts], -1) for field in fields(parts[0])))
 
 
+def visible_keys(
+    q: Tensor,
+    k: Tensor,
+    variant: str = "rela",
+    *,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    scale: float | None = None,
+    **options: Value,
+) -> Tensor:
+    """How many keys each query sees; broadcasts to [B, H, M]. The arguments are those of `attention`."""
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    return call.visibility.counts(q.device)
+
+
 def _check(
     q: Tensor,
     k: Tensor,

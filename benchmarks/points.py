@@ -1,0 +1,44 @@
+"""What every figure needs beside it, and the JSON lines it is kept in."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+
+def describe_machine(device: str = "cpu") -> dict[str, object]:
+    """Command, commit, device, versions. Where there is no git, RECTIFORMER_COMMIT says the commit."""
+    commit = os.environ.get("RECTIFORMER_COMMIT")
+    if commit is None:
+        git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+        commit = git.stdout.strip()
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+    else:
+        info = Path("/proc/cpuinfo")
+        models = (
+            [line for line in info.read_text().split("\n") if line.startswith("model name")] if info.exists() else []
+        )
+        name = models[0].partition(":")[2].strip() if models else platform.processor()
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit,
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def append_point(path: Path | None, point: dict[str, object]) -> None:
+    """Add one line to `path`, if there is one."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point) + "\n")

@@ -1,0 +1,94 @@
+"""Commands up to a trained model: generate, prepare, train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rectiformer.cli.options import ConfigFile, Overrides, app, data, option
+from rectiformer.errors import ArgumentError
+
+
+@data.command()
+def generate(
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Name of the files, without their endings.")],
+    sentences: Annotated[int, option("Sentence pairs to draw.", min=0)] = 0,
+    documents: Annotated[int, option("Documents to draw instead; each begins with a line <d>.", min=0)] = 0,
+    split: Annotated[str, option("train, valid or test; no sentence is in two of them.")] = "train",
+    seed: Annotated[int, option("Decides which pairs are drawn.", min=0)] = 1,
+) -> None:
+    """Write sentence pairs of the built-in German-English grammar, with exact word links.
+
+    OUT.de and OUT.en are the text. OUT.tok.de and OUT.tok.en are its sentences with spaces between all words, and
+    line n of OUT.align links the words of line n of both, counted from 0: `i-j` surely, `ipj` possibly.
+    """
+    from rectiformer.measure.alignment import format_links
+    from rectiformer.terminal import open_new, with_progress, write_line
+    from rectiformer.text.grammar import draw_documents, draw_sentences
+
+    if bool(sentences) == bool(documents):
+        raise ArgumentError(f"--sentences {sentences} and --documents {documents}; ask for some of one of the two")
+    alone = ((pair,) for pair in draw_sentences(sentences, seed, split))
+    groups = draw_documents(documents, seed, split) if documents else alone
+    names = [f"{out}.{ending}" for ending in ("de", "en", "tok.de", "tok.en", "align")]
+    with open_new(names) as files:
+        for group in with_progress(groups, "drawing", documents or sentences):
+            for file in files[: 2 if documents else 0]:
+                write_line(file, "<d>")
+            for pair in group:
+                words = (" ".join(side) for side in (pair.source_words, pair.target_words))
+                texts = (pair.source, pair.target, *words, format_links(pair.sure, pair.possible))
+                for file, text in zip(files, texts, strict=True):
+                    write_line(file, text)
+    print(f"wrote {', '.join(names)}")
+
+
+@data.command()
+def prepare(
+    out: Annotated[Path, option("Folder to make, for ids and vocabularies.", "--out")],
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Choose subwords and encode the text of a configuration, for `rectiformer train --data`."""
+    from rectiformer import toml
+    from rectiformer.terminal import Terminal, print_prepared
+    from rectiformer.text import prepared
+
+    with Terminal() as terminal:
+        found = prepared.prepare(toml.load_config(config, overrides or []), out, terminal.preparing)
+    print_prepared(terminal, found)
+
+
+@app.command()
+def train(
+    out: Annotated[Path, option("Run folder to make, or with --resume to go on with.", "--out", metavar="RUN")],
+    config: ConfigFile = None,
+    resume: Annotated[bool, option("Go on with RUN; without CONFIG, as RUN itself is configured.", "--resume")] = False,
+    prepared: Annotated[
+        Path | None, option("Folder of `rectiformer data prepare`, instead of RUN/data.", "--data")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Train a translation model.
+
+    Without CONFIG it learns a small built-in German-English language, in minutes on a CPU:
+
+        rectiformer train --out runs/tiny
+        echo "Der Hund schläft." | rectiformer translate runs/tiny
+
+    `rectiformer config` prints every key that CONFIG and --set know, with its default; configs/ has examples.
+
+    Ctrl-C saves and stops; --resume goes on with the batches that would have come next.
+    """
+    from rectiformer import toml
+    from rectiformer.runs.folder import open_run
+    from rectiformer.terminal import Terminal, training_summary
+    from rectiformer.train import start
+
+    file = open_run(out).path / "config.toml" if resume and config is None else config
+    settings = toml.load_config(file, overrides or [])
+    with Terminal() as terminal:
+        state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
+    terminal.note(training_summary(state, settings.validation.metric, out))

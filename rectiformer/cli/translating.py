@@ -1,0 +1,245 @@
+"""Commands of a trained model: translate, score, evaluate, align."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rectiformer.cli.inputs import number, open_translator, parse_place, read_pairs, read_text, warn
+from rectiformer.cli.options import (
+    SAMPLING,
+    SEARCH,
+    AsJson,
+    BadUtf8,
+    BatchSentences,
+    BatchTokens,
+    Beam,
+    Checkpoint,
+    Device,
+    OutFile,
+    Penalty,
+    Precision,
+    RunFolder,
+    Source,
+    Target,
+    TooLong,
+    app,
+    option,
+)
+from rectiformer.errors import ArgumentError, unknown_name
+
+if TYPE_CHECKING:
+    from rectiformer.translate.lines import Translation
+
+
+@app.command()
+def translate(
+    run: RunFolder,
+    file: Source = "-",
+    out: OutFile = None,
+    as_json: AsJson = False,
+    alignments: Annotated[
+        str, option("Add word links to JSON, as 1:average:normal.", metavar="LAYER:HEAD:INDUCTION")
+    ] = "",
+    heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
+    bad_utf8: BadUtf8 = "error",
+    too_long: TooLong = "split",
+    longest: Annotated[int, option("Most subwords that go through the model at once.", min=1)] = 1024,
+    beam: Beam = 4,
+    length_penalty: Penalty = 0.6,
+    nbest: Annotated[int, option("Translations a line; as text, `line ||| text ||| score`.", panel=SEARCH, min=1)] = 1,
+    prefix: Annotated[str, option("File: how each translation has to begin.", panel=SEARCH)] = "",
+    no_cache: Annotated[bool, option("Compute everything again at each step.", "--no-cache", panel=SEARCH)] = False,
+    sample: Annotated[bool, option("Draw translations instead of searching.", "--sample", panel=SAMPLING)] = False,
+    temperature: Annotated[float, option("Divides the logits.", panel=SAMPLING)] = 1.0,
+    top_k: Annotated[int, option("Draw from this many likeliest subwords; 0 from all.", panel=SAMPLING)] = 0,
+    top_p: Annotated[float, option("Draw from the likeliest with this probability together.", panel=SAMPLING)] = 1.0,
+    seed: Annotated[int, option("Decides what is drawn.", panel=SAMPLING)] = 1,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    batch_tokens: BatchTokens = 4096,
+    batch_sentences: BatchSentences = 0,
+) -> None:
+    """Translate lines of text.
+
+    As many lines come out as go in, in order; warnings go to standard error. Layers and heads are counted from 0.
+
+        rectiformer translate runs/tiny input.de --out output.en
+    """
+    from rectiformer.terminal import count_lines, to_json, with_progress, write_all
+    from rectiformer.text.lines import read_lines
+    from rectiformer.translate.align import to_records
+    from rectiformer.translate.lines import translate_stream
+    from rectiformer.translate.options import SearchOptions
+
+    options = SearchOptions(
+        beam=beam, length_penalty=length_penalty, nbest=nbest, cache=not no_cache, sample=sample,
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+    )  # fmt: skip
+    if (alignments or heads) and not as_json:
+        raise ArgumentError("--alignments and --heads are parts of JSON records; add --json")
+    place = parse_place(alignments) if alignments else None
+    translator = open_translator(run, checkpoint, device, precision)
+    translator.longest = longest
+    at_once = batch_sentences == 1 or (file == "-" and sys.stdin.isatty())
+    found = translate_stream(
+        translator, read_lines(file, bad_utf8), options, buffer=1 if at_once else 1000,
+        prefixes=read_text(prefix) if prefix else None, batch_tokens=batch_tokens, batch_sentences=batch_sentences,
+        too_long=too_long, warn=warn,
+    )  # fmt: skip
+    counted = with_progress(found, "translating", count_lines(file, out))
+    records = to_records(translator, counted, align=place, heads=heads, buffer=1 if at_once else 64)
+    texts = map(to_json, records) if as_json else (format_candidates(each, nbest) for each in counted)
+    write_all(texts, out, [file, prefix])
+
+
+def format_candidates(translation: Translation, nbest: int) -> str:
+    """The translation of a line; with `nbest` > 1 a line for each candidate: number of the line, text, score."""
+    if nbest == 1:
+        return translation.text
+    return "\n".join(f"{translation.line} ||| {each.text} ||| {each.score:.6f}" for each in translation.candidates)
+
+
+@app.command()
+def score(
+    run: RunFolder,
+    source: Source,
+    target: Target,
+    as_json: AsJson = False,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    batch_tokens: BatchTokens = 4096,
+) -> None:
+    """Say how probable given translations are.
+
+    A line each: natural logarithm of the probability, and its mean over the subwords and the end, with a tab between.
+    """
+    from rectiformer.terminal import to_json, write_all
+    from rectiformer.translate.score import score_pairs
+
+    pairs = read_pairs(source, target)
+    scores = score_pairs(open_translator(run, checkpoint, device, precision), pairs, batch_tokens)
+    texts = []
+    for line, (pair, found) in enumerate(zip(pairs, scores, strict=True), 1):
+        mean = found.log_probability / len(found.tokens)
+        record = {"line": line, "source": pair[0], "target": pair[1], "mean": mean, **dataclasses.asdict(found)}
+        texts.append(to_json(record) if as_json else f"{found.log_probability:.6f}\t{mean:.6f}")
+    write_all(texts)
+
+
+@app.command("evaluate")
+def evaluate_command(
+    reference: Annotated[str, option("Right translations.")],
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run to translate --source with.")] = None,
+    source: Annotated[str, option("Sentences to translate with RUN.")] = "",
+    hypothesis: Annotated[str, option("Translations to score, instead of RUN.")] = "",
+    baseline: Annotated[Path | None, option("Another run to compare with, by paired bootstrap.")] = None,
+    baseline_hypothesis: Annotated[str, option("Its translations, instead of --baseline.")] = "",
+    metrics: Annotated[str, option("Any of bleu, chrf and ter, with commas between.")] = "bleu,chrf",
+    samples: Annotated[int, option("Resamples for 95 % intervals; 0 for none, but 1000 to compare.", min=0)] = 0,
+    as_json: AsJson = False,
+    beam: Beam = 4,
+    length_penalty: Penalty = 0.6,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    batch_tokens: BatchTokens = 4096,
+) -> None:
+    """Score translations of a test set.
+
+    RUN translates --source, or --hypothesis is scored as it is; by sacreBLEU, each score with its signature.
+
+        rectiformer evaluate runs/new --baseline runs/old --source test.de --reference test.en
+    """
+    from rectiformer.measure.bleu import METRICS, compare
+    from rectiformer.measure.bleu import score as score_lines
+    from rectiformer.terminal import Terminal, print_scores
+    from rectiformer.translate.evaluate import evaluate
+    from rectiformer.translate.options import SearchOptions
+
+    names = metrics.split(",")
+    for name in names:
+        if name not in METRICS:
+            raise ArgumentError(unknown_name("metric", name, METRICS))
+    if (run is None) == (not hypothesis) or (baseline is not None and baseline_hypothesis):
+        raise ArgumentError("name one RUN or one --hypothesis, and at most one --baseline or --baseline-hypothesis")
+    if (run or baseline) and not source:
+        raise ArgumentError("a run needs --source, the sentences to translate")
+    options, references = SearchOptions(beam=beam, length_penalty=length_penalty), read_text(reference)
+
+    def lines_of(run: Path | None, file: str) -> list[str]:
+        if run is None:
+            return read_text(file)
+        translator = open_translator(run, checkpoint, device, precision)
+        found = evaluate(translator, read_text(source), references, options, (), batch_tokens=batch_tokens, warn=warn)
+        return found.hypotheses
+
+    system = lines_of(run, hypothesis)
+    if baseline or baseline_hypothesis:
+        other = lines_of(baseline, baseline_hypothesis)
+        systems = {f"{baseline or baseline_hypothesis} (baseline)": other, str(run or hypothesis): system}
+        tests = [each for name in names for each in compare(systems, references, name, samples or 1000)]
+        scores = [(each.system, each.score, each.p_value) for each in tests]
+    else:
+        found = score_lines(system, references, names, samples=samples)
+        scores = [(str(run or hypothesis), each, None) for each in found.values()]
+    print_scores(Terminal(), scores, len(references), as_json)
+
+
+@app.command()
+def align(
+    run: RunFolder,
+    source: Source,
+    target: Target,
+    gold: Annotated[str, option("Right links, `i-j` or `ipj` with words counted from 0, a line a pair.")] = "",
+    layer: Annotated[str, option("Of the decoder, counted from 0; or best, with --gold.")] = "",
+    head: Annotated[str, option("Counted from 0; or average, or best, with --gold.")] = "",
+    induction: Annotated[str, option("normal, shifted, or best, with --gold.")] = "",
+    tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
+    out: OutFile = None,
+    table: Annotated[bool, option("Print errors of all layers and heads, not the links.", "--table")] = False,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    batch_tokens: BatchTokens = 4096,
+) -> None:
+    """Link words of sentences and their translations.
+
+    Attention to the source decides; links are in the Pharaoh format, `i-j`, words counted from 0.
+
+    Without --gold, what is not said is the last layer, the average of its heads and normal induction: a word looks
+    where the step that predicts it looks (shifted: where the step that reads it looks). With --gold it is the best.
+    """
+    from rectiformer.measure.alignment import bootstrap_interval, format_links, read_gold
+    from rectiformer.terminal import Terminal, describe_alignment, print_alignments, write_all
+    from rectiformer.translate.align import align_pairs, alignment_table, choose
+
+    if not gold and (table or "best" in (layer, head, induction)):
+        raise ArgumentError("--table and the best layer, head or induction need --gold, the right links")
+    truth = read_gold(read_text(gold), gold) if gold else []
+    pairs = read_pairs(source, target)
+    translator = open_translator(run, checkpoint, device, precision)
+    if gold:
+        rows = alignment_table(translator, pairs, truth, tokenized=tokenized, batch_tokens=batch_tokens)
+        best = choose(rows, layer=number(layer or "best"), head=number(head or "best"), induction=induction or "best")
+        place: tuple[Any, Any, str] = (best.layer, best.head, best.induction)
+    else:
+        last = translator.model.config.decoder_layers - 1
+        place = (number(layer or str(last)), number(head or "average"), induction or "normal")
+    links = align_pairs(
+        translator, pairs, layer=place[0], head=place[1], induction=place[2],
+        tokenized=tokenized, batch_tokens=batch_tokens,
+    )  # fmt: skip
+    if out or not table:
+        write_all(map(format_links, links), out, [source, target, gold])
+    if gold:
+        report = Terminal(stderr=not table)
+        if table:
+            print_alignments(report, rows, best)
+        report.note(describe_alignment(best, bootstrap_interval(links, truth)))

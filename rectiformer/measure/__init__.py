@@ -1,0 +1,1 @@
+"""Numbers from strings and arrays: translation scores, word alignments and their error. No model, no files."""

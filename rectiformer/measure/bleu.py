@@ -1,0 +1,193 @@
+"""Translation scores by sacreBLEU, each with the signature that says how it was counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rectiformer import __version__
+from rectiformer.errors import ArgumentError, DataError, unknown_name
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric
+    from sacrebleu.significance import Result
+
+METRICS = {"bleu": "BLEU", "chrf": "CHRF", "ter": "TER"}
+"""Our name of a metric: its class in sacrebleu.metrics, used with its defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One metric over one set of lines."""
+
+    name: str
+    """As sacreBLEU writes it: BLEU, chrF2 or TER."""
+    value: float
+    """0 to 100; for TER less is better, and it may exceed 100."""
+    signature: str
+    """sacreBLEU's own, unchanged."""
+    version: str
+    """Of rectiformer."""
+    empty: int
+    """Hypotheses that are nothing but white space, if that. They are scored like any other."""
+    low: float | None = None
+    """Lower end of the 95 % bootstrap interval, where one was asked for."""
+    high: float | None = None
+    """Its upper end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One system of a paired bootstrap test."""
+
+    system: str
+    score: Score
+    mean: float
+    """Mean score of the resamples; the interval lies around it."""
+    p_value: float | None
+    """How probable so large a difference to the baseline is by chance; None for the baseline itself."""
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    metrics: Sequence[str] = ("bleu", "chrf"),
+    *,
+    samples: int = 0,
+    seed: int = 12345,
+) -> dict[str, Score]:
+    """Score detokenized hypotheses, line by line against one reference each, by every name in `metrics`.
+
+    Args:
+        samples: bootstrap resamples for the 95 % interval; 0 gives none.
+    """
+    if samples:
+        system = {"hypotheses": hypotheses}
+        return {name: compare(system, references, name, samples=samples, seed=seed)[0].score for name in metrics}
+    check_lines("hypotheses", hypotheses, references)
+    return {name: score_once(hypotheses, references, name) for name in metrics}
+
+
+def score_once(hypotheses: Sequence[str], references: Sequence[str], name: str) -> Score:
+    """Score by one metric, without an interval."""
+    metric = build_metric(name)
+    with quiet_sacrebleu():
+        result = metric.corpus_score(hypotheses, [references])
+    return Score(
+        name=result.name,
+        value=float(result.score),
+        signature=str(metric.get_signature()),
+        version=__version__,
+        empty=count_empty(hypotheses),
+    )
+
+
+def compare(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    metric: str = "bleu",
+    samples: int = 1000,
+    seed: int = 12345,
+) -> list[Comparison]:
+    """Test every system against the first by sacreBLEU's paired bootstrap; the same seed gives the same result.
+
+    Where sacreBLEU calls a system that scores like the baseline in every resample different (its p-value is then
+    1 / (samples + 1)), the p-value here is 1.
+    """
+    from sacrebleu.significance import PairedTest
+
+    if not systems:
+        raise DataError("no systems to compare; give at least one")
+    for name, hypotheses in systems.items():
+        check_lines(f"{name!r}", hypotheses, references)
+    check_resampling(samples, seed)
+    with quiet_sacrebleu(), sacrebleu_seed(seed):
+        test = PairedTest(list(systems.items()), {metric: build_metric(metric)}, [references], "bs", samples)
+        signatures, columns = test()
+    [(name, signature)] = signatures.items()
+    results: list[Any] = columns[name]
+    return [
+        Comparison(
+            system=system,
+            score=Score(
+                name=name,
+                value=float(result.score),
+                signature=str(signature),
+                version=__version__,
+                empty=count_empty(hypotheses),
+                low=float(result.mean - result.ci),
+                high=float(result.mean + result.ci),
+            ),
+            mean=float(result.mean),
+            p_value=p_value(result, results[0]),
+        )
+        for (system, hypotheses), result in zip(systems.items(), results, strict=True)
+    ]
+
+
+def p_value(result: Result, baseline: Result) -> float | None:
+    """That of sacreBLEU, but None for the baseline and 1 for its equal."""
+    if result is baseline:
+        return None
+    same = (result.score, result.mean, result.ci) == (baseline.score, baseline.mean, baseline.ci)
+    return 1.0 if same else result.p_value
+
+
+def build_metric(name: str) -> Metric:
+    """A new sacreBLEU metric by a name of METRICS."""
+    from sacrebleu import metrics
+
+    if name not in METRICS:
+        raise ArgumentError(unknown_name("metric", name, METRICS))
+    return getattr(metrics, METRICS[name])()
+
+
+def check_lines(what: str, hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Refuse what sacreBLEU accepts: it scores as many lines as the shorter side has."""
+    if len(hypotheses) != len(references):
+        raise DataError(
+            f"{what}: {len(hypotheses)} lines for {len(references)} references; nothing is scored, "
+            "because each reference needs exactly one line, if only an empty one"
+        )
+    if not references:
+        raise DataError(f"{what}: 0 lines for 0 references; there is nothing to score")
+
+
+def check_resampling(samples: int, seed: int) -> None:
+    if samples < 2:
+        raise ArgumentError(f"samples = {samples}, but an interval needs at least 2; 1000 is usual")
+    if seed < 1:
+        raise ArgumentError(f"seed = {seed}, but it must be at least 1: sacreBLEU draws at random for 0")
+
+
+def count_empty(lines: Sequence[str]) -> int:
+    return sum(not line.strip() for line in lines)
+
+
+@contextmanager
+def quiet_sacrebleu() -> Iterator[None]:
+    """Keep what sacreBLEU logs off the user's terminal."""
+    logger = logging.getLogger("sacrebleu")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
+@contextmanager
+def sacrebleu_seed(seed: int) -> Iterator[None]:
+    """Set the seed where sacreBLEU reads it, which is the environment only; so never from two threads at once."""
+    before = os.environ.get("SACREBLEU_SEED")
+    os.environ["SACREBLEU_SEED"] = str(seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SACREBLEU_SEED"]
+        else:
+            os.environ["SACREBLEU_SEED"] = before

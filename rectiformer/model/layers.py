@@ -1,0 +1,129 @@
+"""Encoder and decoder layers: attention and memory inside residual connections, normed after the sum or before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from rectiformer.config import ModelConfig
+from rectiformer.model.attention import LearnedOption, MultiHeadAttention
+from rectiformer.model.cache import Cache
+from rectiformer.model.dropout import Dropout
+from rectiformer.model.memory import KeyValueMemory
+from rectiformer.ops.variants import find_variant
+
+EPSILON = 1e-8
+"""Of every LayerNorm, as in the ReLA code."""
+
+
+class LayerNorm(nn.LayerNorm):
+    """Computed in float32 and given back in the dtype it came in, so that the residual stream stays narrow."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)
+
+
+class Residual(nn.Module):
+    """x plus a sublayer's output, with its LayerNorm: norm(x + f(x)) in "post" order, x + f(norm(x)) in "pre"."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = LayerNorm(config.width)
+        self.drop = Dropout(config.dropout)
+        self.after = config.order == "post"
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        added = self.drop(sublayer(x if self.after else self.norm(x)))
+        total = x + added.to(x.dtype)  # under autocast a sublayer may end with the sum of a float32 bias
+        return self.norm(total) if self.after else total
+
+
+def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOption]) -> MultiHeadAttention:
+    """Attention of `kind` "encoder", "decoder" or "cross"; `shared` holds the numbers one model learns once."""
+    variant = config.variant_of(kind)
+    return MultiHeadAttention(
+        config.width,
+        config.heads,
+        variant,
+        cross=kind == "cross",
+        dropout=config.attention_dropout,
+        learn=shared.get(variant, "fixed") if config.learn == "model" else config.learn,
+    )
+
+
+def build_memory(config: ModelConfig) -> KeyValueMemory:
+    layers = config.encoder_layers + config.decoder_layers
+    return KeyValueMemory(config.width, config.slots, config.memory, dropout=config.slot_dropout, layers=layers)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a memory."""
+
+    def __init__(self, config: ModelConfig, shared: dict[str, LearnedOption]) -> None:
+        super().__init__()
+        self.attention = build_attention(config, "encoder", shared)
+        self.memory = build_memory(config)
+        self.around_attention = Residual(config)
+        self.around_memory = Residual(config)
+
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        x = self.around_attention(x, lambda x: self.attention(x, key_lengths=lengths))
+        return self.around_memory(x, self.memory)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention to what was written, attention to the source, then a memory."""
+
+    def __init__(self, config: ModelConfig, shared: dict[str, LearnedOption]) -> None:
+        super().__init__()
+        self.attention = build_attention(config, "decoder", shared)
+        self.cross = build_attention(config, "cross", shared)
+        self.memory = build_memory(config)
+        self.around_attention = Residual(config)
+        self.around_cross = Residual(config)
+        self.around_memory = Residual(config)
+
+    def forward(self, x: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
+        """All positions [B, M, E] at once, each seeing itself and what stands before it."""
+        x = self.around_attention(x, lambda x: self.attention(x, causal=True))
+        x = self.around_cross(x, lambda x: self.cross(x, source, key_lengths=source_lengths))
+        return self.around_memory(x, self.memory)
+
+    def step(
+        self, x: Tensor, source: Tensor, source_lengths: Tensor, own: Cache, cross: Cache, written: Tensor | None
+    ) -> Tensor:
+        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts the keys that `own` really holds.
+
+        The beam is the query axis of the attention to the source, so the source's keys are held once, not once a
+        hypothesis.
+        """
+        beams = (len(source), -1, x.shape[-1])
+        x = self.around_attention(x, lambda x: self.attention(x, cache=own, key_lengths=written))
+        attended = self.around_cross(
+            x.view(beams), lambda x: self.cross(x, source, key_lengths=source_lengths, cache=cross)
+        )
+        return self.around_memory(attended.view(x.shape), self.memory)
+
+
+def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
+    """One learned number a variant, for all layers of a model, where the configuration asks for that."""
+    if config.learn != "model":
+        return {}
+    names = dict.fromkeys(config.variant_of(kind) for kind in ("encoder", "decoder", "cross"))
+    learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
+    return {name: LearnedOption(find_variant(name), option) for name, option in learnable.items() if option}
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Position signals [length, width]: sines in the first half, cosines in the second, time scales 1 to 10,000."""
+    half = width // 2
+    # In float32 the signals of position 2,048 would already be off by 1e-4.
+    rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000) / max(1, half - 1)))
+    angles = torch.arange(length)[:, None] * rates  # [length, half]
+    return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, width % 2)).float()

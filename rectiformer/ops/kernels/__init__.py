@@ -1,0 +1,1 @@
+"""Triton kernels. Imported only where Triton is installed and a call is going to use them."""

@@ -1,0 +1,263 @@
+"""Checkpoints that are either complete or not there, whatever kills the process that writes them.
+
+A run folder holds `checkpoints/step-00000500/` and so on: safetensors, `state.json` and, written last, `manifest.json`
+with size and SHA-256 of each. `checkpoints/latest` and `checkpoints/best` hold the name of a step. Names ending in
+`.tmp` are unfinished, or being deleted; `step-N.old` is a step being replaced, and counts as step N until that is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+import rectiformer
+from rectiformer.errors import ArgumentError, CheckpointError, DivergedError
+from rectiformer.runs.durable import (
+    damaged,
+    parse_object,
+    put_in_place,
+    read_regular,
+    remove,
+    replace_file,
+    require_space,
+    sync_folder,
+    write_failure,
+    write_file,
+)
+from rectiformer.runs.failpoints import failpoint
+from rectiformer.runs.manifest import FORMAT, MANIFEST, describe, read_manifest, seal
+
+STATE = "state.json"
+STEP_NAME = re.compile(r"step-([0-9]{8,18})(\.old)?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete step. Every read is checked against the manifest again before it is parsed."""
+
+    path: Path
+    step: int
+    manifest: dict[str, Any]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors saved under `name`, as copies on the CPU."""
+        data = self.read(f"{name}.safetensors")
+        try:
+            return load(data)
+        except Exception as error:  # the parser raises half a dozen kinds, down to KeyError
+            raise damaged(self.path / f"{name}.safetensors", f"it is not safetensors ({error!r})") from error
+
+    def state(self) -> dict[str, Any]:
+        """What was saved beside the tensors."""
+        return parse_object(self.path / STATE, self.read(STATE))
+
+    def read(self, name: str) -> bytes:
+        """One file, if the manifest lists it and its size and hash are as listed."""
+        entry = self.manifest["files"].get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.path} holds no {name}; it has {', '.join(self.manifest['files'])}")
+        data = read_regular(self.path / name, entry["size"])
+        if (found := describe(data)) != entry:
+            raise damaged(self.path / name, f"it is {found}, its manifest says {entry}")
+        return data
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    identity: Mapping[str, str],
+    *,
+    best: bool = False,
+    keep: int = 2,
+    keep_also: Collection[int] = (),
+) -> Checkpoint:
+    """Write step `step` of run `folder` to disk, then point `latest` (and `best`) to it, then prune.
+
+    Until the new step is complete nothing else is touched. Saving a step again replaces it. Kept afterwards are this
+    step and those before it, `keep` (at least 2) in all, the best and `keep_also`. Later steps, left behind by a run
+    that went back, are removed: they would otherwise be taken for the newest. Numbers that are not finite are refused
+    with DivergedError, a disk too small with NoSpaceError; either way earlier checkpoints are kept.
+
+    Args:
+        tensors: name -> tensors, each name a file. Tensors may not share memory: save one of those that are tied.
+        state: anything JSON can hold.
+        identity: hashes of what the weights belong to; see `identity_differences`.
+    """
+    contents = {f"{name}.safetensors": pack(step, name, group) for name, group in tensors.items()}
+    contents[STATE] = json.dumps(state, indent=1).encode()  # an infinite float is no JSON, but is read back as it was
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "files": {name: describe(data) for name, data in contents.items()},
+        "identity": dict(identity),
+        "rectiformer": rectiformer.__version__,
+        "torch": str(torch.__version__),
+    }
+    root = folder / "checkpoints"
+    path, temporary = root / step_name(step), root / f"{step_name(step)}.tmp"
+    try:
+        if not root.is_dir():
+            root.mkdir(parents=True)
+            sync_folder(folder)
+        require_space(path, sum(map(len, contents.values())))
+        write_step(temporary, contents, manifest)
+        failpoint("before-rename")
+        put_in_place(temporary, path)
+        failpoint("before-latest")
+        point_to(path, best)
+        prune(root, step, keep, keep_also)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise write_failure(path, error) from error
+    return Checkpoint(path, step, manifest)
+
+
+def pack(step: int, name: str, group: Mapping[str, Tensor]) -> bytes:
+    """Tensors in safetensors format; DivergedError where one is not finite, ArgumentError where two share memory."""
+    owners: dict[tuple[torch.device, int], str] = {}
+    for key, tensor in group.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise DivergedError(
+                f"step {step}: {name} {key!r} holds numbers that are not finite; "
+                "no checkpoint was written, earlier ones are kept"
+            )
+        if tensor.numel() and (owner := owners.setdefault((tensor.device, tensor.data_ptr()), key)) != key:
+            raise ArgumentError(f"{name} {owner!r} and {key!r} share memory; save one of them")
+    return save({key: tensor.detach().cpu().contiguous() for key, tensor in group.items()})
+
+
+def write_step(temporary: Path, contents: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
+    """A whole step at `temporary`, on disk when this returns."""
+    remove(temporary)
+    temporary.mkdir()
+    for name, data in contents.items():
+        write_file(temporary / name, data, halfway="mid-tensor")
+    failpoint("before-manifest")
+    write_file(temporary / MANIFEST, seal(manifest))
+    sync_folder(temporary)
+
+
+def point_to(path: Path, best: bool) -> None:
+    """Have `latest`, and where it is the best `best`, name the step at `path`."""
+    for pointer in ("latest", "best") if best else ("latest",):
+        replace_file(path.with_name(pointer), f"{path.stem}\n".encode())
+
+
+def prune(root: Path, step: int, keep: int, keep_also: Collection[int]) -> None:
+    try:
+        best = best_step(root)
+    except CheckpointError:
+        return  # which one is best cannot be told, so none is deleted
+    folders = step_folders(root)
+    kept = sorted((other for other in folders if other <= step), reverse=True)[: max(keep, 2)]
+    for other in sorted(folders.keys() - {best, *kept, *keep_also}):
+        doomed = root / f"{step_name(other)}.tmp"
+        remove(doomed)
+        os.rename(folders[other], doomed)  # so that half a deletion never looks like a damaged step
+        failpoint("mid-prune")
+        remove(doomed)
+
+
+def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest complete checkpoint, to resume from; None where there is none.
+
+    Warns of each newer one that is damaged. Removes what a killed save left and says so; hence only for the process
+    that holds the run's lock. Others use `newest_checkpoints`, which changes nothing.
+    """
+    root = folder / "checkpoints"
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if path.suffix == ".tmp" or (path.suffix == ".old" and path.with_suffix("").exists()):
+            try:
+                remove(path)
+            except OSError as error:
+                raise CheckpointError(f"cannot remove {path}, left by a killed save: {error.strerror}") from error
+            warn(f"removed {path}, left by a killed save")
+    return next(iter(newest_checkpoints(folder, 1, warn)), None)
+
+
+def newest_checkpoints(folder: Path, count: int, warn: Callable[[str], None]) -> list[Checkpoint]:
+    """Up to `count` complete checkpoints, newest first; warns of each damaged one passed over."""
+    found: list[Checkpoint] = []
+    passed_over: list[str] = []
+    for _, path in sorted(step_folders(folder / "checkpoints").items(), reverse=True):
+        if len(found) == count:
+            break
+        try:
+            found.append(open_checkpoint(path))
+        except CheckpointError as error:
+            passed_over.append(str(error))
+    taken = ", ".join(checkpoint.path.name for checkpoint in found) or "none, as no other is complete"
+    for trouble in passed_over:
+        warn(f"{trouble}; taken instead: {taken}")
+    return found
+
+
+def best_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint that `best` names; None where nothing was named yet, CheckpointError where it is damaged."""
+    root = folder / "checkpoints"
+    step = best_step(root)
+    return None if step is None else open_checkpoint(step_folders(root).get(step, root / step_name(step)))
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in the folder `path`, every file of it checked; CheckpointError where it is damaged."""
+    if path.is_symlink() or not path.is_dir():
+        raise CheckpointError(f"{path} is no checkpoint: {'a link' if path.is_symlink() else 'not a folder'}")
+    manifest = read_manifest(path)
+    match = STEP_NAME.fullmatch(path.name)
+    if match and int(match[1]) != manifest["step"]:
+        raise damaged(path / MANIFEST, f"it is that of step {manifest['step']}")
+    checkpoint = Checkpoint(path, manifest["step"], manifest)
+    for name in manifest["files"]:
+        checkpoint.read(name)
+    return checkpoint
+
+
+def best_step(root: Path) -> int | None:
+    path = root / "best"
+    if not os.path.lexists(path):
+        return None
+    match = STEP_NAME.fullmatch(read_regular(path, 100).decode("ascii", "replace").removesuffix("\n"))
+    if match is None:
+        raise damaged(path, "it does not name a step; write the name of one into it, or delete it")
+    return int(match[1])
+
+
+def step_name(step: int) -> str:
+    """The folder name of a step: `step-00000500`."""
+    return f"step-{step:08d}"
+
+
+def step_folders(root: Path) -> dict[int, Path]:
+    """Step -> its folder; a step set aside counts only while nothing has taken its place."""
+    folders: dict[int, Path] = {}
+    for name in sorted(os.listdir(root)) if root.is_dir() else []:
+        if match := STEP_NAME.fullmatch(name):
+            folders.setdefault(int(match[1]), root / name)
+    return folders
+
+
+def check_space(folder: Path, bytes_for_one: int) -> None:
+    """Refuse to start a run in `folder` where two checkpoints will not fit."""
+    require_space(folder / "checkpoints", bytes_for_one, bytes_for_one)
+
+
+def identity_differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """A line for each key on which a checkpoint's identity and the wanted one differ; empty where they agree."""
+    return [
+        f"{key} is {found.get(key, 'missing')} in the checkpoint, {wanted.get(key, 'missing')} here"
+        for key in sorted(found.keys() | wanted.keys())
+        if found.get(key) != wanted.get(key)
+    ]

@@ -1,0 +1,126 @@
+"""Files that survive a kill at any moment, as the old or the new."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from rectiformer.errors import CheckpointError, NoSpaceError, RectiformerError
+from rectiformer.runs.failpoints import failpoint
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SPACE_MARGIN = 2**20  # bytes a checkpoint needs beside its tensors: state, manifest, blocks half filled
+
+
+def write_file(path: Path, data: bytes, halfway: str = "") -> None:
+    """A new file, on disk when this returns; `halfway` names the failpoint met with half of it written."""
+    view = memoryview(data)
+    with open(path, "xb") as file:
+        file.write(view[: len(view) // 2])
+        file.flush()
+        failpoint(halfway)
+        file.write(view[len(view) // 2 :])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give `path` new content at once, on disk when this returns; whoever has the old one open or mapped keeps it."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_file(temporary, data)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a finished folder; one already there is set aside as `.old` for the moment between the two renames."""
+    aside = path.with_name(f"{path.name}.old")
+    if os.path.lexists(path):
+        remove(aside)
+        os.rename(path, aside)
+    os.rename(temporary, path)
+    sync_folder(path.parent)
+    remove(aside)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to disk: what was created, renamed or deleted there."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a whole folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """All of a regular file; CheckpointError, without waiting, for a link, FIFO, device or more than `limit` bytes."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise damaged(path, "it is not a regular file")
+            if status.st_size > limit:
+                raise damaged(path, f"it has {status.st_size} bytes, not {limit}")
+            return file.read()
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+
+
+def parse_object(path: Path, data: bytes) -> dict[str, Any]:
+    """The JSON object `data`, read from `path`, holds; CheckpointError where it holds none."""
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "it is not JSON") from error
+    if not isinstance(parsed, dict):
+        raise damaged(path, "it is not a JSON object")
+    return parsed
+
+
+def damaged(path: Path, why: str) -> CheckpointError:
+    """What to raise where a file that should be part of a checkpoint is not as it was saved."""
+    return CheckpointError(f"{path} is damaged: {why}; nothing of it was loaded")
+
+
+def write_failure(path: Path, error: OSError) -> RectiformerError:
+    """What to raise where writing `path` failed."""
+    if error.errno in NO_SPACE:
+        free = shutil.disk_usage(existing_parent(path)).free
+        return NoSpaceError(
+            f"no space left while writing {path} ({error.strerror}; {free} bytes are free); "
+            "what was saved before is kept; make room and resume"
+        )
+    return CheckpointError(f"cannot write {path}: {error.strerror or error}; what was saved before is kept")
+
+
+def require_space(path: Path, *sizes: int) -> None:
+    """NoSpaceError where checkpoints of `sizes` bytes will not fit on the disk of `path`, which need not exist yet."""
+    needed = sum(size + SPACE_MARGIN for size in sizes)
+    free = shutil.disk_usage(existing_parent(path)).free
+    if free < needed:
+        raise NoSpaceError(
+            f"no space for {path}: {needed} bytes are needed, {free} are free; "
+            "what was saved before is kept; make room and resume"
+        )
+
+
+def existing_parent(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())

@@ -1,0 +1,21 @@
+"""Named moments at which a test can have this process killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+FAILPOINTS = ("mid-tensor", "before-manifest", "before-rename", "before-latest", "mid-prune")
+
+_hits: Counter[str] = Counter()
+
+
+def failpoint(name: str) -> None:
+    """Kill this process if RECTIFORMER_FAILPOINT is `name`, or is `name:n` and this is the n-th time here."""
+    wanted, _, turn = os.environ.get("RECTIFORMER_FAILPOINT", "").partition(":")
+    if not name or wanted != name:
+        return
+    _hits[name] += 1
+    if turn in ("", str(_hits[name])):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,244 @@
+"""A run folder: everything a command needs of a trained model, and whether it is still what it was.
+
+RUN/config.toml, RUN/source.model and RUN/target.model say what the model is, RUN/checkpoints/ holds its weights.
+RUN/run.json is written last, with the hashes of all the others, so a folder that has it was created completely.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rectiformer
+from rectiformer.config import Config
+from rectiformer.errors import CheckpointError, ConfigError, DataError
+from rectiformer.model.transformer import Transformer
+from rectiformer.runs.checkpoint import (
+    Checkpoint,
+    best_checkpoint,
+    identity_differences,
+    newest_checkpoints,
+    open_checkpoint,
+    step_name,
+)
+from rectiformer.runs.durable import damaged, parse_object, read_regular, replace_file, write_failure
+from rectiformer.text.vocabulary import Vocabulary
+from rectiformer.toml import load_config, to_toml
+
+FORMAT = 1
+RECORD_LIMIT = 2**20  # bytes of run.json; ours have some hundreds
+FREE_KEYS = (
+    "log.",
+    "checkpoint.",
+    "validation.",
+    "training.steps",
+    "training.device",
+    "training.compile",
+    "data.source",
+    "data.target",
+    "data.valid_source",
+    "data.valid_target",
+    "vocabulary.source_model",
+    "vocabulary.target_model",
+)
+"""Keys, or sections with a dot after them, that a resumed run may change. Files are judged by what is in them."""
+
+WEIGHTS = ("averaged", "ema", "model")
+"""The sets of weights a checkpoint may hold, the one to translate with first."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run folder, without its weights."""
+
+    path: Path
+    config: Config
+    source: Vocabulary
+    target: Vocabulary
+    data_hash: str
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Hashes of what the weights depend on; checkpoints carry them."""
+        return {
+            "config": hash_model(self.config),
+            "data": self.data_hash,
+            "source_vocabulary": self.source.sha256,
+            "target_vocabulary": self.target.sha256,
+        }
+
+    def build_model(self) -> Transformer:
+        """A model with fresh weights, drawn from torch's current seed."""
+        return Transformer(self.config.model, self.source.size, self.target.size, start=self.target.bos)
+
+
+def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabulary, data_hash: str) -> Run:
+    """Write a new run folder; CheckpointError where something is in it that an unfinished creation would not leave."""
+    refuse_existing(folder, but=("run.lock", "data", "config.toml", "source.model", "target.model"))
+    run = Run(folder, config, source, target, data_hash)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / "config.toml", to_toml(config).encode())
+        source.save(folder / "source.model")
+        target.save(folder / "target.model")
+        record = {"format": FORMAT, "identity": run.identity, "rectiformer": rectiformer.__version__}
+        replace_file(folder / "run.json", json.dumps(record, indent=1).encode())
+    except OSError as error:
+        raise write_failure(folder, error) from error
+    return run
+
+
+def refuse_existing(folder: Path, but: tuple[str, ...] = ("run.lock",)) -> None:
+    """CheckpointError where `folder` holds anything other than files of these names."""
+    if folder.exists() and (not folder.is_dir() or any(path.name not in but for path in folder.iterdir())):
+        raise CheckpointError(f"run folder {folder} exists; use --resume to go on with it, or another --out")
+
+
+def open_run(folder: Path) -> Run:
+    """An existing run folder, its vocabularies and configuration checked against the hashes of its creation."""
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no run folder {folder}; `rectiformer train` makes one")
+    for name in ("run.json", "config.toml", "source.model", "target.model"):
+        if (folder / name).is_symlink() or not (folder / name).is_file():
+            raise CheckpointError(
+                f"{folder} is no complete run folder: {name} is missing or not a file in it; put it back or train again"
+            )
+    identity = read_identity(folder)
+    try:
+        config = load_config(folder / "config.toml")
+        source = Vocabulary.load(folder / "source.model", identity["source_vocabulary"])
+        target = Vocabulary.load(folder / "target.model", identity["target_vocabulary"])
+    except (ConfigError, DataError) as error:
+        raise CheckpointError(f"run folder {folder}: {error}") from error
+    run = Run(folder, config, source, target, identity["data"])
+    if run.identity["config"] != identity["config"]:
+        raise CheckpointError(
+            f"{folder / 'config.toml'}: the [model] section has hash {run.identity['config'][:12]}, but the run was "
+            f"created with {identity['config'][:12]}; undo the change, or train another run"
+        )
+    return run
+
+
+def read_identity(folder: Path) -> dict[str, str]:
+    path = folder / "run.json"
+    record = parse_object(path, read_regular(path, RECORD_LIMIT))
+    if record.get("format") != FORMAT:
+        raise damaged(path, f"its format is {record.get('format')!r}, this version of rectiformer reads {FORMAT}")
+    identity = record.get("identity")
+    names = ("config", "data", "source_vocabulary", "target_vocabulary")
+    if not isinstance(identity, dict) or not all(isinstance(identity.get(name), str) for name in names):
+        raise damaged(path, f"it lacks a hash of {', '.join(names)}")
+    return identity
+
+
+def resume_run(run: Run, config: Config, data_hash: str) -> Run:
+    """The run with `config` for its own, in the folder too; CheckpointError if more than `FREE_KEYS` changed."""
+    keys = [key for key in changed_keys(run.config, config) if not key.startswith(FREE_KEYS)]
+    if keys:
+        changes = ", ".join(f"{key} = {value_of(config, key)!r} (was {value_of(run.config, key)!r})" for key in keys)
+        raise CheckpointError(f"cannot resume {run.path} with {changes}; undo this, or train another run with --out")
+    if data_hash != run.data_hash:
+        raise CheckpointError(
+            f"cannot resume {run.path}: the data has hash {data_hash[:12]}, but it was trained on "
+            f"{run.data_hash[:12]}; give it the same files, or train another run with --out"
+        )
+    path = run.path / "config.toml"
+    try:
+        replace_file(path, to_toml(config).encode())
+    except OSError as error:
+        raise write_failure(path, error) from error
+    return dataclasses.replace(run, config=config)
+
+
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """The dotted keys whose values differ, in the order of the configuration."""
+    keys = [
+        f"{section.name}.{item.name}"
+        for section in dataclasses.fields(Config)
+        for item in dataclasses.fields(getattr(old, section.name))
+    ]
+    return [key for key in keys if value_of(old, key) != value_of(new, key)]
+
+
+def value_of(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def hash_model(config: Config) -> str:
+    """SHA-256 of the section that decides which weights fit."""
+    return hashlib.sha256(json.dumps(dataclasses.asdict(config.model), sort_keys=True).encode()).hexdigest()
+
+
+def load_model(
+    run: Run,
+    checkpoint: str = "best",
+    device: str | torch.device = "cpu",
+    notice: Callable[[str], None] = warnings.warn,
+) -> tuple[Transformer, int]:
+    """The trained model, ready to translate, and the step of its weights.
+
+    Averaged weights are taken before a moving average, and that before the last update's.
+
+    Args:
+        checkpoint: "best" (the latest, with a notice, where none is marked best), "latest", a step, or a path.
+    """
+    found = find_weights(run, checkpoint, notice)
+    require_own(run, found)
+    name = next((name for name in WEIGHTS if f"{name}.safetensors" in found.manifest["files"]), "model")
+    model = run.build_model()
+    load_weights(model, found.tensors(name), str(found.path))
+    return model.to(device).eval(), found.step
+
+
+def require_own(run: Run, checkpoint: Checkpoint) -> None:
+    """CheckpointError where a checkpoint was not saved by this run."""
+    differences = identity_differences(checkpoint.manifest["identity"], run.identity)
+    if differences:
+        raise CheckpointError(f"{checkpoint.path} does not belong to run {run.path}: {'; '.join(differences)}")
+
+
+def find_weights(run: Run, checkpoint: str, notice: Callable[[str], None]) -> Checkpoint:
+    if checkpoint == "best":
+        best = best_checkpoint(run.path)
+        if best is not None:
+            return best
+        notice(f"no checkpoint of {run.path} is marked as best; the latest is taken")
+    if checkpoint in ("best", "latest"):
+        newest = newest_checkpoints(run.path, 1, notice)
+        if not newest:
+            raise CheckpointError(f"run folder {run.path} has no complete checkpoint; train it with --resume")
+        return newest[0]
+    if checkpoint.isascii() and checkpoint.isdigit():
+        return open_checkpoint(run.path / "checkpoints" / step_name(int(checkpoint)))
+    return open_checkpoint(Path(checkpoint))
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Every parameter by name, those that are tied once; the memory is the model's own."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: str = "the weights") -> None:
+    """Copy `weights_of` another model into this one; CheckpointError, and nothing copied, unless all of it fits."""
+    own = weights_of(model)
+    problems = [f"{name} is missing" for name in own if name not in tensors]
+    problems += [f"{name} is unknown to the model" for name in tensors if name not in own]
+    problems += [
+        f"{name} is {list(tensors[name].shape)} instead of {list(tensor.shape)}"
+        for name, tensor in own.items()
+        if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    if problems:
+        raise CheckpointError(f"{where} does not fit the model: {'; '.join(problems)}; use the run's own configuration")
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])

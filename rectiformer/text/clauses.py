@@ -1,0 +1,178 @@
+"""Clauses of the built-in grammar: word order, tense, negation and agreement of both languages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rectiformer.text.inflection import (
+    AUXILIARIES,
+    BE,
+    DO,
+    HAVE,
+    Modal,
+    imperative_form,
+    present_form,
+    third_person,
+)
+from rectiformer.text.lexicon import Adjective, Adverbial, Verb
+from rectiformer.text.phrases import Location, NounPhrase, Phrase, PronounPhrase, Word, Words
+
+# Keys inside a clause, counted from its own, which is that of the auxiliary. ADVERBIAL has room for three words.
+VERB, PREFIX, NEGATION, ADVERBIAL, PREDICATE, PLEASE = 1, 2, 3, 4, 7, 8
+
+
+@dataclass(frozen=True)
+class Clause:
+    """Who does what. Without a verb the clause says what the subject is."""
+
+    key: int
+    subject: Phrase
+    verb: Verb | None = None
+    mode: str = "present"  # present, perfect, modal, passive, imperative
+    modal: Modal | None = None
+    direct: Phrase | None = None
+    indirect: Phrase | None = None
+    adverbial: Adverbial | None = None
+    location: Location | None = None
+    predicate: Adjective | None = None
+    negated: bool = False
+    particle: str = ""
+
+    def german(self, order: str = "second", front: str = "subject") -> Words:
+        """The German words, the finite verb "first", "second" after the constituent `front`, or "last"."""
+        finite, tail = self._german_verbs()
+        constituents = list(self._constituents())
+        if order == "last":
+            middle = [word for _, words in constituents for word in words]
+            if self.verb is None or self.mode != "present":
+                return [*middle, *tail, finite]
+            return [*middle, self._word(self.verb.prefix + finite.text)]
+        fronted = [word for role, words in constituents if order == "second" and role == front for word in words]
+        middle = [word for role, words in constituents if order == "first" or role != front for word in words]
+        return [*fronted, finite, *middle, *tail]
+
+    def english(self, inverted: bool = False, early: bool = False, past: bool = False) -> Words:
+        """The English words: a question where `inverted`, the time first where `early`.
+
+        Args:
+            past: a German perfect is a simple past here, as it is beside an adverbial of a past time.
+        """
+        auxiliary, main, particle = self._english_verbs(inverted, past or bool(self.adverbial and self.adverbial.past))
+        subject = [] if self.mode == "imperative" else self.subject.english(subject=True)
+        time, role = self._english_adverbial()
+        words = time if early else []
+        if self.particle == "bitte":
+            words = [Word("please", (self.key + PLEASE,))]
+        words = [*words, *auxiliary, *subject] if inverted else [*words, *subject, *auxiliary]
+        if self.negated:
+            words.append(Word("not", (self.key + NEGATION,)))
+            if words[-2].text == "can":
+                words[-2:] = [Word("cannot", (self.key, self.key + NEGATION))]
+        words += time if role == "frequency" else []
+        words += [*main, *self._english_objects(particle)]
+        if self.predicate is not None:
+            words.append(Word(self.predicate.english, (self.key + PREDICATE,)))
+        if self.location is not None:
+            words += self.location.english()
+        return words if early or role == "frequency" else words + time
+
+    def _word(self, text: str) -> Word:
+        """The German verb in one piece."""
+        return Word(text, (self.key + VERB, self.key + PREFIX))
+
+    def _german_verbs(self) -> tuple[Word, Words]:
+        """The finite verb and what stands at the end of a main clause."""
+        verb, number, finite = self.verb, self.subject.number, (self.key,)
+        if verb is None:
+            return Word(AUXILIARIES["sein"][number], (self.key + VERB,)), []
+        if self.mode == "perfect":
+            return Word(AUXILIARIES[verb.auxiliary][number], finite), [self._word(verb.participle)]
+        if self.mode == "passive":
+            return Word(AUXILIARIES["werden"][number], finite), [self._word(verb.participle)]
+        if self.modal is not None:
+            return Word(self.modal.forms[number], finite), [self._word(verb.prefix + verb.german)]
+        form = imperative_form(verb) if self.mode == "imperative" else present_form(verb, number)
+        if not verb.prefix:
+            return self._word(form), []
+        return Word(form, (self.key + VERB,)), [Word(verb.prefix, (self.key + PREFIX,))]
+
+    def _constituents(self) -> Iterator[tuple[str, Words]]:
+        """What German puts around the verb: pronouns, then times, then nouns, then places."""
+        objects = [("indirect", self.indirect, "dat"), ("direct", self.direct, "acc" if self.verb else "nom")]
+        if self.mode != "imperative":
+            yield "subject", self.subject.german("nom")
+        if self.verb is not None and self.verb.frame == "reflexive":
+            yield "reflexive", [Word(self.subject.reflexive)]
+        for role, phrase, case in objects:
+            if isinstance(phrase, PronounPhrase):
+                yield role, phrase.german(case)
+        if self.particle:
+            yield "particle", [Word(self.particle, (self.key + PLEASE,))]
+        if self.adverbial is not None:
+            texts = self.adverbial.german.split()
+            yield "adverbial", [Word(text, (self.key + ADVERBIAL + i,)) for i, text in enumerate(texts)]
+        for role, phrase, case in objects:
+            if isinstance(phrase, NounPhrase):
+                yield role, phrase.german(case)
+        if self.negated:
+            yield "negation", [Word("nicht", (self.key + NEGATION,))]
+        if self.location is not None:
+            yield "location", self.location.german()
+        if self.predicate is not None:
+            yield "predicate", [Word(self.predicate.german, (self.key + PREDICATE,))]
+
+    def _english_verbs(self, inverted: bool, past: bool) -> tuple[Words, Words, Words]:
+        """The first auxiliary, the other verbs, and the particle of the main one."""
+        verb, number, k = self.verb, self.subject.number, self.key
+        if verb is None:
+            return [Word(BE[number], (k + VERB,))], [], []
+        base, _, particle = verb.english.partition(" ")
+        form, maybe = base, () if particle or not verb.prefix else (k + PREFIX,)
+        auxiliary: Words = []
+        lead: Words = []
+        supported = inverted or self.negated
+        if self.mode == "perfect" and past:
+            auxiliary = [Word("did", (), (k,))] if supported else []
+            form, maybe = (base, maybe) if supported else (verb.past, (*maybe, k))
+        elif self.mode in ("perfect", "passive"):
+            auxiliary = [Word((HAVE if self.mode == "perfect" else BE)[number], (k,))]
+            form = verb.english_participle
+        elif self.modal is not None:
+            auxiliary, lead = self._english_modal(self.modal.english.split(), supported)
+        elif self.mode == "imperative":
+            auxiliary = [Word("do")] if self.negated else []
+        elif supported:
+            auxiliary = [Word(DO[number])]
+        elif number == 1:
+            form = third_person(base)
+        return auxiliary, [*lead, Word(form, (k + VERB,), maybe)], [Word(particle, (k + PREFIX,))] if particle else []
+
+    def _english_modal(self, texts: list[str], supported: bool) -> tuple[Words, Words]:
+        """The words of a modal verb, the first apart: can | would, like to | does, want to."""
+        words = [Word(text, (), (self.key,)) if text == "to" else Word(text, (self.key,)) for text in texts]
+        if texts[0] != "want":
+            return words[:1], words[1:]
+        number = self.subject.number
+        if supported:
+            return [Word(DO[number])], words
+        return [], [Word(third_person("want") if number == 1 else "want", (self.key,)), *words[1:]]
+
+    def _english_adverbial(self) -> tuple[Words, str]:
+        if self.adverbial is None:
+            return [], ""
+        first, words = self.key + ADVERBIAL, []
+        for text, i in zip(self.adverbial.english.split(), self.adverbial.order, strict=True):
+            # On Monday, in the morning: "am" does not say which, its noun does, so a link to that is possible too.
+            noun = (first + 1,) if text in ("on", "in", "the") else ()
+            words.append(Word(text, (), (first + i, *noun)) if text == "the" else Word(text, (first + i,), noun))
+        return words, self.adverbial.role
+
+    def _english_objects(self, particle: Words) -> Words:
+        """The objects with the verb's particle: picks him up, picks up the boy."""
+        direct = self.direct.english() if self.direct is not None else []
+        words = direct + particle if isinstance(self.direct, PronounPhrase) else particle + direct
+        if self.indirect is None:
+            return words
+        to = [Word("to", (), self.indirect.german("dat")[0].keys)] if self.direct is not None else []
+        return words + to + self.indirect.english()

@@ -1,0 +1,187 @@
+"""The built-in corpus: sentence pairs, documents and exact word links of a small German-English grammar.
+
+German is the source. Every pair is a pure function of seed, split and position, and a sentence (in a document: the
+document) has one translation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.text import lexicon
+from rectiformer.text.clauses import Clause
+from rectiformer.text.drawing import (
+    DEFINITE,
+    Dice,
+    anaphor,
+    draw_action,
+    draw_noun_phrase,
+    draw_passive,
+    draw_state,
+    nouns_of,
+    verbs_of,
+)
+from rectiformer.text.inflection import FIRST, FIRST_PLURAL, GIRL, HE, IT, SHE, Pronoun
+from rectiformer.text.lexicon import Noun
+from rectiformer.text.pairs import SPLITS, Dependent, Pair, fits, pair_words
+from rectiformer.text.phrases import NounPhrase, Phrase, PronounPhrase
+from rectiformer.text.sentences import draw_sentence, report
+
+__all__ = ["Dependent", "Pair", "draw_documents", "draw_sentences"]
+
+INTRODUCED = "person animal thing opening device vehicle text"  # kinds a document may be about
+SAME_GERMAN = {"m": (HE, IT["m"]), "f": (SHE, IT["f"]), "n": (GIRL, IT["n"])}
+NO_NOUN_FRAMES = ("none", "none", "reflexive")
+
+
+def draw_sentences(count: int, seed: int, split: str = "train") -> Iterator[Pair]:
+    """`count` sentence pairs; pair i depends on seed, split and i alone. No two splits share a sentence."""
+    check_request(count, split)
+    return (draw_sentence(Dice(f"sentence {seed} {split} {index}"), split) for index in range(count))
+
+
+def draw_documents(count: int, seed: int, split: str = "train") -> Iterator[tuple[Pair, ...]]:
+    """`count` documents of 4 to 12 sentence pairs, with what depends on earlier sentences noted in each pair.
+
+    Document i depends on seed, split and i alone. Its sentences obey the same split as those of `draw_sentences`.
+    """
+    check_request(count, split)
+    return (draw_document(Dice(f"document {seed} {split} {index}"), split) for index in range(count))
+
+
+def check_request(count: int, split: str) -> None:
+    """Refuse a negative count and a split that is none."""
+    if count < 0:
+        raise ArgumentError(f"count = {count} is negative; ask for 0 or more")
+    if split not in SPLITS:
+        raise ArgumentError(unknown_name("split", split, SPLITS))
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What a document speaks of. No two topics of a document have the same gender, so a pronoun means one of them."""
+
+    noun: Noun
+    pronoun: Pronoun
+    sort: Noun | None = None  # says which sense a term has
+    rival: str = ""  # the term's other sense
+    sentence: int = 0  # where it was introduced
+
+
+def draw_document(dice: Dice, split: str) -> tuple[Pair, ...]:
+    """A document: topics are introduced and then spoken of, with sentences about none of them between."""
+    waiting = draw_topics(dice)
+    known: list[Topic] = []
+    pairs: list[Pair] = []
+    length = dice.pick(range(4, 13))
+    while len(pairs) < length:
+        if not known or (waiting and len(pairs) > 1 and dice.chance(0.3)):
+            known.append(replace(waiting.pop(), sentence=len(pairs)))
+            draw = partial(draw_introduction, dice, known[-1])
+        elif len(pairs) == 1 or dice.chance(0.7):
+            draw = partial(draw_mention, dice, dice.pick(known))
+        else:
+            draw = partial(draw_aside, dice)
+        said = [pair.source for pair in pairs]
+        while not fits(pair := draw(), split) or pair.source in said:
+            pass
+        pairs.append(pair)
+    return tuple(pairs)
+
+
+def draw_topics(dice: Dice) -> list[Topic]:
+    """One to three topics of different genders, one of them often a term of two senses."""
+    topics: list[Topic] = []
+    for _ in range(dice.pick((1, 2, 3))):
+        topic = draw_term(dice) if dice.chance(0.4) else draw_plain_topic(dice)
+        if topic.noun.gender not in [other.noun.gender for other in topics]:
+            topics.append(topic)
+    return topics
+
+
+def draw_plain_topic(dice: Dice) -> Topic:
+    """A person or thing that a pronoun will stand for; persons as often as all else."""
+    noun = dice.pick(nouns_of("person" if dice.chance(0.5) else INTRODUCED))
+    return Topic(noun, anaphor(NounPhrase(0, noun)))
+
+
+def draw_term(dice: Dice) -> Topic:
+    """One sense of a term."""
+    noun, sort = dice.pick(lexicon.TERMS)
+    (rival,) = (other.english for other, _ in lexicon.TERMS if other.german == noun.german and other != noun)
+    return Topic(noun, IT[noun.gender], sort, rival)
+
+
+def draw_introduction(dice: Dice, topic: Topic) -> Pair:
+    """The first sentence about a topic; of a term it says the sense."""
+    return draw_meeting(dice, topic) if topic.sort is None else draw_definition(dice, topic, topic.sort)
+
+
+def draw_meeting(dice: Dice, topic: Topic) -> Pair:
+    """The speaker sees, buys or calls the topic."""
+    direct = draw_noun_phrase(dice, [topic.noun], (lexicon.A, lexicon.THE, lexicon.THIS))
+    clause = draw_action(
+        dice, "acc", draw_speaker(dice), direct=direct, direct_kind=topic.noun.kind, short=True, negatable=False
+    )
+    return pair_words(clause.german(), clause.english())
+
+
+def draw_definition(dice: Dice, topic: Topic, sort: Noun) -> Pair:
+    """What sort of thing a term is, said or reported."""
+    subject = draw_noun_phrase(dice, [topic.noun], DEFINITE, 0.0)
+    clause = Clause(dice.key(), subject, direct=draw_noun_phrase(dice, [sort], (lexicon.A,), 0.8))
+    if dice.chance(0.5):
+        return report(Clause(dice.key(), draw_speaker(dice), dice.pick(verbs_of("dass"))), clause)
+    clause = replace(clause, particle=dice.pick(("", *lexicon.STATEMENT_PARTICLES)))
+    return pair_words(clause.german(), clause.english())
+
+
+def draw_mention(dice: Dice, topic: Topic) -> Pair:
+    """A later sentence about a topic, by pronoun or, where it is a term, often by name."""
+    named, acts = topic.sort is not None and dice.chance(0.6), dice.chance(0.6)
+    phrase: Phrase = PronounPhrase(dice.key(), topic.pronoun)
+    if named:
+        phrase = draw_noun_phrase(dice, [topic.noun], DEFINITE, 0.3)
+    clause = draw_about(dice, phrase, topic.noun.kind, acts)
+    pair = pair_words(clause.german(), clause.english())
+    return replace(pair, dependents=(find_dependent(pair, topic, named, acts),))
+
+
+def draw_about(dice: Dice, phrase: Phrase, kind: str, acts: bool) -> Clause:
+    """A clause in which `phrase` is the only third person: as subject where it `acts`, otherwise as object."""
+    if not acts:
+        return draw_action(dice, "acc", draw_speaker(dice), direct=phrase, direct_kind=kind, short=True)
+    if dice.chance(0.4):
+        return draw_state(dice, phrase, kind)
+    if kind in lexicon.BEINGS.split():
+        return draw_action(dice, dice.pick(NO_NOUN_FRAMES), phrase, kind, short=True)
+    return draw_passive(dice, phrase, kind, agent=False)
+
+
+def draw_aside(dice: Dice) -> Pair:
+    """A sentence of the speaker that names nothing a pronoun could stand for."""
+    clause = draw_action(dice, dice.pick(NO_NOUN_FRAMES), draw_speaker(dice), short=True)
+    return pair_words(clause.german(), clause.english())
+
+
+def draw_speaker(dice: Dice) -> PronounPhrase:
+    """I or we."""
+    return PronounPhrase(dice.key(), dice.pick((FIRST, FIRST_PLURAL)))
+
+
+def find_dependent(pair: Pair, topic: Topic, named: bool, acts: bool) -> Dependent:
+    """Where the English sentence names the topic, and what a translator without the document might write there."""
+    if named:
+        correct, wrong = topic.noun.english, [topic.rival]
+    else:
+        readings = [other.subject if acts else other.object for other in SAME_GERMAN[topic.noun.gender]]
+        correct = topic.pronoun.subject if acts else topic.pronoun.object
+        wrong = [reading for reading in readings if reading != correct]
+    index = [word.lower() for word in pair.target_words].index(correct)
+    word = pair.target_words[index]
+    if word != correct:
+        wrong = [reading.capitalize() for reading in wrong]
+    return Dependent(index, "term" if named else "pronoun", word, tuple(wrong), topic.sentence)

@@ -1,0 +1,104 @@
+"""Bytes to lines, split on LF alone, so that a file has as many lines here as for every tool that counts LFs."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import shutil
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from rectiformer.errors import DataError
+
+BOM = b"\xef\xbb\xbf"
+LONGEST_LINE = 16 << 20  # bytes; its subwords as Python numbers still fit a small machine
+
+
+def read_lines(path: str, bad_utf8: str = "error") -> Iterator[str | None]:
+    """The lines of a plain, .gz or .xz file, or of standard input (`-`), without their LF.
+
+    CR, NUL, U+0085 and U+2028 stay inside a line; a byte order mark at the start of the file is dropped; a last line
+    needs no LF. Files of any size are streamed, but a line longer than `LONGEST_LINE` is a DataError.
+
+    Args:
+        bad_utf8: "error" raises a DataError naming file, line and byte of the line, all counted from 1; "replace" puts
+            U+FFFD there; "skip" yields None for the whole line, so that line counts hold.
+    """
+    with open_text_in(path) as file:
+        for number in count(1):
+            line = file.readline(LONGEST_LINE + 1)
+            marked = number == 1 and line.startswith(BOM)
+            if not line or (line == BOM and marked):
+                return
+            if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+                raise DataError(
+                    f"{display_name(path)}:{number}: line is longer than {LONGEST_LINE:,} bytes; split or remove it"
+                )
+            skipped = len(BOM) if marked else 0
+            yield decode_line(line[skipped:].removesuffix(b"\n"), bad_utf8, f"{display_name(path)}:{number}", skipped)
+
+
+def decode_line(line: bytes, bad_utf8: str, where: str, skipped: int) -> str | None:
+    """A line as text; what is not UTF-8 is treated as in `read_lines`. `skipped` bytes of the line came before it."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if bad_utf8 == "replace":
+            return line.decode("utf-8", errors="replace")
+        if bad_utf8 == "skip":
+            return None
+        byte = error.start + skipped + 1
+        raise DataError(
+            f'{where}:{byte}: not UTF-8 (0x{line[error.start]:02X}); use data.bad_utf8 = "replace" or "skip"'
+        ) from None
+
+
+@contextmanager
+def open_text_in(path: str) -> Iterator[BinaryIO]:
+    """The bytes of a text file, decompressed; what cannot be opened or read to its end is a DataError naming it."""
+    try:
+        with open_bytes(path) as file:
+            yield file
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {display_name(path)}: {reason}") from error
+
+
+def open_bytes(path: str) -> AbstractContextManager[BinaryIO]:
+    if path == "-":
+        return nullcontext(sys.stdin.buffer)  # not ours to close
+    if path.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.endswith(".xz"):
+        return cast(BinaryIO, lzma.open(path, "rb"))
+    return open(path, "rb")
+
+
+def display_name(path: str) -> str:
+    """How messages call a file."""
+    return "stdin" if path == "-" else path
+
+
+def can_be_read_once_only(path: str) -> bool:
+    """Whether this is standard input or a pipe, such as the shell's `<(command)`."""
+    if path == "-":
+        return True
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return False  # reading it says why
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
+
+
+def spool(path: str, folder: Path) -> str:
+    """Copy what can be read once only into a file of its name in `folder`; its path."""
+    copy = folder / Path(display_name(path)).name
+    with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as source, copy.open("xb") as target:
+        shutil.copyfileobj(source, target)
+    return str(copy)

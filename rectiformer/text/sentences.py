@@ -1,0 +1,217 @@
+"""The forms of sentence the built-in grammar has: statements, questions, commands, and clauses within clauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rectiformer.text import lexicon
+from rectiformer.text.clauses import Clause
+from rectiformer.text.drawing import (
+    PREDICATE_FRAMES,
+    SHORT_FRAMES,
+    Dice,
+    adverbials_of,
+    anaphor,
+    draw_action,
+    draw_clause,
+    draw_noun_phrase,
+    draw_object,
+    draw_state,
+    draw_subject,
+    kind_of,
+    nouns_of,
+    verbs_of,
+)
+from rectiformer.text.inflection import FIRST, FIRST_PLURAL, SECOND
+from rectiformer.text.pairs import Pair, fits, pair_words
+from rectiformer.text.phrases import (
+    COMMA,
+    LINKED_COMMA,
+    NounPhrase,
+    Phrase,
+    PronounPhrase,
+    RelativePhrase,
+    Word,
+)
+
+GOALS = (lexicon.TO, lexicon.INTO)
+CONJUNCTION = (-3,)  # the keys of what opens a clause
+
+
+def draw_sentence(dice: Dice, split: str) -> Pair:
+    """A sentence of any form that belongs to the split."""
+    while not fits(pair := dice.pick(FORMS)(dice), split):
+        pass
+    return pair
+
+
+def draw_statement(dice: Dice) -> Pair:
+    """A main clause with any constituent in front that leaves the roles clear."""
+    clause = draw_clause(dice)
+    if dice.chance(0.15):
+        clause = replace(clause, particle=dice.pick(lexicon.STATEMENT_PARTICLES))
+    front = dice.pick(("subject", *fronts(clause)))
+    return pair_words(clause.german("second", front), clause.english(early=front == "adverbial"))
+
+
+def fronts(clause: Clause) -> list[str]:
+    """Constituents that may take the subject's place before the verb; goals and "kein" sound odd there."""
+    roles = ["location"] if clause.location is not None and clause.location.preposition not in GOALS else []
+    if clause.adverbial is not None and clause.adverbial.role in ("time", "habit"):
+        roles.append("adverbial")
+    if isinstance(clause.indirect, NounPhrase) and clause.indirect.determiner not in (None, *lexicon.NUMBERS):
+        roles.append("indirect")
+    clear = is_marked(clause.subject) or (clause.direct is not None and is_marked(clause.direct))
+    if clear and isinstance(clause.direct, NounPhrase) and clause.direct.determiner != lexicon.NO:
+        roles.append("direct")
+    return roles
+
+
+def is_marked(phrase: Phrase) -> bool:
+    """Whether nominative and accusative differ, so that the phrase shows its role wherever it stands."""
+    if isinstance(phrase, PronounPhrase):
+        return phrase.pronoun.nom != phrase.pronoun.acc
+    return isinstance(phrase, NounPhrase) and phrase.gender == "m" and phrase.determiner is not None
+
+
+def draw_question(dice: Dice) -> Pair:
+    """A question, to be answered by yes or no, that an auxiliary opens."""
+    frame, modes = dice.pick(SHORT_FRAMES), ("perfect", "modal")
+    be = frame == "be"
+    clause = draw_state(dice, negatable=False) if be else draw_action(dice, frame, negatable=False, modes=modes)
+    clause = replace(clause, particle="denn" if dice.chance(0.3) else "")
+    return pair_words(clause.german("first"), clause.english(inverted=True), "?")
+
+
+def draw_word_question(dice: Dice) -> Pair:
+    """A question for time, place or reason, in which a German perfect asks for an English simple past."""
+    german, english = dice.pick(lexicon.QUESTION_WORDS)
+    clause = draw_action(dice, dice.pick(("acc", "acc", "dat", "dat acc", "none")), short=True, negatable=False)
+    clause = replace(clause, adverbial=None, particle="denn" if dice.chance(0.3) else "")
+    asked = [Word(german, CONJUNCTION), *clause.german("first")]
+    return pair_words(asked, [Word(english, CONJUNCTION), *clause.english(inverted=True, past=True)], "?")
+
+
+def draw_command(dice: Dice) -> Pair:
+    """A command to one person."""
+    frame = dice.pick(("acc", "acc", "acc", "dat", "dat acc"))
+    verb = dice.pick(verbs_of(frame, active=True))
+    negated = dice.chance(0.2)
+    particle = "bitte" if negated else dice.pick(("bitte", "bitte", "mal", "doch"))
+    listener = PronounPhrase(dice.key(), SECOND)
+    determiners = (lexicon.THE, lexicon.THIS, lexicon.MY) if negated else ()
+    direct = draw_object(dice, verb.objects, listener, determiners) if "acc" in frame else None
+    receivers = verb.objects if frame == "dat" else "person"
+    indirect = draw_object(dice, receivers, listener, determiners) if "dat" in frame else None
+    adverbial = dice.pick(adverbials_of("modal", "time")) if dice.chance(0.4) else None
+    clause = Clause(
+        dice.key(), listener, verb, "imperative", None, direct, indirect, adverbial, None, None, negated, particle
+    )
+    return pair_words(clause.german("first"), clause.english(), "!")
+
+
+def draw_second(dice: Dice, first: Clause) -> Clause:
+    """A clause to follow another, more often than not about the same subject if its pronoun can mean nothing else."""
+    if dice.chance(0.6) and is_clear(first):
+        kind = kind_of(first.subject)
+        frames = SHORT_FRAMES if kind in lexicon.BEINGS.split() else PREDICATE_FRAMES
+        second = draw_clause(dice, frames, PronounPhrase(dice.key(), anaphor(first.subject)), kind, short=True)
+    else:
+        second = draw_clause(dice, SHORT_FRAMES, short=True)
+        if isinstance(second.subject, PronounPhrase) and second.subject.pronoun not in (FIRST, FIRST_PLURAL):
+            return draw_second(dice, first)  # er or sie would seem to speak of the first clause
+    repeats = second.predicate is not None and second.predicate == first.predicate
+    return draw_second(dice, first) if repeats else second
+
+
+def is_clear(clause: Clause) -> bool:
+    """Whether the subject's pronoun fits no other phrase of the clause that is called by another English pronoun."""
+    pronoun = anaphor(clause.subject)
+    phrases = [clause.direct, clause.indirect, clause.location.phrase if clause.location else None]
+    others = [anaphor(phrase) for phrase in phrases if phrase is not None]
+    return not any(
+        (other.nom, other.number) == (pronoun.nom, pronoun.number) and other.subject != pronoun.subject
+        for other in others
+    )
+
+
+def draw_conjunction(dice: Dice, *clauses: Clause) -> tuple[Word, Word]:
+    """A conjunction, temporal ones only between clauses that are not in the perfect."""
+    perfect = any(clause.mode == "perfect" for clause in clauses)
+    german, english = dice.pick(lexicon.REASONS if perfect else lexicon.REASONS + lexicon.OCCASIONS)
+    return Word(german, CONJUNCTION), Word(english, CONJUNCTION)
+
+
+def draw_subordinate_last(dice: Dice) -> Pair:
+    """A main clause and a verb-final one. English has no comma there."""
+    main = draw_clause(dice, SHORT_FRAMES, short=True)
+    second = draw_second(dice, main)
+    german, english = draw_conjunction(dice, main, second)
+    source = [*main.german(), COMMA, german, *second.german("last")]
+    return pair_words(source, [*main.english(), english, *second.english()])
+
+
+def draw_subordinate_first(dice: Dice) -> Pair:
+    """A verb-final clause in front, which takes the place before the main verb."""
+    first = draw_clause(dice, SHORT_FRAMES, short=True)
+    main = draw_second(dice, first)
+    german, english = draw_conjunction(dice, first, main)
+    source = [german, *first.german("last"), LINKED_COMMA, *main.german("first")]
+    return pair_words(source, [english, *first.english(), LINKED_COMMA, *main.english()])
+
+
+def draw_reported(dice: Dice) -> Pair:
+    """What someone thinks, says or asks."""
+    frame = dice.pick(("dass", "dass", "ob"))
+    outer = Clause(dice.key(), draw_subject(dice, "person"), dice.pick(verbs_of(frame)))
+    return report(outer, draw_clause(dice, SHORT_FRAMES))
+
+
+def report(outer: Clause, inner: Clause) -> Pair:
+    """Join a clause to the verb that reports it."""
+    german, english = ("ob", "whether") if outer.verb and outer.verb.frame == "ob" else ("dass", "that")
+    source = [*outer.german(), COMMA, Word(german, CONJUNCTION), *inner.german("last")]
+    return pair_words(source, [*outer.english(), Word(english, CONJUNCTION), *inner.english()])
+
+
+def draw_relative(dice: Dice) -> Pair:
+    """A statement about someone or something that a relative clause tells apart."""
+    head = draw_noun_phrase(dice, nouns_of(f"{lexicon.BEINGS} thing text"), adjective=0.2)
+    pronoun = RelativePhrase(dice.key(), head)
+    kind = head.noun.kind
+    being = kind in lexicon.BEINGS.split()
+    if being and not (head.gender == "m" and dice.chance(0.5)):
+        clause = draw_action(dice, dice.pick(("acc", "none")), pronoun, kind, short=True)
+        relative = clause.german("last"), clause.english()
+    elif head.gender == "m":
+        clause = replace(draw_action(dice, "acc", direct=head, direct_kind=kind, short=True), direct=None)
+        relative = [*pronoun.german("acc"), *clause.german("last")], [*pronoun.english(), *clause.english()]
+    else:
+        return draw_relative(dice)
+    frames = ("none", "be", "be") if being else PREDICATE_FRAMES
+    main = draw_clause(dice, frames, replace(head, relative=relative), kind, short=True)
+    return pair_words(main.german(), main.english())
+
+
+def draw_coordinate(dice: Dice) -> Pair:
+    """Two main clauses."""
+    first = draw_clause(dice, SHORT_FRAMES, short=True)
+    second = draw_second(dice, first)
+    german, english = dice.pick((("aber", "but"), ("und", "and")))
+    comma = [LINKED_COMMA] if german == "aber" else []
+    source = [*first.german(), *comma, Word(german, CONJUNCTION), *second.german()]
+    return pair_words(source, [*first.english(), *comma, Word(english, CONJUNCTION), *second.english()])
+
+
+FORMS: tuple[Callable[[Dice], Pair], ...] = (
+    *(draw_statement,) * 6,
+    draw_question,
+    draw_word_question,
+    draw_command,
+    *(draw_subordinate_last,) * 3,
+    *(draw_subordinate_first,) * 3,
+    *(draw_reported,) * 2,
+    *(draw_relative,) * 2,
+    draw_coordinate,
+)

@@ -1,0 +1,284 @@
+"""Subwords by sentencepiece: chosen from text or loaded from a file nobody vouches for; lines to ids and back.
+
+Text is changed as little as possible: NUL and lone surrogates become U+FFFD; tab, LF, CR and U+2581 (sentencepiece's
+own mark of a space) become a space; runs of spaces become one and those at the ends go. There is no Unicode
+normalization, except what a model from elsewhere does by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from rectiformer.config import VocabularyConfig
+from rectiformer.errors import ConfigError, DataError
+
+TRAINING_CHARACTERS = 1_000  # of a line: sentencepiece drops lines over 4,192 bytes and is quadratic in a word's length
+LONGEST_PIECE = 2_048  # bytes: 512 characters, the most sentencepiece would choose
+PIECE, TRAINER, NORMALIZER = 1, 2, 3  # fields of sentencepiece's ModelProto, in the order they are written
+
+UNSAFE = re.compile("[\0\ud800-\udfff]")
+SPACES = re.compile("[\t\n\r\u2581]")
+
+PROBE = """
+import sys, sentencepiece
+model = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
+model.decode(model.encode("A probe: \\u00e9, e\\u0301, \\u65e5\\u672c, \\U0001f600 " + "x" * 1000))
+model.decode(list(range(len(model))))
+print("OK")
+"""
+
+
+class Piece(NamedTuple):
+    """A subword and the characters of the line it stands for: line[start:end]."""
+
+    id: int
+    text: str
+    start: int
+    end: int
+
+
+class Vocabulary:
+    """The subwords of one language, or of both.
+
+    Models from elsewhere may lack ids for padding and for the start of a sentence, or have them elsewhere, so `pad`,
+    `unk`, `bos`, `eos` and `size` are asked of the vocabulary at hand; what is lacking comes after the last subword.
+    """
+
+    PAD, UNK, BOS, EOS = range(4)  # of the models trained here
+
+    def __init__(self, model: bytes) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self._model = model
+        self._processor = SentencePieceProcessor(model_proto=model)
+        self.sha256 = hashlib.sha256(model).hexdigest()
+        self._pieces = self.size = len(self._processor)
+        self.unk, self.eos = self._processor.unk_id(), self._processor.eos_id()
+        if self.eos < 0:
+            raise DataError("it has no end-of-sentence piece (eos_id is -1)")
+        self.pad = self._id_or_new(self._processor.pad_id())
+        self.bos = self._id_or_new(self._processor.bos_id())
+
+    def _id_or_new(self, id: int) -> int:
+        if id >= 0:
+            return id
+        self.size += 1
+        return self.size - 1
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({self.size} subwords, {self.sha256[:12]})"
+
+    @classmethod
+    def train(cls, lines: Iterable[str], config: VocabularyConfig) -> Vocabulary:
+        """Choose subwords from the first `TRAINING_CHARACTERS` of every line; the same lines give the same subwords.
+
+        There may be fewer than `config.size` of them where the text is small. Equal lines count once.
+        """
+        from sentencepiece import SentencePieceTrainer
+
+        model = io.BytesIO()
+        distinct = dict.fromkeys(clean(line[:TRAINING_CHARACTERS]) for line in lines)  # 1,000 equal lines take 30 s
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(distinct),
+                model_writer=model,
+                model_type=config.kind,
+                vocab_size=config.size,
+                hard_vocab_limit=False,
+                byte_fallback=config.byte_fallback,
+                character_coverage=0.9995 if config.byte_fallback else 1.0,
+                normalization_rule_name="identity",
+                pad_id=cls.PAD,
+                unk_id=cls.UNK,
+                bos_id=cls.BOS,
+                eos_id=cls.EOS,
+                num_threads=2,  # stored in the model, so a number of its own on each machine would change the hash
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise explain_training_error(str(error), config) from error
+        return cls(model.getvalue())
+
+    @classmethod
+    def load(cls, path: Path, sha256: str | None = None) -> Vocabulary:
+        """Read a sentencepiece model: one whose hash is known, or any file, first tried in a process of its own.
+
+        A crafted model can crash sentencepiece itself, so a file without a known hash has to survive there first.
+        """
+        if not path.is_file():
+            raise DataError(f"cannot read vocabulary {path}: {'not a file' if path.exists() else 'no such file'}")
+        try:
+            model = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read vocabulary {path}: {error.strerror}") from error
+        if sha256 is None:
+            reject_unsafe_model(model, path)
+        elif (found := hashlib.sha256(model).hexdigest()) != sha256:
+            raise DataError(f"vocabulary {path} has hash {found}, expected {sha256}; it was changed or damaged")
+        try:
+            return cls(model)
+        except (RuntimeError, DataError) as error:
+            raise DataError(f"tokenizer rejected: {path}: {one_line(str(error))}") from error
+
+    def save(self, path: Path) -> None:
+        """Write the model; a file at `path` is either the old one or the whole new one, even after a crash."""
+        partial = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        partial.write_bytes(self._model)
+        sync(partial)
+        os.replace(partial, path)
+        sync(path.parent)
+
+    @property
+    def id_type(self) -> str:
+        """How numpy is to store ids on disk: in two bytes each where they fit."""
+        return "<u2" if self.size <= 1 << 16 else "<u4"
+
+    def to_bytes(self) -> bytes:
+        """The model as `save` writes it; `sha256` is its hash."""
+        return self._model
+
+    def encode(self, line: str) -> list[int]:
+        """Subword ids of a line, no special ones added; none for a blank line."""
+        return self._processor.encode(clean(line))
+
+    def sample(self, line: str, alpha: float) -> list[int]:
+        """One of the ways to cut a line into subwords, drawn anew at each call.
+
+        Args:
+            alpha: for unigram models, how much likelier ways are preferred, from 0 (not at all); for BPE, the
+                probability of leaving out a merge.
+        """
+        return self._processor.encode(clean(line), enable_sampling=True, nbest_size=-1, alpha=alpha)
+
+    def encode_all(self, lines: list[str], alpha: float = 0.0, seed: str = "") -> list[list[int]]:
+        """`encode` of every line, on all cores; with alpha > 0 `sample` of every line, the same for the same seed."""
+        if not alpha:
+            return self._processor.encode([clean(line) for line in lines])
+        from sentencepiece import set_random_generator_seed
+
+        set_random_generator_seed(random.Random(seed).getrandbits(31))
+        with ThreadPoolExecutor(max_workers=1) as fresh:  # a thread's generator takes the seed at its first use only
+            return fresh.submit(lambda: [self.sample(line, alpha) for line in lines]).result()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, one line; special ids and ids of no subword are left out, unknown subwords read " ⁇ "."""
+        special = (self.pad, self.bos, self.eos)
+        text = self._processor.decode([int(id) for id in ids if 0 <= id < self._pieces and id not in special])
+        return text.replace("\n", " ")  # a model may spell a LF in bytes, though it never saw one
+
+    def pieces(self, line: str) -> list[Piece]:
+        """The subwords of `encode(line)` with their places in `line`.
+
+        All bytes that spell one character have that character's place. A subword that stands for no character, as the
+        mark of the first word's start may, has an empty one.
+        """
+        found = self._processor.encode(clean(line), return_type="offset_mapping")
+        rows = zip(found["ids"], found["pieces"], found["offsets"], strict=True)
+        pieces = [Piece(id, text, start, end) for id, text, (start, end) in rows]
+        for index in reversed(range(len(pieces) - 1)):  # sentencepiece gives a spelled character to its last byte
+            piece, following = pieces[index], pieces[index + 1]
+            if piece.start == piece.end == following.start and self._processor.is_byte(piece.id):
+                pieces[index] = piece._replace(end=following.end)
+        return pieces
+
+
+def choose_vocabularies(
+    config: VocabularyConfig, sample: Callable[[], tuple[list[str], list[str]]]
+) -> tuple[Vocabulary, Vocabulary]:
+    """Source and target vocabulary: loaded where a model is named, else chosen from the lines that `sample` gives."""
+    source_model, target_model = Path(config.source_model), Path(config.target_model)
+    if config.shared:
+        if config.target_model:
+            raise ConfigError("vocabulary.target_model is given, but it needs vocabulary.shared = false")
+        one = Vocabulary.load(source_model) if config.source_model else Vocabulary.train(chain(*sample()), config)
+        return one, one
+    sources, targets = ([], []) if config.source_model and config.target_model else sample()
+    return (
+        Vocabulary.load(source_model) if config.source_model else Vocabulary.train(sources, config),
+        Vocabulary.load(target_model) if config.target_model else Vocabulary.train(targets, config),
+    )
+
+
+def clean(line: str) -> str:
+    """The line without what sentencepiece cannot take, character for character, so that places in it still hold."""
+    return SPACES.sub(" ", UNSAFE.sub("\ufffd", line))
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder on disk before anything that follows."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def explain_training_error(message: str, config: VocabularyConfig) -> ConfigError | DataError:
+    """What sentencepiece's error means for the user."""
+    if too_small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return ConfigError(
+            f"vocabulary.size = {config.size}, but the characters of the text need at least {too_small[1]} subwords"
+        )
+    if "empty()" in message:
+        return DataError("no text to choose subwords from: every line is blank")
+    return DataError(f"sentencepiece could not choose subwords: {one_line(message)}")
+
+
+def reject_unsafe_model(model: bytes, path: Path) -> None:
+    """Raise a DataError unless `model` is whole, has no piece too long to be one, and loads and works in a child."""
+    fields = list(read_fields(model))
+    if not {PIECE, TRAINER, NORMALIZER} <= {number for number, _ in fields}:
+        raise DataError(f"tokenizer rejected: {path} ({len(model):,} bytes) is cut short or no sentencepiece model")
+    longest = max(length for number, length in fields if number == PIECE)
+    if longest > LONGEST_PIECE + 16:  # its score and kind take some bytes
+        raise DataError(
+            f"tokenizer rejected: {path} has a piece of {longest:,} bytes; at most {LONGEST_PIECE:,} make sense"
+        )
+    try:
+        child = subprocess.run([sys.executable, "-P", "-c", PROBE], input=model, capture_output=True, timeout=60)
+    except subprocess.TimeoutExpired as error:
+        raise DataError(f"tokenizer rejected: {path} took over 60 s to load") from error
+    if child.returncode != 0 or child.stdout.strip() != b"OK":
+        reason = child.stderr.decode("utf-8", errors="replace").strip().split("\n")[-1]
+        raise DataError(f"tokenizer rejected: {path} fails to load (exit {child.returncode}): {one_line(reason)}")
+
+
+def read_fields(model: bytes) -> Iterator[tuple[int, int]]:
+    """Number and length of each field of a serialized message, as far as it is one: all are length-delimited."""
+    place = 0
+    while place < len(model):
+        tag, place = read_varint(model, place)
+        length, place = read_varint(model, place)
+        place += length
+        if tag & 7 != 2 or place > len(model):
+            return
+        yield tag >> 3, length
+
+
+def read_varint(model: bytes, place: int) -> tuple[int, int]:
+    """A number of seven bits a byte, lowest first, and the place after it; past the end of `model` where it is cut."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if place >= len(model):
+            break
+        byte = model[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    return value, len(model) + 1

@@ -1,0 +1,114 @@
+"""TOML into the dataclasses of config.py and back, strictly: an unknown key is an error that names the nearest one."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rectiformer.config import Config, Files
+from rectiformer.errors import ConfigError, unknown_name
+
+
+def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """Defaults, overlaid by a TOML file, overlaid by `section.key=value` strings."""
+    tables: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides:
+        apply_override(tables, override)
+    return build(Config, tables, "")
+
+
+def apply_override(tables: dict[str, Any], override: str) -> None:
+    """Set `section.key=value`; the value is TOML, or a bare word taken as a string."""
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and key and text.strip()):
+        raise ConfigError(f"{override!r} is not of the form section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = tables.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{section!r} is a value, not a section")
+    table[key] = value
+
+
+def build(kind: type, table: Any, where: str) -> Any:
+    """An instance of the dataclass `kind` from a TOML table; `where` is the path to it, for messages."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where.rstrip('.')!r} must be a section, not {table!r}")
+    hints = get_type_hints(kind)
+    for key in table:
+        if key not in hints:
+            raise ConfigError(unknown_name("key", key, hints, section=where))
+    values = {}
+    for item in dataclasses.fields(kind):
+        if item.name not in table:
+            continue
+        expected, value = hints[item.name], table[item.name]
+        if isinstance(expected, type) and dataclasses.is_dataclass(expected):
+            values[item.name] = build(expected, value, f"{where}{item.name}.")
+        else:
+            values[item.name] = check_range(where + item.name, check_type(where + item.name, value, expected), item)
+    return kind(**values)
+
+
+def check_type(name: str, value: Any, expected: Any) -> Any:
+    if expected == Files:
+        files = (value,) if isinstance(value, str) else value
+        if not isinstance(files, list | tuple) or not all(isinstance(path, str) for path in files):
+            raise ConfigError(f"{name} = {value!r}, but it must be a file name or a list of them")
+        return tuple(files)
+    if expected is float and type(value) is int:
+        return float(value)
+    if type(value) is not expected:
+        raise ConfigError(f"{name} = {value!r}, but it must be {article(expected.__name__)}")
+    return value
+
+
+def check_range(name: str, value: Any, item: dataclasses.Field[Any]) -> Any:
+    known = item.metadata.get("choices")
+    if known and value not in known:
+        raise ConfigError(unknown_name(f"value of {name}", value, known))
+    if "least" in item.metadata:
+        least, below = item.metadata["least"], item.metadata["below"]
+        if not least <= value < below:
+            upper = f" and below {below:g}" if below != float("inf") else ""
+            raise ConfigError(f"{name} = {value}, but it must be at least {least:g}{upper}")
+    return value
+
+
+def article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def to_toml(config: Config) -> str:
+    """The whole configuration as TOML that `load_config` reads back."""
+    lines: list[str] = []
+    for section in dataclasses.fields(config):
+        lines += [f"[{section.name}]"]
+        values = getattr(config, section.name)
+        lines += [f"{item.name} = {toml_value(getattr(values, item.name))}" for item in dataclasses.fields(values)]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return f'"{escaped}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(toml_value(part) for part in value) + "]"
+    return repr(value)

@@ -1,0 +1,96 @@
+"""The translation loss with label smoothing, and the penalties on attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rectiformer.config import TrainingConfig
+from rectiformer.model.attention import Observation
+from rectiformer.model.transformer import Transformer
+
+EPSILON = 1e-8
+"""Inside the logarithms of the penalties."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Sums over the tokens of one micro-batch; whoever adds micro-batches divides once, at the end."""
+
+    smoothed: Tensor
+    """What is minimized, before penalties: smoothed cross-entropy, each token weighed as `loss_mean` says."""
+    plain: Tensor
+    """Cross-entropy in nats without smoothing, detached: exp(plain / tokens) is the perplexity."""
+
+
+def token_losses(logits: Tensor, target: Tensor, config: TrainingConfig) -> tuple[Tensor, Tensor]:
+    """Smoothed and plain cross-entropy of every position; logits [..., V], target [...].
+
+    With smoothing s, "others" gives the target 1 - s and each of the V - 1 other words s / (V - 1), and subtracts the
+    entropy of that distribution, so that a perfect model has loss 0. "all" gives every word s / V more.
+    """
+    V = logits.shape[-1]
+    wide = logits.float()
+    total = wide.logsumexp(-1)
+    right = wide.gather(-1, target[..., None]).squeeze(-1)
+    plain = total - right
+    s = config.smoothing
+    if not s:
+        return plain, plain
+    share = s / (V - 1) if config.smoothing_over == "others" else s / V
+    smoothed = total - (1 - share * V) * right - share * wide.sum(-1)
+    if config.smoothing_over == "others":
+        smoothed = smoothed + (1 - s) * math.log(1 - s) + s * math.log(share)
+    return smoothed, plain
+
+
+def batch_losses(logits: Tensor, target: Tensor, lengths: Tensor, config: TrainingConfig) -> Losses:
+    """Sums over the real positions of a batch: logits [B, M, V], target [B, M], lengths [B]."""
+    smoothed, plain = token_losses(logits, target, config)
+    real = torch.arange(target.shape[1], device=target.device) < lengths[:, None]
+    if config.loss_mean == "sentence":
+        smoothed = smoothed / lengths.clamp_min(1)[:, None]
+    return Losses(torch.where(real, smoothed, 0).sum(), torch.where(real, plain, 0).sum().detach())
+
+
+def penalties(seen: Observation, lengths: Tensor | None, config: TrainingConfig) -> Tensor:
+    """ReLUFormer's regularizers of one attention module, each with its weight, mean over rows that have weights.
+
+    |log(row sum)| draws the sum of a row to 1; max(entropy - 0.7 log n, 0) bounds the entropy of the row divided by
+    its sum. A null row would be a constant without gradient, so it counts in neither. Of signed weights it is the size
+    that counts. `lengths` says which queries of each sequence are real.
+    """
+    weights = seen.weights().float().abs()  # [B, H, M, N]
+    mass = weights.sum(-1)
+    counted = mass > 0
+    if lengths is not None:
+        counted = counted & (torch.arange(mass.shape[-1], device=mass.device) < lengths[:, None])[:, None]
+    total = (mass + EPSILON).log().abs() * config.mass_penalty
+    if config.entropy_penalty:
+        share = weights / mass.clamp_min(EPSILON)[..., None]
+        entropy = -(share * (share + EPSILON).log()).sum(-1)
+        cap = 0.7 * seen.visible().clamp_min(1).log()
+        total = total + (entropy - cap).clamp_min(0) * config.entropy_penalty
+    return torch.where(counted, total, 0).sum() / counted.sum().clamp_min(1)
+
+
+@contextmanager
+def collect_penalties(
+    model: Transformer, source_lengths: Tensor, target_lengths: Tensor, config: TrainingConfig
+) -> Iterator[list[Tensor]]:
+    """While open, every attention of the model adds its penalty to the list that is returned."""
+    found: list[Tensor] = []
+    sites = list(model.sites())
+    for site in sites:
+        lengths = source_lengths if site.kind == "encoder" else target_lengths
+        site.attention.observer = lambda seen, lengths=lengths: found.append(penalties(seen, lengths, config))
+    try:
+        yield found
+    finally:
+        for site in sites:
+            site.attention.observer = None

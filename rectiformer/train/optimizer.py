@@ -1,0 +1,84 @@
+"""Adam, the learning-rate schedules, and the moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from rectiformer.config import TrainingConfig
+
+
+def learning_rate(config: TrainingConfig, width: int, step: int) -> float:
+    """The rate of update `step`, counted from 1; a function of the step alone."""
+    if config.schedule == "noam":
+        return config.rate * width**-0.5 * min(step**-0.5, step * config.warmup**-1.5)
+    rise = min(1.0, step / config.warmup)
+    if config.schedule == "constant":
+        return config.rate * rise
+    return config.rate * min(rise, (config.warmup / step) ** 0.5)
+
+
+def build_optimizer(config: TrainingConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
+    """Adam or AdamW in one kernel. Its rate is a tensor, to be set before every update."""
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    parameters = list(parameters)
+    on_gpu = parameters[0].device.type == "cuda"
+    return kind(
+        parameters,
+        lr=torch.zeros((), device=parameters[0].device),
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+        capturable=on_gpu,
+    )
+
+
+def optimizer_tensors(optimizer: torch.optim.Adam, names: list[str]) -> dict[str, Tensor]:
+    """The optimizer's memory as named tensors: `NAME/step`, `NAME/exp_avg`, `NAME/exp_avg_sq`."""
+    (group,) = optimizer.param_groups
+    return {
+        f"{name}/{key}": value
+        for name, parameter in zip(names, group["params"], strict=True)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Adam, names: list[str], tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave."""
+    (group,) = optimizer.param_groups
+    for name, parameter in zip(names, group["params"], strict=True):
+        state = {key: tensors[f"{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+
+
+class MovingAverage:
+    """An exponential moving average of a model's weights, in float32."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.names = [name for name, _ in model.named_parameters()]
+        self.parameters: list[Tensor] = list(model.parameters())
+        self.values = [parameter.detach().clone() for parameter in self.parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        torch._foreach_lerp_(self.values, self.parameters, 1 - self.decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the average and the weights; twice is nothing."""
+        for value, parameter in zip(self.values, self.parameters, strict=True):
+            held = parameter.clone()
+            parameter.copy_(value)
+            value.copy_(held)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.values, strict=True))
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        for name, value in zip(self.names, self.values, strict=True):
+            value.copy_(tensors[name])

@@ -1,0 +1,1 @@
+"""Translating with a trained model: search, and what is built on it."""

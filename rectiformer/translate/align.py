@@ -1,0 +1,249 @@
+"""Word alignments out of attention to the source: every layer, every head, both ways to read the decoder's steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import compress, islice
+from typing import Any
+
+import numpy as np
+
+from rectiformer.errors import ArgumentError, DataError
+from rectiformer.measure.alignment import (
+    INDUCTIONS,
+    AlignmentScore,
+    Link,
+    Links,
+    alignment_error,
+    links_from_weights,
+    rows_for,
+)
+from rectiformer.measure.words import given_spans, merge_links, pieces_to_words, word_spans
+from rectiformer.model.attention import Observation
+from rectiformer.model.transformer import Site, Transformer
+from rectiformer.ops.variants import find_variant
+from rectiformer.text.batches import collate
+from rectiformer.text.vocabulary import Piece
+from rectiformer.translate.lines import Translation, to_record
+from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
+from rectiformer.translate.translator import Translator, cut_batches
+
+AVERAGE = "average"
+
+
+@dataclass(frozen=True)
+class PairWeights:
+    """Attention to the source while a given translation is decoded."""
+
+    source: str
+    target: str
+    source_pieces: list[Piece]
+    target_pieces: list[Piece]
+    weights: list[np.ndarray]
+    """One a layer: [H, M, N], M target pieces and the step that predicts the end, N source pieces and their end."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How well one layer's head, or the mean of its heads, aligns."""
+
+    layer: int
+    head: int | str
+    """A head's number, or "average"."""
+    induction: str
+    score: AlignmentScore
+
+
+@contextmanager
+def observed(sites: Sequence[Site]) -> Iterator[dict[int, Observation]]:
+    """The last observation of each layer of `sites`, filled in while the model runs inside."""
+    seen: dict[int, Observation] = {}
+    before = [site.attention.observer for site in sites]
+    for site in sites:
+        site.attention.observer = partial(seen.__setitem__, site.layer)
+    try:
+        yield seen
+    finally:
+        for site, observer in zip(sites, before, strict=True):
+            site.attention.observer = observer
+
+
+def cross_sites(model: Transformer) -> list[Site]:
+    """The attentions to the source, first layer first; ArgumentError if one has no weights."""
+    sites = [site for site in model.sites() if site.kind == "cross"]
+    for site in sites:
+        if not find_variant(site.attention.variant).has_weights:
+            raise ArgumentError(
+                f"attention to the source is {site.attention.variant!r} in layer {site.layer}, which has no weights to "
+                "align by; use a model with another model.cross_variant"
+            )
+    return sites
+
+
+def cross_weights(
+    translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096
+) -> Iterator[PairWeights]:
+    """The weights of each (source, target) pair, in order; those of one batch are in memory at a time.
+
+    Args:
+        batch_tokens: padded tokens of the longer side in a batch.
+    """
+    sites, symbols = cross_sites(translator.model), symbols_of(translator)
+    encoded = EncodedPairs(translator, pairs)
+    for indices in cut_batches(range(len(pairs)), encoded.padded_lengths, batch_tokens):
+        batch = collate(encoded, np.array(indices), symbols)
+        with translator.inference(), observed(sites) as seen:
+            decode_forced(translator, batch)
+            layers = [seen[site.layer].weights().float().cpu().numpy() for site in sites]  # each [B, H, M, N]
+        for row, index in enumerate(indices):
+            M, N = int(batch.target_lengths[row]), int(batch.source_lengths[row])
+            source_line, target_line = pairs[index]
+            yield PairWeights(
+                source_line,
+                target_line,
+                translator.source.pieces(source_line),
+                translator.target.pieces(target_line),
+                [layer[row, :, :M, :N].copy() for layer in layers],
+            )
+
+
+class WordLinker:
+    """Turns weights of one pair's pieces into links of its words.
+
+    Args:
+        tokenized: whether words are what stands between spaces; otherwise punctuation is split off.
+    """
+
+    def __init__(self, pair: PairWeights, tokenized: bool = False) -> None:
+        spans = given_spans if tokenized else word_spans
+        self.pair = pair
+        self.source_words, self.target_words = (
+            pieces_to_words([(piece.start, piece.end) for piece in pieces], spans(line))
+            for pieces, line in ((pair.source_pieces, pair.source), (pair.target_pieces, pair.target))
+        )
+
+    def links(self, layer: int, head: int | str, induction: str) -> set[Link]:
+        """Links (source word, target word): each target piece votes for the source piece it weighs most."""
+        weights = self.pair.weights[layer]
+        matrix = weights.mean(0) if head == AVERAGE else weights[head]
+        rows = rows_for(matrix, induction, len(self.pair.source_pieces))
+        return merge_links(links_from_weights(rows), self.source_words, self.target_words)
+
+
+def align_pairs(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    layer: int,
+    head: int | str = AVERAGE,
+    induction: str = "normal",
+    tokenized: bool = False,
+    batch_tokens: int = 4096,
+) -> list[set[Link]]:
+    """The word links of each (source, target) pair; none where a side is empty.
+
+    Args:
+        layer: of the decoder, counted from 0.
+        head: its number, or "average" for the mean of the heads' weights.
+        induction: "normal" or "shifted", as in `measure.alignment.rows_for`.
+        tokenized: whether words are what stands between spaces.
+    """
+    check_place(translator.model, layer, head)
+    return [
+        WordLinker(pair, tokenized).links(layer, head, induction)
+        for pair in cross_weights(translator, pairs, batch_tokens)
+    ]
+
+
+def alignment_table(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    gold: Sequence[Links],
+    *,
+    tokenized: bool = False,
+    batch_tokens: int = 4096,
+) -> list[Row]:
+    """The alignment error of every layer, head, average of heads and induction, in one pass over the pairs."""
+    if len(pairs) != len(gold):
+        raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one")
+    config = translator.model.config
+    places = [
+        (layer, head, induction)
+        for layer in range(config.decoder_layers)
+        for head in (*range(config.heads), AVERAGE)
+        for induction in INDUCTIONS
+    ]
+    predicted: dict[tuple[int, int | str, str], list[set[Link]]] = {place: [] for place in places}
+    for pair in cross_weights(translator, pairs, batch_tokens):
+        linker = WordLinker(pair, tokenized)
+        for place, links in predicted.items():
+            links.append(linker.links(*place))
+    return [Row(*place, alignment_error(links, gold)) for place, links in predicted.items()]
+
+
+def choose(rows: Sequence[Row], *, layer: int | str = "best", head: int | str = "best", induction: str = "best") -> Row:
+    """The row with the least alignment error, the first if several have it, among those that fit what is given."""
+    wanted = (layer, head, induction)
+    fitting = [
+        row
+        for row in rows
+        if all(asked in ("best", has) for asked, has in zip(wanted, (row.layer, row.head, row.induction), strict=True))
+    ]
+    if not fitting:
+        raise ArgumentError(f"no alignment of layer {layer}, head {head}, induction {induction} is in the table")
+    return min(fitting, key=lambda row: row.score.aer)
+
+
+def check_place(model: Transformer, layer: int, head: int | str) -> None:
+    layers, heads = model.config.decoder_layers, model.config.heads
+    if layer not in range(layers):
+        raise ArgumentError(f"layer {layer!r} does not exist; the decoder has layers 0 to {layers - 1}")
+    if head != AVERAGE and head not in range(heads):
+        raise ArgumentError(f'head {head!r} does not exist; there are heads 0 to {heads - 1} and "{AVERAGE}"')
+
+
+def to_records(
+    translator: Translator,
+    translations: Iterable[Translation],
+    *,
+    align: tuple[int, int | str, str] | None = None,
+    heads: bool = False,
+    buffer: int = 64,
+) -> Iterator[dict[str, Any]]:
+    """Records of translations, with alignments and weights of forced decoding if asked for.
+
+    A line too long to go through the model as a whole has neither, and its record a warning that says so.
+
+    Args:
+        align: layer, head and induction to align by, as in `align_pairs`.
+        heads: whether to add the weights of all heads.
+        buffer: translations that go through the model together; 1 answers each at once.
+    """
+    if align is None and not heads:
+        yield from map(to_record, translations)
+        return
+    if align is not None:
+        check_place(translator.model, *align[:2])
+    stream = iter(translations)
+    while chunk := list(islice(stream, buffer)):
+        pairs = [(translation.source, translation.text) for translation in chunk]
+        fitting = [fits(translator, pair) for pair in pairs]
+        weights = cross_weights(translator, list(compress(pairs, fitting)))
+        for translation, whole in zip(chunk, fitting, strict=True):
+            if not whole:
+                note = f"no alignment: a side has more than {translator.longest} subwords"
+                yield to_record(dataclasses.replace(translation, warnings=[*translation.warnings, note]))
+                continue
+            pair = next(weights)
+            links = None if align is None else WordLinker(pair).links(*align)
+            yield to_record(translation, links, pair if heads else None)
+
+
+def fits(translator: Translator, pair: tuple[str, str]) -> bool:
+    """Whether both sides go through the model as a whole."""
+    source, target = pair
+    return max(len(translator.source.encode(source)), len(translator.target.encode(target))) <= translator.longest

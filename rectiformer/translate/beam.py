@@ -1,0 +1,232 @@
+"""Beam search of a batch as tensors of fixed size, advanced in place by operations that never ask the device anything.
+
+What was chosen is written once, as (parent, token) in one number at each position, and read back at the end; only the
+few tensors that the next choice needs are reordered. So one step serves the CPU and a captured CUDA graph alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rectiformer.errors import DivergedError
+from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
+
+BLOCK = 8
+"""Longest block of tokens whose repetition is limited."""
+
+NEVER = -torch.inf
+
+
+class BeamState:
+    """Where the search of B sentences with K hypotheses each stands.
+
+    Args:
+        limits: most tokens of each sentence, eos included.
+        options: beam, length penalty and repetitions.
+        specials: ids treated apart.
+        vocabulary: columns of the logits.
+        device: where the logits will be.
+        prefixes: tokens that each sentence must begin with; None if no sentence has any.
+        size: sentences there is room for, as many as `limits` unless given; those beyond are done from the start.
+        room: positions there is room for; enough for all limits unless given, more than the longest prefix if given.
+    """
+
+    BATCHED: tuple[str, ...] = (
+        "last", "log_probs", "choices", "token_scores", "finished", "places", "limits", "limit_penalties", "done",
+        "recent", "runs", "forced",
+    )  # fmt: skip
+    """Tensors whose first axis is the sentences; the last three are None where nothing asks for them."""
+
+    def __init__(
+        self,
+        limits: Sequence[int],
+        options: SearchOptions,
+        specials: Specials,
+        vocabulary: int,
+        device: torch.device,
+        *,
+        prefixes: Sequence[Sequence[int]] | None = None,
+        size: int | None = None,
+        room: int | None = None,
+    ) -> None:
+        self.options, self.specials, self.vocabulary = options, specials, vocabulary
+        B = len(limits) if size is None else size
+        T = max(limits) if room is None else room
+        K = options.hypotheses()
+        padded = [*limits, *[1] * (B - len(limits))]
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        self.last = torch.full((B, K), specials.bos, device=device)
+        self.log_probs = torch.full((B, K), NEVER, device=device)
+        self.log_probs[:, : K if options.sample else 1] = 0  # equal hypotheses would stay equal
+        self.choices = torch.zeros(B, K, T, dtype=torch.long, device=device)  # parent * V + token
+        self.token_scores = torch.zeros(B, K, T, device=device)
+        self.finished = torch.full((B, K, 3), NEVER, device=device)  # score, log probability, that of eos; best first
+        self.places = torch.zeros(B, K, dtype=torch.long, device=device)  # position * K * V + choice of that eos
+        self.limits = torch.tensor(padded, device=device)
+        self.limit_penalties = torch.tensor([options.penalty(limit) for limit in padded], device=device)
+        self.done = torch.arange(B, device=device) >= len(limits)
+        self.penalties = self._penalties(T)
+        self.banned = torch.tensor([specials.pad, specials.unk, specials.bos], device=device)
+        self.longest_runs = torch.arange(1, BLOCK + 1, device=device) * options.max_repeats - 1
+        guarded = (B, K, BLOCK) if options.max_repeats else None
+        # The latest tokens, latest first, and for how many tokens in a row each equalled the one n before it.
+        self.recent = None if guarded is None else torch.full(guarded, specials.pad, device=device)
+        self.runs = None if guarded is None else torch.zeros(guarded, dtype=torch.long, device=device)
+        self.forced = None if prefixes is None else self._begin_forced(prefixes, B, T)
+
+    @property
+    def device(self) -> torch.device:
+        return self.position.device
+
+    def advance(self, logits: Tensor) -> Tensor:
+        """Choose from logits [B * K, V]; return the row [B * K] that each hypothesis continues. `last` is its token."""
+        B, K = self.log_probs.shape
+        log_probs = self.allowed(logits)  # [B, K, V]
+        totals, choices = (log_probs + self.log_probs[..., None]).flatten(1).topk(2 * K if K > 1 else 1)
+        token_scores = log_probs.flatten(1).gather(1, choices)
+        ended = choices % self.vocabulary == self.specials.eos
+        self._finish(torch.where(ended, totals, NEVER), totals, choices, token_scores)
+        totals, order = torch.where(ended, NEVER, totals).topk(K)
+        choices = choices.gather(1, order)
+        parents = choices // self.vocabulary
+        self.log_probs.copy_(torch.where(self.done[:, None], self.log_probs, totals))
+        self._write(parents, choices, token_scores.gather(1, order))
+        # What is asked for is settled once no alive hypothesis can still reach it; the rest of the beam need not be.
+        wanted = self.finished[:, min(self.options.nbest, K) - 1, 0]
+        self._stop(wanted >= self.log_probs[:, 0] / self.limit_penalties)
+        return (parents + torch.arange(0, B * K, K, device=self.device)[:, None]).flatten()
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Log probabilities [B, K, V] in float32, -inf where a token may not come next."""
+        B, K = self.log_probs.shape
+        log_probs = logits.view(B, K, -1).log_softmax(-1, dtype=torch.float32)
+        if self.forced is not None:
+            forced = self.forced.index_select(1, self.position)[..., None]  # [B, 1, 1], -1 where the choice is free
+            index = forced.clamp_min(0).expand(B, K, 1)
+            unbarred = log_probs.gather(2, index)
+        log_probs.index_fill_(2, self.banned, NEVER)
+        log_probs[..., self.specials.eos].masked_fill_(self.position == 0, NEVER)
+        if self.recent is not None and self.runs is not None:
+            # Token x would complete one block of n too many if x = recent[n] and so it has been for long enough. Where
+            # that is not so, what is barred is the padding, which is barred anyway.
+            log_probs.scatter_(2, torch.where(self.runs >= self.longest_runs, self.recent, self.specials.pad), NEVER)
+        if self.forced is not None:
+            only = torch.full_like(log_probs, NEVER).scatter_(2, index, unbarred)
+            log_probs = torch.where(forced >= 0, only, log_probs)
+        return log_probs
+
+    def keep(self, sentences: Tensor) -> None:
+        """Go on with these sentences only."""
+        for name in self.BATCHED:
+            held = getattr(self, name)
+            setattr(self, name, None if held is None else held[sentences])
+
+    def copy_from(self, other: BeamState, sentences: Tensor) -> None:
+        """Become `other` with these sentences, in place; this state may have more room, which then is padding."""
+        self.options = other.options
+        self.done.fill_(True)
+        if self.forced is not None:
+            self.forced.fill_(-1)
+        for name in self.BATCHED:
+            held = getattr(other, name)
+            if held is not None:
+                taken = held[sentences]
+                getattr(self, name)[tuple(slice(size) for size in taken.shape)].copy_(taken)
+        self.position.copy_(other.position)
+        self.penalties.copy_(self._penalties(len(self.penalties)))
+
+    def hypotheses(self, sentences: Sequence[int]) -> list[list[Hypothesis]]:
+        """The `nbest` found of each of these sentences, ended ones first, best first among each; fewer if that is all.
+
+        Raises DivergedError where the model's scores were not finite numbers.
+        """
+        index = torch.tensor(sentences, dtype=torch.long, device=self.device)
+        names = ("finished", "places", "log_probs", "limits", "choices", "token_scores")
+        return [
+            self._gather(*rows) for rows in zip(*(getattr(self, name)[index].tolist() for name in names), strict=True)
+        ]
+
+    def _gather(
+        self,
+        finished: list[list[float]],
+        places: list[int],
+        log_probs: list[float],
+        limit: int,
+        choices: list[list[int]],
+        token_scores: list[list[float]],
+    ) -> list[Hypothesis]:
+        """The hypotheses of one sentence, from its rows of the tensors of these names."""
+        found = []
+        for (score, log_probability, eos_score), place in zip(finished, places, strict=True):
+            if score != NEVER:
+                position, choice = divmod(place, len(choices) * self.vocabulary)
+                ids, scores = self._trace(choices, token_scores, choice // self.vocabulary, position)
+                found.append(Hypothesis(ids, score, log_probability, [*scores, eos_score], ended=True))
+        found.sort(key=lambda hypothesis: -hypothesis.score)
+        unended = []
+        for beam, log_probability in enumerate(log_probs):
+            if log_probability != NEVER and len(found) < self.options.nbest:
+                ids, scores = self._trace(choices, token_scores, beam, limit)
+                score = log_probability / self.options.penalty(limit)
+                unended.append(Hypothesis(ids, score, log_probability, scores, ended=False))
+        unended.sort(key=lambda hypothesis: -hypothesis.score)
+        found = [*found, *unended][: self.options.nbest]
+        if not found or any(hypothesis.score != hypothesis.score for hypothesis in found):
+            raise DivergedError(
+                "the model's scores are not finite numbers, so nothing can be searched; its weights are damaged or "
+                "training diverged: take an earlier checkpoint"
+            )
+        return found
+
+    def _trace(
+        self, choices: list[list[int]], token_scores: list[list[float]], beam: int, length: int
+    ) -> tuple[list[int], list[float]]:
+        """The `length` tokens, and their scores, that led to hypothesis `beam` before position `length`."""
+        ids, scores = [], []
+        for position in reversed(range(length)):
+            scores.append(token_scores[beam][position])
+            beam, token = divmod(choices[beam][position], self.vocabulary)
+            ids.append(token)
+        return ids[::-1], scores[::-1]
+
+    def _finish(self, ended: Tensor, totals: Tensor, choices: Tensor, token_scores: Tensor) -> None:
+        """Merge new endings [B, C], -inf where there is none, into the finished ones; the K best stay."""
+        K = self.finished.shape[1]
+        scores = torch.where(self.done[:, None], NEVER, ended / self.penalties.index_select(0, self.position))
+        merged = torch.cat([self.finished, torch.stack([scores, totals, token_scores], -1)], 1)
+        places = torch.cat([self.places, self.position * (K * self.vocabulary) + choices], 1)
+        # Stable, so that equals keep their order however often a done sentence is merged with nothing.
+        order = merged[..., 0].argsort(dim=1, descending=True, stable=True)[:, :K]
+        self.finished.copy_(merged.gather(1, order[..., None].expand(-1, -1, 3)))
+        self.places.copy_(places.gather(1, order))
+
+    def _write(self, parents: Tensor, choices: Tensor, token_scores: Tensor) -> None:
+        """Note what [B, K] was chosen at this position. What a done sentence notes is never read."""
+        tokens = choices % self.vocabulary
+        self.last.copy_(tokens)
+        self.choices.index_copy_(2, self.position, choices[..., None])
+        self.token_scores.index_copy_(2, self.position, token_scores[..., None])
+        if self.recent is not None and self.runs is not None:
+            index = parents[..., None].expand(-1, -1, BLOCK)
+            recent, runs = self.recent.gather(1, index), self.runs.gather(1, index)
+            self.runs.copy_((runs + 1) * (recent == tokens[..., None]))
+            self.recent.copy_(torch.cat([tokens[..., None], recent[..., :-1]], -1))
+
+    def _stop(self, settled: Tensor) -> None:
+        """Be done with sentences [B] that are settled or at their limit, and move on by one position."""
+        self.position += 1
+        self.done |= settled | (self.position >= self.limits)
+
+    def _penalties(self, room: int) -> Tensor:
+        """Length penalty of a hypothesis that ends at each position."""
+        return torch.tensor([self.options.penalty(position + 1) for position in range(room)], device=self.device)
+
+    def _begin_forced(self, prefixes: Sequence[Sequence[int]], B: int, T: int) -> Tensor:
+        """The token [B, T] that must stand at each position, -1 where any may."""
+        forced = torch.full((B, T), -1)
+        for row, prefix in zip(forced, prefixes, strict=False):
+            row[: len(prefix)] = torch.tensor(prefix, dtype=torch.long)
+        return forced.to(self.device)

@@ -1,0 +1,234 @@
+"""The search as CUDA graphs: one replay a token, with no word from the host in between.
+
+Shapes are rounded up to a few, and for each the buffers and the graph of one step are kept, so that the next batch of
+the same shape only copies its sources in. Without capture the same steps run one operation at a time, on any device.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from rectiformer.model.cache import Cache, FixedCache
+from rectiformer.model.transformer import DecoderState, Transformer
+from rectiformer.translate.beam import BeamState
+from rectiformer.translate.options import Hypothesis, Specials, Task
+
+LOOK = 8
+"""Steps between looks of the host at what is done. Divides every room."""
+
+ROOM = 32
+"""Least positions of a shape; it doubles when they run out."""
+
+SOURCE = 16
+"""Source lengths are rounded up to a multiple of this."""
+
+KEPT_BYTES = 8 << 30
+"""Buffers kept of one model; the least recently used shapes go first."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All that a captured step depends on, besides the model."""
+
+    sentences: int
+    source: int
+    room: int
+    beam: int
+    nbest: int
+    max_repeats: int
+    forced: bool
+    vocabulary: int
+    specials: Specials
+    precision: torch.dtype | None
+
+    @classmethod
+    def of(cls, model: Transformer, task: Task) -> Shape:
+        """The smallest shape that takes this batch to its first tokens."""
+        prefix = max(map(len, task.prefixes)) if task.prefixes else 0
+        return cls(
+            sentences=power_of_two(len(task.sources)),
+            source=-(-max(map(len, task.sources)) // SOURCE) * SOURCE,
+            room=max(ROOM, power_of_two(prefix + 1)),
+            beam=task.options.beam,
+            nbest=task.options.nbest,
+            max_repeats=task.options.max_repeats,
+            forced=task.prefixes is not None,
+            vocabulary=len(model.output),
+            specials=task.specials,
+            precision=task.precision,
+        )
+
+
+class CapturedStep:
+    """Buffers of one shape, and one step of the search over them: decode, choose, note which rows go on."""
+
+    def __init__(self, model: Transformer, shape: Shape, task: Task) -> None:
+        self.shape = shape
+        device = model.output.device
+        dtype = model.output.dtype if shape.precision is None else shape.precision
+        source = torch.zeros(shape.sentences, shape.source, model.config.width, device=device, dtype=dtype)
+        lengths = torch.ones(shape.sentences, dtype=torch.long, device=device)
+        self.decoder, self.rows = model.begin_fixed(source, lengths, shape.beam, shape.room)
+        self.beam = BeamState(
+            [],
+            task.options,
+            shape.specials,
+            shape.vocabulary,
+            device,
+            prefixes=[] if shape.forced else None,
+            size=shape.sentences,
+            room=shape.room,
+        )
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, model: Transformer) -> None:
+        """One token for every hypothesis; `model` must be the one this was made for."""
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            logits = model.step(self.beam.last.flatten(), self.decoder)
+            self.rows.copy_(self.beam.advance(logits))
+
+    def capture(self, model: Transformer, pool: Any) -> None:
+        """Record `run` as a graph that takes memory from `pool`. The buffers hold nothing of worth before or after."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # libraries allocate their workspaces at first use, which a capture does not allow
+                self.run(model)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.run(model)
+        self.graph = graph
+
+    def load(self, model: Transformer, task: Task) -> None:
+        """Begin with a batch that fits the shape."""
+        source, lengths = task.encode(model, self.shape.sentences, self.shape.source)
+        fresh, _ = model.begin_fixed(source.to(self.decoder.source.dtype), lengths, self.shape.beam, 1)
+        self._place_sources(fresh, torch.arange(len(source), device=source.device))
+        for held in buffers(self.decoder.own):
+            held.zero_()
+        self._restart_rows(torch.zeros_like(self.decoder.position))
+        beam = BeamState(
+            task.limits(),
+            task.options,
+            task.specials,
+            self.shape.vocabulary,
+            source.device,
+            prefixes=task.prefixes,
+            room=self.shape.room,
+        )
+        self.beam.copy_from(beam, torch.arange(len(task.sources), device=source.device))
+
+    def take(self, other: CapturedStep, sentences: Tensor) -> None:
+        """Go on with these sentences of another shape, which has no more room than this one."""
+        self._place_sources(other.decoder, sentences)
+        going = other.rows.unflatten(0, (-1, self.shape.beam))[sentences].flatten()  # reordering not yet done there
+        for mine, held in zip(buffers(self.decoder.own), buffers(other.decoder.own), strict=True):
+            mine.zero_()  # what is hidden must be finite, whatever was there before
+            mine[: len(going), :, : held.shape[2]].copy_(held[going])
+        self._restart_rows(other.decoder.position)
+        self.beam.copy_from(other.beam, sentences)
+
+    def size(self) -> int:
+        """Bytes of the buffers that matter."""
+        return sum(held.nbytes for held in (*buffers(self.decoder.own), *buffers(self.decoder.cross)))
+
+    def _place_sources(self, decoder: DecoderState, sentences: Tensor) -> None:
+        pairs = [(self.decoder.source, decoder.source), (self.decoder.source_lengths, decoder.source_lengths)]
+        pairs += zip(buffers(self.decoder.cross), buffers(decoder.cross), strict=True)
+        for mine, held in pairs:
+            mine[: len(sentences)].copy_(held[sentences])
+
+    def _restart_rows(self, position: Tensor) -> None:
+        self.decoder.position.copy_(position)
+        torch.arange(len(self.rows), out=self.rows)
+
+
+class KeptSteps:
+    """Steps of one model by shape, as long as its weights stay where they are."""
+
+    def __init__(self) -> None:
+        self.steps: OrderedDict[Shape, CapturedStep] = OrderedDict()
+        self.addresses: list[int] = []
+
+    def find(self, model: Transformer, shape: Shape, task: Task, capture: bool) -> CapturedStep:
+        """The step of this shape, made and captured if it is not there."""
+        model.target_embedding.reserve(shape.room)
+        tensors = [*model.parameters(), model.target_embedding.positions]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses != self.addresses:  # a graph reads where the weights were when it was captured
+            self.steps.clear()
+            self.addresses = addresses
+        if shape not in self.steps:
+            self.steps[shape] = CapturedStep(model, shape, task)
+        step = self.steps[shape]
+        if capture and step.graph is None:
+            step.capture(model, self._pool())
+        self.steps.move_to_end(shape)
+        while len(self.steps) > 1 and sum(kept.size() for kept in self.steps.values()) > KEPT_BYTES:
+            self.steps.popitem(last=False)
+        return step
+
+    def _pool(self) -> Any:
+        """One pool for what is in use only inside of a step: no two steps run at once."""
+        graphs = (step.graph for step in self.steps.values())
+        return next((graph.pool() for graph in graphs if graph is not None), None)
+
+
+KEPT: WeakKeyDictionary[Transformer, KeptSteps] = WeakKeyDictionary()
+
+
+def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[list[Hypothesis]]:
+    """Beam search of one batch; `capture` False runs the steps without a graph."""
+    kept = KEPT.setdefault(model, KeptSteps())
+    with task.autocast(model.output.device):
+        step = kept.find(model, Shape.of(model, task), task, capture)
+        step.load(model, task)
+        places = dict(enumerate(range(len(task.sources))))  # row of the shape -> sentence of the batch
+        found: dict[int, list[Hypothesis]] = {}
+        position = 0
+        while True:
+            for _ in range(LOOK):
+                step.run(model)
+            position += LOOK
+            done = step.beam.done.tolist()
+            going = [row for row in places if not done[row]]
+            full = position == step.shape.room
+            if going and not full and 2 * len(going) > step.shape.sentences:
+                continue
+            ready = [row for row in places if done[row]]
+            found |= zip((places[row] for row in ready), step.beam.hypotheses(ready), strict=True)
+            if not going:
+                return [found[index] for index in sorted(found)]
+            shape = replace(step.shape, sentences=power_of_two(len(going)), room=step.shape.room * (2 if full else 1))
+            larger = kept.find(model, shape, task, capture)
+            larger.take(step, torch.tensor(going, device=step.rows.device))
+            step, places = larger, {new: places[row] for new, row in enumerate(going)}
+
+
+def capturable(model: Transformer) -> bool:
+    """Whether a step never waits for a number: experts ask how many tokens each has, observers see every call."""
+    watched = any(part.observer is not None for part in [*(s.attention for s in model.sites()), *model.memories()])
+    return not watched and not any(memory.memory.keeps == "experts" for memory in model.memories())
+
+
+def buffers(caches: list[Cache]) -> list[Tensor]:
+    """Keys and values of every layer."""
+    held = []
+    for cache in caches:
+        assert isinstance(cache, FixedCache)
+        held += [cache.keys, cache.values]
+    return held
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is at least this."""
+    return 1 << (least - 1).bit_length()

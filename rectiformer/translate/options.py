@@ -1,0 +1,137 @@
+"""What a search is told, and what it gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rectiformer.errors import ArgumentError
+from rectiformer.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Ids of the target vocabulary that a search treats apart."""
+
+    pad: int
+    unk: int
+    bos: int
+    eos: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How to search; beam search unless `sample`."""
+
+    beam: int = 4
+    """Hypotheses kept a sentence; 1 is greedy. Sampling does not use it."""
+    length_penalty: float = 0.6
+    """Scores are log probabilities divided by ((5 + length) / 6) to this power, the length counting eos."""
+    extra_length: int = 50
+    """Most tokens written, eos included, beyond those of the source without its eos."""
+    nbest: int = 1
+    """Hypotheses returned a sentence, at most `beam`; with `sample`, the number of samples."""
+    sample: bool = False
+    """Draw from the model instead of searching."""
+    temperature: float = 1.0
+    """Divides the logits before drawing."""
+    top_k: int = 0
+    """Draw from this many likeliest tokens; 0 from all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens that hold at least this probability together."""
+    seed: int = 1
+    """Decides what is drawn, together with a sentence's key, the number of the sample and the position."""
+    max_repeats: int = 4
+    """Most occurrences of a block of 1 to 8 tokens one right after the other; 0 does not limit them."""
+    cache: bool = True
+    """False computes the whole prefix anew at each step: slow, and the same."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("beam", 1), ("nbest", 1), ("extra_length", 0), ("top_k", 0), ("seed", 0)):
+            _require(getattr(self, name) >= least, f"{name} = {getattr(self, name)}, but it must be at least {least}")
+        _require(self.seed < 1 << 63, f"seed = {self.seed}, but it must be below 2^63")
+        _require(self.max_repeats >= 0, f"max_repeats = {self.max_repeats}, but it is at least 1, or 0 for no limit")
+        _require(0 <= self.length_penalty <= 5, f"length_penalty = {self.length_penalty}, but it must be from 0 to 5")
+        _require(
+            0 < self.temperature < math.inf, f"temperature = {self.temperature}, but it must be finite and above 0"
+        )
+        _require(0 < self.top_p <= 1, f"top_p = {self.top_p}, but it must be above 0 and at most 1")
+        if not self.sample:
+            self._check_beam_search()
+
+    def _check_beam_search(self) -> None:
+        _require(
+            self.nbest <= self.beam,
+            f"nbest = {self.nbest} is more than beam = {self.beam}; lower one or raise the other",
+        )
+        for name, unused in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
+            value = getattr(self, name)
+            _require(value == unused, f"{name} = {value} is about sampling; set sample as well, or leave it out")
+
+    def hypotheses(self) -> int:
+        """How many hypotheses a sentence has while it is searched."""
+        return self.nbest if self.sample else self.beam
+
+    def penalty(self, length: int) -> float:
+        """What the log probability of `length` tokens, eos counted, is divided by."""
+        return float(((5 + length) / 6) ** self.length_penalty)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation found."""
+
+    ids: list[int]
+    """Tokens without eos."""
+    score: float
+    """Log probability divided by the length penalty."""
+    log_probability: float
+    token_scores: list[float]
+    """Log probability of each token, that of eos last where `ended`."""
+    ended: bool
+    """False where the length limit came before eos."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One batch to search; the fields are the arguments of `search`."""
+
+    sources: Sequence[Sequence[int]]
+    options: SearchOptions
+    specials: Specials
+    prefixes: Sequence[Sequence[int]] | None = None
+    keys: Sequence[int] | None = None
+    precision: torch.dtype | None = None
+
+    def limits(self) -> list[int]:
+        """Most tokens of each translation, eos included: never so few that it could not end after its prefix."""
+        longest = [len(source) - 1 + self.options.extra_length for source in self.sources]
+        prefixes: Sequence[Sequence[int]] = self.prefixes or [()] * len(longest)
+        return [max(limit, len(prefix) + 1) for limit, prefix in zip(longest, prefixes, strict=True)]
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Matrix products in `precision`. Nothing is remembered between them, so that a step can be captured."""
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.precision, cache_enabled=False)
+
+    def encode(self, model: Transformer, rows: int = 0, length: int = 0) -> tuple[Tensor, Tensor]:
+        """Encoded sources [B, N, E] and lengths [B], padded to at least `rows` sources of one token and to `length`."""
+        lengths = [len(source) for source in self.sources]
+        lengths += [1] * (rows - len(lengths))
+        ids = torch.zeros(len(lengths), max(length, *lengths), dtype=torch.long)
+        for row, source in zip(ids, self.sources, strict=False):
+            row[: len(source)] = torch.tensor(source)
+        device = model.output.device
+        counts = torch.tensor(lengths, device=device)
+        return model.encode(ids.to(device), counts), counts
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ArgumentError(message)

@@ -1,0 +1,158 @@
+"""From encoded sources to the best target ids: the one entry, and the driver that runs anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rectiformer.errors import ArgumentError
+from rectiformer.model.transformer import Transformer
+from rectiformer.translate.beam import BeamState
+from rectiformer.translate.capture import capturable, search_fixed
+from rectiformer.translate.options import Hypothesis, SearchOptions, Specials, Task
+from rectiformer.translate.sampling import SampleState
+
+
+def search(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    specials: Specials,
+    *,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    keys: Sequence[int] | None = None,
+    precision: torch.dtype | None = None,
+) -> list[list[Hypothesis]]:
+    """Translate one batch: for each source up to `nbest` hypotheses, ended ones first, best first among each.
+
+    Args:
+        model: in evaluation mode; the search runs on its device.
+        sources: ids, each ending with eos.
+        options: how to search.
+        specials: ids that are treated apart; pad, bos and unk are never produced.
+        prefixes: ids that each translation must begin with, [] for none; they may hold unk and may end with eos. A
+            prefix that the length limit does not admit raises the limit to one token more than the prefix.
+        keys: a number for each sentence that decides its samples; its place in the batch unless given.
+        precision: of matrix products, torch.bfloat16 for instance; float32 and None leave them to the model.
+    """
+    assert not model.training, "search needs model.eval()"
+    if not sources:
+        return []
+    narrower = None if precision == torch.float32 else precision
+    task = Task(sources, options, specials, prefixes, keys, narrower)
+    check_task(task, model)
+    with torch.inference_mode():
+        if model.output.device.type == "cuda" and options.cache and not options.sample and capturable(model):
+            return search_fixed(model, task)
+        return search_eager(model, task)
+
+
+def check_task(task: Task, model: Transformer) -> None:
+    """Refuse ids and lists that do not fit the model or each other, before they fail inside of it."""
+    for name, given in (("prefixes", task.prefixes), ("keys", task.keys)):
+        if given is not None and len(given) != len(task.sources):
+            raise ArgumentError(f"{name} has {len(given)} entries, but there are {len(task.sources)} sources")
+    check_ids("sources", task.sources, model.source_embedding.table.shape[0])
+    for index, source in enumerate(task.sources):
+        if not source:
+            raise ArgumentError(f"sources[{index}] is empty; it must at least hold eos")
+    if task.prefixes is not None:
+        check_ids("prefixes", task.prefixes, model.output.shape[0])
+        for index, prefix in enumerate(task.prefixes):
+            if task.specials.pad in prefix or task.specials.bos in prefix or task.specials.eos in prefix[:-1]:
+                raise ArgumentError(f"prefixes[{index}] holds pad or bos, or eos before its end: {list(prefix)}")
+
+
+def check_ids(name: str, rows: Sequence[Sequence[int]], size: int) -> None:
+    for index, row in enumerate(rows):
+        if row and not (min(row) >= 0 and max(row) < size):
+            wrong = next(token for token in row if not 0 <= token < size)
+            raise ArgumentError(f"{name}[{index}] holds id {wrong}, but the vocabulary has {size} entries")
+
+
+class Decoder(Protocol):
+    """What gives the logits of the next token."""
+
+    def step(self, last: Tensor) -> Tensor: ...
+
+    def reorder(self, rows: Tensor) -> None: ...
+
+    def keep(self, sentences: Tensor, beam: int) -> None: ...
+
+
+class CachingDecoder:
+    """Computes each token once and keeps its keys and values."""
+
+    def __init__(self, model: Transformer, source: Tensor, lengths: Tensor) -> None:
+        self.model, self.state = model, model.begin(source, lengths)
+        self.reorder, self.keep = self.state.reorder, self.state.keep
+
+    def step(self, last: Tensor) -> Tensor:
+        """Write the tokens [B * K]; logits [B * K, V] of what comes next."""
+        return self.model.step(last, self.state)
+
+
+class RecomputingDecoder:
+    """Computes all tokens at each step: what a cache must agree with."""
+
+    def __init__(self, model: Transformer, source: Tensor, lengths: Tensor) -> None:
+        self.model, self.source, self.lengths = model, source, lengths
+        self.written: list[Tensor] = []  # [B * K] each
+
+    def step(self, last: Tensor) -> Tensor:
+        """Write the tokens [B * K]; logits [B * K, V] of what comes next."""
+        self.written.append(last.clone())  # `last` is where the next choice will be written
+        beam = len(last) // len(self.source)
+        source, lengths = (each.repeat_interleave(beam, 0) for each in (self.source, self.lengths))
+        return self.model.logits(self.model.decode(torch.stack(self.written, 1), source, lengths)[:, -1])
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let hypothesis r continue what was hypothesis rows[r]."""
+        self.written = [tokens[rows] for tokens in self.written]
+
+    def keep(self, sentences: Tensor, beam: int) -> None:
+        """Go on with these sentences only."""
+        self.source, self.lengths = self.source[sentences], self.lengths[sentences]
+        self.written = [tokens.view(-1, beam)[sentences].flatten() for tokens in self.written]
+
+
+def search_eager(model: Transformer, task: Task) -> list[list[Hypothesis]]:
+    """Search step by step, dropping each sentence as soon as it is done."""
+    state = begin_state(model, task)
+    with task.autocast(model.output.device):
+        kind = CachingDecoder if task.options.cache else RecomputingDecoder
+        return drive(kind(model, *task.encode(model)), state)
+
+
+def begin_state(model: Transformer, task: Task) -> BeamState:
+    arguments = (task.limits(), task.options, task.specials, len(model.output), model.output.device)
+    if not task.options.sample:
+        return BeamState(*arguments, prefixes=task.prefixes)
+    keys = range(len(task.sources)) if task.keys is None else task.keys
+    return SampleState(*arguments, keys=keys, prefixes=task.prefixes)
+
+
+def drive(decoder: Decoder, state: BeamState) -> list[list[Hypothesis]]:
+    """Alternate between the decoder and the choice of tokens until every sentence is done."""
+    found: dict[int, list[Hypothesis]] = {}
+    left = list(range(len(state.done)))  # where the sentences that are still searched stood at first
+    beam = state.last.shape[1]
+    while True:
+        rows = state.advance(decoder.step(state.last.flatten()))
+        done = state.done.tolist()
+        ready = [index for index, over in enumerate(done) if over]
+        going = [index for index, over in enumerate(done) if not over]
+        if ready:
+            found |= zip((left[index] for index in ready), state.hypotheses(ready), strict=True)
+        if not going:
+            return [found[index] for index in sorted(found)]
+        if not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+            decoder.reorder(rows)
+        if ready:
+            kept = torch.tensor(going, device=rows.device)
+            state.keep(kept)
+            decoder.keep(kept, beam)
+            left = [left[index] for index in going]

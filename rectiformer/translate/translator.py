@@ -1,0 +1,291 @@
+"""Strings in, translations out: N lines give N translations in the same order, whatever is in them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rectiformer.errors import ArgumentError, DataError, unknown_name
+from rectiformer.model.transformer import Transformer
+from rectiformer.runs.folder import load_model, open_run
+from rectiformer.text.vocabulary import Vocabulary
+from rectiformer.translate.lines import Candidate, Translation, split_pieces
+from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
+from rectiformer.translate.search import search
+
+TOO_LONG = ("split", "cut", "error")
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a line that goes through the model by itself."""
+
+    line: int
+    ids: list[int]
+    prefix: list[int]
+    key: int
+
+
+class Translator:
+    """A model with its vocabularies, on a device.
+
+    Args:
+        device: where the model is moved to; "auto" takes a GPU if there is one.
+        precision: "fp32", or "bf16" for matrix products.
+        longest: most subwords of a source that goes through the model at once.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        source: Vocabulary,
+        target: Vocabulary,
+        *,
+        device: str | torch.device = "cpu",
+        precision: str = "fp32",
+        longest: int = 1024,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ArgumentError(unknown_name("precision", precision, PRECISIONS))
+        if longest < 1:
+            raise ArgumentError(f"longest = {longest}, but it must be at least 1")
+        self.device = find_device(device)
+        self.model = model.to(self.device)
+        self.source, self.target = source, target
+        self.precision = PRECISIONS[precision]
+        self.longest = longest
+
+    @classmethod
+    def from_run(
+        cls,
+        folder: str | Path,
+        checkpoint: str = "best",
+        device: str = "auto",
+        precision: str = "fp32",
+        notice: Callable[[str], None] = warnings.warn,
+    ) -> Translator:
+        """The translator of a run folder, its weights held in `precision`; `checkpoint` as in `load_model`."""
+        run = open_run(Path(folder))
+        model, _ = load_model(run, checkpoint, notice=notice)
+        translator = cls(model, run.source, run.target, device=device, precision=precision)
+        translator.narrow()
+        return translator
+
+    def narrow(self) -> None:
+        """Hold the weights in `precision`, where they otherwise are cast at each use: for a model of one's own."""
+        if self.precision is not None:
+            hold_weights(self.model, self.precision)
+            self.precision = None
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Inside, the model drops nothing out and records no gradients; afterwards it trains on if it did before."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self.model.train(training)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        options: SearchOptions,
+        *,
+        batch_tokens: int = 4096,
+        batch_sentences: int = 0,
+        prefixes: Sequence[str] | None = None,
+        first_line: int = 1,
+        warn: Callable[[str], None] = warnings.warn,
+        too_long: str = "split",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Translation]:
+        """Translate every line; a blank one is empty, and never reaches the model.
+
+        Args:
+            batch_tokens: padded source tokens in a batch; a longer line makes a batch of its own.
+            batch_sentences: sentences in a batch, in place of `batch_tokens`; 0 goes by tokens.
+            prefixes: how each translation has to begin; "" leaves it free.
+            first_line: the number of lines[0], for messages and for the seeds of sampling.
+            warn: told of each line that did not go through the model as a whole.
+            too_long: what to do with more than `longest` subwords. "split" translates parts, cut after a sentence if
+                possible and else at white space, and joins them with spaces; "cut" drops the rest.
+            progress: told how many sentences are done, and of how many, after each batch.
+        """
+        if too_long not in TOO_LONG:
+            raise ArgumentError(unknown_name("value of too_long", too_long, TOO_LONG))
+        if prefixes is not None and len(prefixes) != len(lines):
+            raise DataError(
+                f"{len(prefixes)} prefixes for {len(lines)} lines; give each line one, if only an empty one"
+            )
+        notes: list[list[str]] = [[] for _ in lines]
+        parts: list[Part] = []
+        for index, ids in enumerate(self.source.encode_all(list(lines))):
+            if not lines[index].strip() or not ids:
+                continue
+            groups = self._fit(lines[index], ids, first_line + index, too_long, notes[index])
+            prefix = self._prefix(prefixes[index], first_line + index) if prefixes is not None else []
+            for number, group in enumerate(groups):
+                key = first_line + index + (number << 32)  # each part draws its own samples
+                parts.append(Part(index, group, [] if number else prefix, key))
+            for note in notes[index]:
+                warn(f"line {first_line + index}: {note}")
+        found = self._search(parts, options, batch_tokens, batch_sentences, progress)
+        gathered: list[list[list[Hypothesis]]] = [[] for _ in lines]
+        for part, hypotheses in zip(parts, found, strict=True):
+            gathered[part.line].append(hypotheses)
+        return [
+            self._assemble(first_line + index, line, gathered[index], notes[index], options)
+            for index, line in enumerate(lines)
+        ]
+
+    def _fit(self, line: str, ids: list[int], number: int, too_long: str, notes: list[str]) -> list[list[int]]:
+        """The ids in groups of at most `longest`, with a note if that changes anything."""
+        if len(ids) <= self.longest:
+            return [ids]
+        if too_long == "error":
+            raise DataError(
+                f"line {number}: {len(ids)} subwords, but at most {self.longest} are translated at once; shorten it, "
+                'or choose "split" or "cut" for lines that are too long'
+            )
+        if too_long == "cut":
+            notes.append(f"{len(ids)} subwords, cut to the first {self.longest}")
+            return [ids[: self.longest]]
+        groups = split_pieces(line, self.source.pieces(line), self.longest)
+        notes.append(f"{len(ids)} subwords, more than {self.longest}; translated in {len(groups)} parts")
+        return groups
+
+    def _prefix(self, text: str, number: int) -> list[int]:
+        ids = self.target.encode(text)
+        if len(ids) > self.longest:
+            raise DataError(f"line {number}: its prefix has {len(ids)} subwords, but at most {self.longest} are forced")
+        return ids
+
+    def _search(
+        self,
+        parts: Sequence[Part],
+        options: SearchOptions,
+        batch_tokens: int,
+        batch_sentences: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> list[list[Hypothesis]]:
+        """The n best of each part, in batches of similar length, the longest first: it shows at once if it fits."""
+        specials = Specials(pad=self.target.pad, unk=self.target.unk, bos=self.target.bos, eos=self.target.eos)
+        results: list[list[Hypothesis]] = [[] for _ in parts]
+        lengths = [len(part.ids) + 1 for part in parts]
+        order = sorted(range(len(parts)), key=lambda index: -lengths[index])
+        done = 0
+        for batch in cut_batches(order, lengths, batch_tokens, batch_sentences):
+            with self.inference():
+                found = search(
+                    self.model,
+                    [[*parts[index].ids, self.source.eos] for index in batch],
+                    options,
+                    specials,
+                    prefixes=[parts[index].prefix for index in batch],
+                    keys=[parts[index].key for index in batch],
+                    precision=self.precision,
+                )
+            for index, hypotheses in zip(batch, found, strict=True):
+                results[index] = hypotheses
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(parts))
+        return results
+
+    def _assemble(
+        self, number: int, line: str, parts: list[list[Hypothesis]], notes: list[str], options: SearchOptions
+    ) -> Translation:
+        if not parts:
+            return Translation(number, line, [Candidate("", [], 0.0, 0.0, [], True)], notes)
+        # The k-th candidate of a line in parts joins the k-th of each.
+        candidates = [self._candidate(joined) for joined in zip(*parts, strict=False)]
+        if not candidates[0].ended:
+            notes = [*notes, "the translation met its length limit before it ended"]
+        times = options.max_repeats
+        if times > 1 and any(is_repetitive(hypotheses[0].ids, times) for hypotheses in parts):
+            notes = [*notes, f"the translation says something {times} times in a row"]
+        return Translation(number, line, candidates, notes)
+
+    def _candidate(self, hypotheses: Sequence[Hypothesis]) -> Candidate:
+        texts = [self.target.decode(hypothesis.ids) for hypothesis in hypotheses]
+        ends = [[self.target.eos] if hypothesis.ended else [] for hypothesis in hypotheses]
+        return Candidate(
+            text=" ".join(text for text in texts if text),
+            tokens=[
+                piece_text(self.target, token)
+                for hypothesis, end in zip(hypotheses, ends, strict=True)
+                for token in [*hypothesis.ids, *end]
+            ],
+            score=math.fsum(hypothesis.score for hypothesis in hypotheses),
+            log_probability=math.fsum(hypothesis.log_probability for hypothesis in hypotheses),
+            token_scores=[score for hypothesis in hypotheses for score in hypothesis.token_scores],
+            ended=all(hypothesis.ended for hypothesis in hypotheses),
+        )
+
+
+def hold_weights(model: Transformer, dtype: torch.dtype) -> None:
+    """Hold every parameter in `dtype`, tied ones still tied; position signals stay as they are, exact."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device itself, "auto" being a GPU if there is one; ArgumentError where it is not there."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"unknown device {device!r}; use auto, cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"device {str(device)!r}, but torch finds no GPU here; use auto or cpu")
+    return found
+
+
+def cut_batches(
+    order: Sequence[int], lengths: Sequence[int], batch_tokens: int, batch_sentences: int = 0
+) -> Iterator[list[int]]:
+    """Cut `order` into batches of at most `batch_tokens` padded tokens, or of `batch_sentences` if that is not 0.
+
+    Args:
+        lengths: tokens of each sentence, by its index; one beyond `batch_tokens` makes a batch of its own.
+    """
+    if batch_tokens < 1 or batch_sentences < 0:
+        raise ArgumentError(f"batch_tokens = {batch_tokens} and batch_sentences = {batch_sentences} hold no sentence")
+    batch: list[int] = []
+    longest = 0
+    for index in order:
+        padded = max(longest, lengths[index])
+        full = len(batch) == batch_sentences if batch_sentences else (len(batch) + 1) * padded > batch_tokens
+        if batch and full:
+            yield batch
+            batch, padded = [], lengths[index]
+        batch.append(index)
+        longest = padded
+    if batch:
+        yield batch
+
+
+def is_repetitive(ids: Sequence[int], times: int) -> bool:
+    """Whether a block of up to 8 tokens stands `times` times in a row."""
+    for size in range(1, 9):
+        run = 0
+        for token, earlier in zip(ids[size:], ids, strict=False):
+            run = run + 1 if token == earlier else 0
+            if run >= size * (times - 1):
+                return True
+    return False
+
+
+def piece_text(vocabulary: Vocabulary, id: int) -> str:
+    """A subword as sentencepiece writes it."""
+    return vocabulary._processor.id_to_piece(id)

@@ -1,0 +1,162 @@
+"""Decoding a token at a time, with caches that grow or have one size, says what decoding all at once says."""
+
+import pytest
+import torch
+
+from rectiformer import VARIANTS
+from rectiformer.config import ModelConfig
+from rectiformer.model.cache import FixedCache, KeyValueCache, empty_room
+from rectiformer.model.layers import sinusoids
+from rectiformer.model.transformer import Transformer
+
+START, WORDS, STEPS, BEAM = 2, 23, 11, 3
+LENGTHS = torch.tensor([9, 5])
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request):
+    return build(variant=request.param)
+
+
+def build(**settings):
+    config = ModelConfig(**{"width": 16, "heads": 2, "slots": 16, **settings})
+    model = Transformer(config, WORDS, WORDS, START).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def draw_source():
+    return torch.randint(3, WORDS, (2, 9))
+
+
+def begin(model, source, lengths, beam, fixed):
+    """A state of each kind, and what tells it the parents of the next step."""
+    if not fixed:
+        state = model.begin(source, lengths)
+        return state, state.reorder
+    state, rows = model.begin_fixed(source, lengths, beam, STEPS + 2)
+    return state, rows.copy_
+
+
+def decode_whole(model, written, encoded, lengths):
+    """Logits [B * beam, V] of what follows everything that was written [B * beam, M], all at once."""
+    beam = len(written) // len(encoded)
+    states = model.decode(written, encoded.repeat_interleave(beam, 0), lengths.repeat_interleave(beam, 0))
+    return model.logits(states[:, -1])
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
+def test_steps_equal_decoding_at_once(model, fixed):
+    source, target = draw_source(), torch.randint(3, WORDS, (2, STEPS))
+    target[:, 0] = START
+    with torch.inference_mode():
+        encoded = model.encode(source, LENGTHS)
+        state, _ = begin(model, encoded, LENGTHS, 1, fixed)
+        steps = torch.stack([model.step(target[:, index], state) for index in range(STEPS)], 1)
+        torch.testing.assert_close(steps, model(source, LENGTHS, target))
+    assert state.position.tolist() == [STEPS]
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
+def test_hypotheses_continue_their_parents(model, fixed):
+    with torch.inference_mode():
+        encoded = model.encode(draw_source(), LENGTHS)
+        state, choose_parents = begin(model, encoded, LENGTHS, BEAM, fixed)
+        written = torch.full((2 * BEAM, 1), START)
+        for _ in range(STEPS):
+            logits = model.step(written[:, -1], state)
+            torch.testing.assert_close(logits, decode_whole(model, written, encoded, LENGTHS))
+            parents = torch.randint(BEAM, (2 * BEAM,)) + torch.arange(2).repeat_interleave(BEAM) * BEAM
+            choose_parents(parents)
+            written = torch.cat([written[parents], torch.randint(3, WORDS, (2 * BEAM, 1))], 1)
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_sentences_that_are_done_can_be_dropped(order):
+    model = build(variant="rela-g", order=order)
+    with torch.inference_mode():
+        encoded = model.encode(draw_source(), LENGTHS)
+        state = model.begin(encoded, LENGTHS)
+        written = torch.full((2 * BEAM, 1), START)
+        for index in range(6):
+            model.step(written[:, -1], state)
+            if index == 3:
+                kept = torch.tensor([1])
+                state.keep(kept, BEAM)
+                written, encoded, lengths = written[BEAM:], encoded[kept], LENGTHS[kept]
+            written = torch.cat([written, torch.randint(3, WORDS, (len(written), 1))], 1)
+        logits = model.step(written[:, -1], state)
+        torch.testing.assert_close(logits, decode_whole(model, written, encoded, lengths))
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
+def test_steps_beyond_the_known_positions(fixed):
+    model, target = build(), torch.randint(3, WORDS, (2, STEPS))
+    embedding = model.target_embedding
+    embedding.positions = embedding.positions[:4]
+    with torch.inference_mode():
+        encoded = model.encode(draw_source(), LENGTHS)
+        state, _ = begin(model, encoded, LENGTHS, 1, fixed)
+        steps = [model.step(target[:, index], state) for index in range(STEPS)]
+    assert torch.equal(embedding.positions[:STEPS], sinusoids(STEPS, 16).double())
+    assert not embedding.positions.is_inference()
+    states = model.decode(target, encoded.clone(), LENGTHS)
+    torch.testing.assert_close(torch.stack(steps, 1), model.logits(states))
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
+def test_steps_under_autocast_equal_decoding_at_once(fixed):
+    """The caches hold what the products give, so rounding is all that differs: it is compared in bfloat16."""
+    model, target = build().float(), torch.randint(3, WORDS, (2, STEPS))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        encoded = model.encode(draw_source(), LENGTHS)
+        state, _ = begin(model, encoded, LENGTHS, 1, fixed)
+        steps = torch.stack([model.step(target[:, index], state) for index in range(STEPS)], 1)
+        whole = model.logits(model.decode(target, encoded, LENGTHS))
+    assert state.own[0].keys.dtype == state.cross[0].keys.dtype == torch.bfloat16
+    error = (steps.double() - whole.double()).square().mean().sqrt()
+    rounded = (model.double().logits(model.decode(target, encoded.double(), LENGTHS)) - whole.double()).square()
+    assert error <= 2 * rounded.mean().sqrt()
+
+
+def test_the_source_is_held_once_whatever_the_beam():
+    model = build()
+    with torch.inference_mode():
+        encoded = model.encode(draw_source(), LENGTHS)
+        for fixed in (False, True):
+            state, _ = begin(model, encoded, LENGTHS, BEAM, fixed)
+            model.step(torch.full((2 * BEAM,), START), state)
+            assert all(cache.keys.shape == (2, 2, 9, 8) for cache in state.cross)
+            assert all(len(cache.keys) == 2 * BEAM for cache in state.own)
+
+
+def test_a_growing_cache_holds_what_was_appended_through_reordering():
+    cache, held = KeyValueCache(), torch.zeros(2, 1, 0, 3)
+    for index in range(40):
+        new = torch.randn(len(held), 1, 1 + index % 3, 3)
+        keys, values = cache.append(new, -new)
+        held = torch.cat([held, new], 2)
+        assert torch.equal(keys, held)
+        assert torch.equal(values, -held)
+        rows = torch.randint(len(held), (1 + index % 4,))
+        cache.reorder(rows)
+        held = held[rows]
+    assert cache.length == held.shape[2]
+
+
+def test_a_fixed_cache_reorders_then_writes_in_place():
+    keys, values = (empty_room(torch.zeros(1), 2, 1, 4, 3) for _ in range(2))
+    position, rows = torch.tensor([0]), torch.tensor([0, 1])
+    cache = FixedCache(keys, values, position, rows)
+    first, second = torch.randn(2, 1, 1, 3), torch.randn(2, 1, 1, 3)
+    cache.append(first, -first)
+    position += 1
+    rows.copy_(torch.tensor([1, 1]))
+    returned = cache.append(second, -second)
+    expected = torch.cat([first[[1, 1]], second, torch.zeros(2, 1, 2, 3)], 2)
+    assert torch.equal(keys, expected)
+    assert torch.equal(values, -expected)
+    assert returned == (keys, values)
+    assert cache.length == 4

@@ -1,0 +1,255 @@
+"""Searching with real Transformers: caches, batches, dropped rows and captured shapes change nothing."""
+
+import gc
+import weakref
+from itertools import chain
+
+import pytest
+import torch
+
+import rectiformer.translate.capture as capture
+from rectiformer import VARIANTS, ArgumentError
+from rectiformer.config import ModelConfig
+from rectiformer.model.transformer import Transformer
+from rectiformer.translate.options import SearchOptions, Specials, Task
+from rectiformer.translate.search import search
+
+SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
+VOCABULARY = 40
+
+
+def build_model(seed=0, eos=0.0, **config):
+    """A random model with decided opinions; `eos` raises the logit of endings by about as much."""
+    torch.manual_seed(seed)
+    sizes = {"width": 32, "heads": 2, "slots": 64, "encoder_layers": 1, "tie": "none"}
+    model = Transformer(ModelConfig(**{**sizes, **config}), VOCABULARY, VOCABULARY, SPECIALS.bos).eval()
+    with torch.no_grad():
+        model.output.mul_(4)
+        norm = model.decoder[-1].around_memory.norm if model.config.order == "post" else model.decoder_norm
+        norm.bias.copy_(torch.nn.functional.normalize(torch.randn(32), dim=0))
+        model.output[SPECIALS.eos] += eos * norm.bias
+    return model
+
+
+def random_sources(count, longest=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, longest, (count,), generator=generator).tolist()
+    return [[*torch.randint(4, VOCABULARY, (n,), generator=generator).tolist(), SPECIALS.eos] for n in lengths]
+
+
+def assert_same(ours, theirs):
+    """The same tokens, and scores that differ by float32's rounding only."""
+    assert [[h.ids for h in best] for best in ours] == [[h.ids for h in best] for best in theirs]
+    for one, other in zip(chain(*ours), chain(*theirs), strict=True):
+        assert one.ended == other.ended
+        assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-5)
+        assert one.token_scores == pytest.approx(other.token_scores, rel=1e-4, abs=1e-4)
+
+
+def search_fixed(model, sources, options, **others):
+    with torch.inference_mode():
+        return capture.search_fixed(model, Task(sources, options, SPECIALS, **others), capture=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_beam_of_one_is_the_likeliest_path(seed):
+    model = build_model(seed, eos=6.0)
+    for source in random_sources(4, seed=seed):
+        limit, ids = len(source) - 1 + 10, []
+        while len(ids) < limit and SPECIALS.eos not in ids:
+            with torch.no_grad():
+                logits = model(torch.tensor([source]), None, torch.tensor([[SPECIALS.bos, *ids]]))[0, -1]
+            logits[[SPECIALS.pad, SPECIALS.unk, SPECIALS.bos]] = -torch.inf
+            if not ids:
+                logits[SPECIALS.eos] = -torch.inf
+            ids.append(int(logits.argmax()))
+        ((found,),) = search(model, [source], SearchOptions(beam=1, extra_length=10, max_repeats=0), SPECIALS)
+        assert found.ended == (ids[-1] == SPECIALS.eos)
+        assert found.ids == (ids[:-1] if found.ended else ids)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_token_scores_are_those_of_the_whole_translation_read_at_once(beam):
+    model, sources = build_model(eos=6.0), random_sources(8)
+    for source, hypotheses in zip(sources, search(model, sources, SearchOptions(beam=beam), SPECIALS), strict=True):
+        for h in hypotheses:
+            written = [*h.ids, SPECIALS.eos][: len(h.token_scores)]
+            with torch.no_grad():
+                logits = model(torch.tensor([source]), None, torch.tensor([[SPECIALS.bos, *written[:-1]]]))
+            scores = logits[0].log_softmax(-1).gather(1, torch.tensor(written)[:, None])
+            assert h.token_scores == pytest.approx(scores.flatten().tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recomputing_every_step_finds_the_same(variant):
+    model, sources = build_model(variant=variant, decoder_layers=1), random_sources(4)
+    cached = SearchOptions(beam=3, nbest=3, extra_length=6)
+    uncached = SearchOptions(beam=3, nbest=3, extra_length=6, cache=False)
+    assert_same(search(model, sources, cached, SPECIALS), search(model, sources, uncached, SPECIALS))
+
+
+@pytest.mark.parametrize(("beam", "order"), [(1, "post"), (4, "pre")])
+def test_batches_of_any_size_find_the_same(beam, order):
+    model, sources = build_model(eos=6.0, order=order), random_sources(64)
+    options = SearchOptions(beam=beam, nbest=beam, extra_length=8)
+    whole = search(model, sources, options, SPECIALS)
+    assert {best[0].ended for best in whole} == {True, False}
+    assert len({len(best[0].ids) for best in whole}) > 5
+    for size in (1, 7):
+        parts = [search(model, sources[i : i + size], options, SPECIALS) for i in range(0, 64, size)]
+        assert_same(list(chain(*parts)), whole)
+
+
+def test_no_sources_no_hypotheses():
+    assert search(build_model(), [], SearchOptions(), SPECIALS) == []
+
+
+def test_an_empty_sentence_is_translated_within_its_limit():
+    ((found,),) = search(build_model(), [[SPECIALS.eos]], SearchOptions(extra_length=0), SPECIALS)
+    assert (len(found.ids), found.ended) == (1, False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fixed_shapes_find_the_same(variant):
+    """5 sentences in a shape of 8."""
+    model, sources = build_model(variant=variant, decoder_layers=1, eos=6.0), random_sources(5)
+    options = SearchOptions(beam=3, nbest=3, extra_length=8)
+    assert_same(search_fixed(model, sources, options), search(model, sources, options, SPECIALS))
+
+
+@pytest.mark.parametrize(("beam", "max_repeats"), [(1, 4), (4, 0), (4, 2)])
+def test_fixed_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
+    model, sources = build_model(eos=6.0), random_sources(9, longest=40)
+    options = SearchOptions(beam=beam, nbest=beam, extra_length=60, length_penalty=1.0, max_repeats=max_repeats)
+    eager = search(model, sources, options, SPECIALS)
+    assert_same(search_fixed(model, sources, options), eager)
+    shapes = {(shape.sentences, shape.room) for shape in capture.KEPT[model].steps}
+    assert {room for _, room in shapes} >= {32, 64}
+    assert len({sentences for sentences, _ in shapes}) > 1
+    assert {best[0].ended for best in eager} == {True, False}
+    assert max(len(best[0].ids) for best in eager) > 64
+
+
+def test_kept_shapes_serve_later_batches_and_other_penalties():
+    model = build_model(eos=6.0)
+    for seed, penalty in [(0, 0.6), (1, 2.0), (2, 0.0), (0, 0.6)]:
+        sources = random_sources(6, seed=seed)
+        options = SearchOptions(beam=4, nbest=4, extra_length=30, length_penalty=penalty)
+        assert_same(search_fixed(model, sources, options), search(model, sources, options, SPECIALS))
+    kept = dict(capture.KEPT[model].steps)
+    search_fixed(model, random_sources(6), SearchOptions(nbest=4, extra_length=30))
+    assert dict(capture.KEPT[model].steps) == kept
+
+
+def test_kept_shapes_go_when_weights_move_or_the_model_dies():
+    model, options = build_model(), SearchOptions(extra_length=3)
+    search_fixed(model, random_sources(2), options)
+    before = list(capture.KEPT[model].steps.values())
+    with torch.no_grad():
+        model.output.mul_(2)  # in place: the weights stay where they are
+    search_fixed(model, random_sources(2), options)
+    assert list(capture.KEPT[model].steps.values()) == before
+    model.output = torch.nn.Parameter(model.output.detach().clone())
+    assert_same(search_fixed(model, random_sources(2), options), search(model, random_sources(2), options, SPECIALS))
+    assert not set(capture.KEPT[model].steps.values()) & set(before)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_kept_shapes_stay_within_their_bytes(monkeypatch):
+    monkeypatch.setattr(capture, "KEPT_BYTES", 1)
+    model, sources = build_model(eos=6.0), random_sources(9, longest=40)
+    options = SearchOptions(extra_length=60)
+    assert_same(search_fixed(model, sources, options), search(model, sources, options, SPECIALS))
+    assert len(capture.KEPT[model].steps) == 1
+
+
+@pytest.mark.parametrize("driver", ["eager", "fixed", "sampled"])
+def test_prefixes_come_first(driver):
+    model, sources = build_model(eos=6.0), random_sources(5)
+    prefixes = [[7, 8, 9], [], [SPECIALS.unk], [5] * 40, [6, SPECIALS.eos]]
+    options = SearchOptions(beam=3, nbest=2, extra_length=6, sample=driver == "sampled")
+    eager = search(model, sources, options, SPECIALS, prefixes=prefixes)
+    if driver == "fixed":
+        assert_same(search_fixed(model, sources, options, prefixes=prefixes), eager)
+    for prefix, best in zip(prefixes, eager, strict=True):
+        for h in best:
+            assert [*h.ids, SPECIALS.eos][: len(prefix)] == prefix
+    assert {len(h.ids) for h in eager[4]} == {1}
+    assert max(len(h.ids) for h in eager[3]) <= 41  # one more than the prefix, which is beyond the limit
+
+
+def test_prefixes_of_an_earlier_batch_are_forgotten():
+    """The long one leaves its mark in the shape that the short one grows into."""
+    model, sources, options = build_model(), [[5, 6, SPECIALS.eos]], SearchOptions(extra_length=60)
+    search_fixed(model, sources, options, prefixes=[[5] * 40])
+    short = search_fixed(model, sources, options, prefixes=[[5]])
+    assert len(short[0][0].ids) > 40
+    assert_same(short, search(model, sources, options, SPECIALS, prefixes=[[5]]))
+
+
+@pytest.mark.parametrize("driver", [search, search_fixed])
+def test_half_precision_products_cost_half_precision_digits(driver):
+    model, sources = build_model(eos=6.0), random_sources(6)
+    options = SearchOptions(extra_length=6)
+    arguments = (SPECIALS,) if driver is search else ()
+    narrow = driver(model, sources, options, *arguments, precision=torch.bfloat16)
+    wide = search(model, sources, options, SPECIALS, prefixes=[h.ids for (h,) in narrow], precision=torch.float32)
+    for (one,), (other,) in zip(narrow, wide, strict=True):
+        shared = list(zip(one.token_scores, other.token_scores, strict=False))[: len(one.ids)]
+        errors = [abs(narrow - wide) for narrow, wide in shared]
+        assert 0 < max(errors) < 16 * 2**-8 * 4  # logits below 16, rounded to 8 bits a few times
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(AssertionError, match="eval"):
+        search(build_model().train(), [[SPECIALS.eos]], SearchOptions(), SPECIALS)
+
+
+def test_what_cannot_be_captured_is_known():
+    assert capture.capturable(build_model())
+    assert not capture.capturable(build_model(memory="sigma-moe"))
+    watched = build_model()
+    next(watched.sites()).attention.observer = print
+    assert not capture.capturable(watched)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sources": [[3], []]}, r"sources\[1\] is empty; it must at least hold eos"),
+        ({"sources": [[5, 40, 3]]}, r"sources\[0\] holds id 40, but the vocabulary has 40 entries"),
+        ({"sources": [[-1, 3]]}, r"sources\[0\] holds id -1, but the vocabulary has 40 entries"),
+        ({"prefixes": []}, "prefixes has 0 entries, but there are 1 sources"),
+        ({"keys": [1, 2]}, "keys has 2 entries, but there are 1 sources"),
+        ({"prefixes": [[77]]}, r"prefixes\[0\] holds id 77, but the vocabulary has 40 entries"),
+        ({"prefixes": [[0]]}, r"prefixes\[0\] holds pad or bos, or eos before its end: \[0\]"),
+        ({"prefixes": [[3, 4]]}, r"prefixes\[0\] holds pad or bos, or eos before its end: \[3, 4\]"),
+    ],
+)
+def test_ids_that_do_not_fit_are_named(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        search(build_model(), **{"sources": [[5, 3]], "options": SearchOptions(), "specials": SPECIALS, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 0}, "beam = 0, but it must be at least 1"),
+        ({"nbest": 5}, "nbest = 5 is more than beam = 4; lower one or raise the other"),
+        ({"nbest": 0, "sample": True}, "nbest = 0, but it must be at least 1"),
+        ({"extra_length": -1}, "extra_length = -1, but it must be at least 0"),
+        ({"length_penalty": float("nan")}, "length_penalty = nan, but it must be from 0 to 5"),
+        ({"temperature": 0.0, "sample": True}, "temperature = 0.0, but it must be finite and above 0"),
+        ({"temperature": 0.5}, "temperature = 0.5 is about sampling; set sample as well, or leave it out"),
+        ({"top_p": 1.5, "sample": True}, "top_p = 1.5, but it must be above 0 and at most 1"),
+        ({"top_k": -1, "sample": True}, "top_k = -1, but it must be at least 0"),
+        ({"seed": 1 << 63}, "seed = 9223372036854775808, but it must be below"),
+        ({"max_repeats": -1}, "max_repeats = -1, but it is at least 1, or 0 for no limit"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        SearchOptions(**options)

@@ -75,26 +75,56 @@ class KeyValueCache:
         return held
 
 
-class FixedCache:
-    """A cache of one size whose write position lives on the device, so that a step can be captured as a CUDA graph.
+class FixedRoom:
+    """Room for the keys and values of all layers of `rows` hypotheses, of one size, for steps that are CUDA graphs.
 
-    `append` takes one token and returns the whole room; the caller hides what is not yet written by key lengths.
-    `rows` says which sequence each sequence continues and is applied to the room before the token is written.
+    `parents` says, on the device, which hypothesis each continues. Reordering goes from one copy of the room to the
+    other, all layers at once; after two reorderings everything is where it was, so a graph holds two steps.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, position: Tensor, rows: Tensor | None = None) -> None:
-        self.keys, self.values = keys, values  # [B, K, room, D]
-        self.position, self.rows = position, rows  # [1], [B]
+    def __init__(self, like: Tensor, layers: int, rows: int, heads: int, length: int, size: int) -> None:
+        shape = (2 * layers, rows, heads, length, size)
+        # Zeros, because hidden cells still pass through matrix products, and NaN times 0 is NaN.
+        self.held, self.spare = (torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(2))
+        self.parents = torch.arange(rows, device=like.device)
+
+    def reorder(self) -> None:
+        """Let hypothesis r continue what was hypothesis parents[r]."""
+        torch.index_select(self.held, 1, self.parents, out=self.spare)
+        self.held, self.spare = self.spare, self.held
+
+
+class FixedCache:
+    """One layer's part of a `FixedRoom`, written at a position that lives on the device.
+
+    `append` takes one token and returns the whole room; the caller hides what is not yet written by key lengths.
+    """
+
+    def __init__(self, room: FixedRoom, layer: int, position: Tensor) -> None:
+        self.room, self.layer, self.position = room, layer, position  # position [1]
+        self.length = room.held.shape[3]
+
+    @property
+    def keys(self) -> Tensor:
+        return self.room.held[2 * self.layer]
+
+    @property
+    def values(self) -> Tensor:
+        return self.room.held[2 * self.layer + 1]
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.keys, self.values
+        keys.index_copy_(2, self.position, k.to(keys.dtype))
+        values.index_copy_(2, self.position, v.to(values.dtype))
+        return keys, values
+
+
+class ReadyCache:
+    """Keys and values that were projected before: those of a source."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
         self.length = keys.shape[2]
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        for room, new in ((self.keys, k), (self.values, v)):
-            if self.rows is not None:
-                room.copy_(room.index_select(0, self.rows))
-            room.index_copy_(2, self.position, new.to(room.dtype))
-        return self.keys, self.values
-
-
-def empty_room(like: Tensor, rows: int, heads: int, room: int, size: int) -> Tensor:
-    """Zeros [rows, heads, room, size]: finite, because hidden cells still pass through matrix products."""
-    return torch.zeros(rows, heads, room, size, dtype=like.dtype, device=like.device)
+        raise AssertionError("a source is projected once")

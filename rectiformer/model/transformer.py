@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
 from rectiformer.model.attention import MultiHeadAttention, variance_scaling_
-from rectiformer.model.cache import Cache, FixedCache, KeyValueCache, empty_room
+from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache, ReadyCache
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared, sinusoids
 from rectiformer.model.memory import KeyValueMemory
@@ -76,6 +76,8 @@ class DecoderState:
     own: list[Cache]
     cross: list[Cache]
     position: Tensor  # [1], the position the next step writes
+    room: FixedRoom | None = None
+    """What `own` are parts of, when they are of fixed size."""
 
     def reorder(self, rows: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis rows[r]."""
@@ -160,33 +162,34 @@ class Transformer(nn.Module):
             position,
         )
 
-    def begin_fixed(self, source: Tensor, source_lengths: Tensor, beam: int, room: int) -> tuple[DecoderState, Tensor]:
-        """The same with room for `room` tokens and no more, and the tensor [B * beam] of rows to continue from.
+    def begin_fixed(self, source: Tensor, source_lengths: Tensor, beam: int, room: int) -> DecoderState:
+        """The same with room for `room` tokens and no more; `room.parents` says which hypothesis each continues.
 
         Nothing in a step of this state depends on numbers held by Python, so it can be captured as a CUDA graph.
         """
-        count, heads = len(source) * beam, self.config.heads
-        size = self.config.width // heads
-        position = torch.zeros(1, dtype=torch.long, device=source.device)
-        rows = torch.arange(count, device=source.device)
         self.target_embedding.reserve(room)
-        own: list[Cache] = []
-        cross: list[Cache] = []
+        heads, layers = self.config.heads, len(self.decoder)
+        held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.width // heads)
+        position = torch.zeros(1, dtype=torch.long, device=source.device)
+        own: list[Cache] = [FixedCache(held, layer, position) for layer in range(layers)]
+        cross: list[Cache] = [ReadyCache(*pair) for pair in self.project_source(source)]
+        return DecoderState(source, source_lengths, own, cross, position, held)
+
+    def project_source(self, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            keys, values = (empty_room(source, count, heads, room, size) for _ in "kv")
-            own.append(FixedCache(keys, values, position, rows))
             _, keys, values = layer.cross.project(source[:, :1], source, None)
-            cross.append(FixedCache(keys.contiguous(), values.contiguous(), position))
-        return DecoderState(source, source_lengths, own, cross, position), rows
+            yield keys.contiguous(), values.contiguous()
 
     def step(self, ids: Tensor, state: DecoderState) -> Tensor:
         """Write ids [B * beam], one a hypothesis, and return the logits [B * beam, V] of what comes next."""
-        fixed = isinstance(state.own[0], FixedCache)
-        if not fixed:
+        if state.room is None:
             self.target_embedding.reserve(state.own[0].length + 1)
+        else:
+            state.room.reorder()
         x = self.target_embedding(ids[:, None], state.position)
-        written = (state.position + 1).expand(len(ids)) if fixed else None
+        written = None if state.room is None else (state.position + 1).expand(len(ids))
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer.step(x, state.source, state.source_lengths, own, cross, written)

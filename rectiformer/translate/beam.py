@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,10 @@ BLOCK = 8
 """Longest block of tokens whose repetition is limited."""
 
 NEVER = -torch.inf
+
+
+Ending = tuple[int, int, float, float, float | None]
+"""Beam and position of an end, its score, its log probability, and that of eos where there is one."""
 
 
 class BeamState:
@@ -145,52 +150,41 @@ class BeamState:
         """
         index = torch.tensor(sentences, dtype=torch.long, device=self.device)
         names = ("finished", "places", "log_probs", "limits", "choices", "token_scores")
-        return [
-            self._gather(*rows) for rows in zip(*(getattr(self, name)[index].tolist() for name in names), strict=True)
+        held = {name: getattr(self, name)[index].cpu().numpy() for name in names}
+        endings = [
+            (row, *ending)
+            for row, parts in enumerate(zip(*(held[name].tolist() for name in names[:4]), strict=True))
+            for ending in self._endings(*parts)
         ]
-
-    def _gather(
-        self,
-        finished: list[list[float]],
-        places: list[int],
-        log_probs: list[float],
-        limit: int,
-        choices: list[list[int]],
-        token_scores: list[list[float]],
-    ) -> list[Hypothesis]:
-        """The hypotheses of one sentence, from its rows of the tensors of these names."""
-        found = []
-        for (score, log_probability, eos_score), place in zip(finished, places, strict=True):
-            if score != NEVER:
-                position, choice = divmod(place, len(choices) * self.vocabulary)
-                ids, scores = self._trace(choices, token_scores, choice // self.vocabulary, position)
-                found.append(Hypothesis(ids, score, log_probability, [*scores, eos_score], ended=True))
-        found.sort(key=lambda hypothesis: -hypothesis.score)
-        unended = []
-        for beam, log_probability in enumerate(log_probs):
-            if log_probability != NEVER and len(found) < self.options.nbest:
-                ids, scores = self._trace(choices, token_scores, beam, limit)
-                score = log_probability / self.options.penalty(limit)
-                unended.append(Hypothesis(ids, score, log_probability, scores, ended=False))
-        unended.sort(key=lambda hypothesis: -hypothesis.score)
-        found = [*found, *unended][: self.options.nbest]
-        if not found or any(hypothesis.score != hypothesis.score for hypothesis in found):
+        traces = trace(held["choices"], held["token_scores"], [ending[:3] for ending in endings], self.vocabulary)
+        found: list[list[Hypothesis]] = [[] for _ in sentences]
+        for (row, _, _, score, log_probability, eos), (ids, scores) in zip(endings, traces, strict=True):
+            all_scores = scores if eos is None else [*scores, eos]
+            found[row].append(Hypothesis(ids, score, log_probability, all_scores, ended=eos is not None))
+        if not all(found) or any(each.score != each.score for row in found for each in row):
             raise DivergedError(
                 "the model's scores are not finite numbers, so nothing can be searched; its weights are damaged or "
                 "training diverged: take an earlier checkpoint"
             )
         return found
 
-    def _trace(
-        self, choices: list[list[int]], token_scores: list[list[float]], beam: int, length: int
-    ) -> tuple[list[int], list[float]]:
-        """The `length` tokens, and their scores, that led to hypothesis `beam` before position `length`."""
-        ids, scores = [], []
-        for position in reversed(range(length)):
-            scores.append(token_scores[beam][position])
-            beam, token = divmod(choices[beam][position], self.vocabulary)
-            ids.append(token)
-        return ids[::-1], scores[::-1]
+    def _endings(
+        self, finished: list[list[float]], places: list[int], log_probs: list[float], limit: int
+    ) -> list[Ending]:
+        """The hypotheses to give of one sentence."""
+        ended: list[Ending] = []
+        for (score, log_probability, eos), place in zip(finished, places, strict=True):
+            if score != NEVER:
+                position, choice = divmod(place, len(places) * self.vocabulary)
+                ended.append((choice // self.vocabulary, position, score, log_probability, eos))
+        ended.sort(key=lambda ending: -ending[2])
+        unended: list[Ending] = []
+        if len(ended) < self.options.nbest:
+            penalty = self.options.penalty(limit)
+            alive = [(beam, total) for beam, total in enumerate(log_probs) if total != NEVER]
+            unended = [(beam, limit, total / penalty, total, None) for beam, total in alive]
+        unended.sort(key=lambda ending: -ending[2])
+        return [*ended, *unended][: self.options.nbest]
 
     def _finish(self, ended: Tensor, totals: Tensor, choices: Tensor, token_scores: Tensor) -> None:
         """Merge new endings [B, C], -inf where there is none, into the finished ones; the K best stay."""
@@ -230,3 +224,19 @@ class BeamState:
         for row, prefix in zip(forced, prefixes, strict=False):
             row[: len(prefix)] = torch.tensor(prefix, dtype=torch.long)
         return forced.to(self.device)
+
+
+def trace(
+    choices: np.ndarray, token_scores: np.ndarray, endings: Sequence[tuple[int, int, int]], vocabulary: int
+) -> list[tuple[list[int], list[float]]]:
+    """The tokens, and their scores, that led to each ending (sentence, beam, position): all before that position."""
+    if not endings:
+        return []
+    row, beam, length = np.array(endings).T
+    ids = np.zeros((len(endings), max(1, length.max())), dtype=np.int64)
+    scores = np.zeros(ids.shape, dtype=token_scores.dtype)
+    for position in reversed(range(length.max())):
+        choice = choices[row, beam, position]
+        ids[:, position], scores[:, position] = choice % vocabulary, token_scores[row, beam, position]
+        beam = np.where(position < length, choice // vocabulary, beam)
+    return [(i[:n].tolist(), s[:n].tolist()) for i, s, n in zip(ids, scores, length, strict=True)]

@@ -14,13 +14,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from rectiformer.model.cache import Cache, FixedCache
-from rectiformer.model.transformer import DecoderState, Transformer
+from rectiformer.model.transformer import Transformer
 from rectiformer.translate.beam import BeamState
 from rectiformer.translate.options import Hypothesis, Specials, Task
 
 LOOK = 8
-"""Steps between looks of the host at what is done. Divides every room."""
+"""Steps between looks of the host at what is done. Even, and divides every room."""
 
 ROOM = 32
 """Least positions of a shape; it doubles when they run out."""
@@ -66,15 +65,21 @@ class Shape:
 
 
 class CapturedStep:
-    """Buffers of one shape, and one step of the search over them: decode, choose, note which rows go on."""
+    """Buffers of one shape, with two pieces of work over them: begin with sources, and write two tokens.
+
+    Two, because what the hypotheses continue is copied from one room to another, and back.
+    """
 
     def __init__(self, model: Transformer, shape: Shape, task: Task) -> None:
         self.shape = shape
         device = model.output.device
         dtype = model.output.dtype if shape.precision is None else shape.precision
+        self.ids = torch.zeros(shape.sentences, shape.source, dtype=torch.long, device=device)
         source = torch.zeros(shape.sentences, shape.source, model.config.width, device=device, dtype=dtype)
         lengths = torch.ones(shape.sentences, dtype=torch.long, device=device)
-        self.decoder, self.rows = model.begin_fixed(source, lengths, shape.beam, shape.room)
+        self.decoder = model.begin_fixed(source, lengths, shape.beam, shape.room)
+        assert self.decoder.room is not None
+        self.room = self.decoder.room
         self.beam = BeamState(
             [],
             task.options,
@@ -85,71 +90,85 @@ class CapturedStep:
             size=shape.sentences,
             room=shape.room,
         )
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.begin_graph: torch.cuda.CUDAGraph | None = None
+        self.step_graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, model: Transformer) -> None:
-        """One token for every hypothesis; `model` must be the one this was made for."""
-        if self.graph is not None:
-            self.graph.replay()
-        else:
+        """Two tokens for every hypothesis; `model` must be the one this was made for."""
+        if self.step_graph is not None:
+            self.step_graph.replay()
+            return
+        for _ in range(2):
             logits = model.step(self.beam.last.flatten(), self.decoder)
-            self.rows.copy_(self.beam.advance(logits))
+            self.room.parents.copy_(self.beam.advance(logits))
+
+    def encode(self, model: Transformer) -> None:
+        """Encode the sources in `ids` and project them for every layer."""
+        if self.begin_graph is not None:
+            self.begin_graph.replay()
+            return
+        self.decoder.source.copy_(model.encode(self.ids, self.decoder.source_lengths))
+        for cache, (keys, values) in zip(self.decoder.cross, model.project_source(self.decoder.source), strict=True):
+            cache.keys.copy_(keys)
+            cache.values.copy_(values)
 
     def capture(self, model: Transformer, pool: Any) -> None:
-        """Record `run` as a graph that takes memory from `pool`. The buffers hold nothing of worth before or after."""
+        """Record both as graphs that take memory from `pool`. The buffers hold nothing of worth before or after."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # libraries allocate their workspaces at first use, which a capture does not allow
+            for _ in range(2):  # libraries allocate their workspaces at first use, which a capture does not allow
+                self.encode(model)
                 self.run(model)
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        begin_graph, step_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(begin_graph, pool=pool):
+            self.encode(model)
+        with torch.cuda.graph(step_graph, pool=begin_graph.pool()):
             self.run(model)
-        self.graph = graph
+        self.begin_graph, self.step_graph = begin_graph, step_graph
 
     def load(self, model: Transformer, task: Task) -> None:
         """Begin with a batch that fits the shape."""
-        source, lengths = task.encode(model, self.shape.sentences, self.shape.source)
-        fresh, _ = model.begin_fixed(source.to(self.decoder.source.dtype), lengths, self.shape.beam, 1)
-        self._place_sources(fresh, torch.arange(len(source), device=source.device))
-        for held in buffers(self.decoder.own):
-            held.zero_()
-        self._restart_rows(torch.zeros_like(self.decoder.position))
+        ids, lengths = task.padded(self.shape.sentences, self.shape.source)
+        self.ids.copy_(ids)
+        self.decoder.source_lengths.copy_(lengths)
+        self.encode(model)
+        self.room.held.zero_()
+        self._restart(torch.zeros_like(self.decoder.position))
         beam = BeamState(
             task.limits(),
             task.options,
             task.specials,
             self.shape.vocabulary,
-            source.device,
+            self.ids.device,
             prefixes=task.prefixes,
             room=self.shape.room,
         )
-        self.beam.copy_from(beam, torch.arange(len(task.sources), device=source.device))
+        self.beam.copy_from(beam, torch.arange(len(task.sources), device=self.ids.device))
 
     def take(self, other: CapturedStep, sentences: Tensor) -> None:
         """Go on with these sentences of another shape, which has no more room than this one."""
-        self._place_sources(other.decoder, sentences)
-        going = other.rows.unflatten(0, (-1, self.shape.beam))[sentences].flatten()  # reordering not yet done there
-        for mine, held in zip(buffers(self.decoder.own), buffers(other.decoder.own), strict=True):
-            mine.zero_()  # what is hidden must be finite, whatever was there before
-            mine[: len(going), :, : held.shape[2]].copy_(held[going])
-        self._restart_rows(other.decoder.position)
+        for mine, held in zip(self._sources(), other._sources(), strict=True):
+            mine[: len(sentences)].copy_(held[sentences])
+        going = other.room.parents.unflatten(0, (-1, self.shape.beam))[sentences].flatten()  # not yet reordered there
+        self.room.held.zero_()  # what is hidden must be finite, whatever was there before
+        self.room.held[:, : len(going), :, : other.shape.room].copy_(other.room.held[:, going])
+        self._restart(other.decoder.position)
         self.beam.copy_from(other.beam, sentences)
 
     def size(self) -> int:
         """Bytes of the buffers that matter."""
-        return sum(held.nbytes for held in (*buffers(self.decoder.own), *buffers(self.decoder.cross)))
+        return 2 * self.room.held.nbytes + sum(held.nbytes for held in self._sources())
 
-    def _place_sources(self, decoder: DecoderState, sentences: Tensor) -> None:
-        pairs = [(self.decoder.source, decoder.source), (self.decoder.source_lengths, decoder.source_lengths)]
-        pairs += zip(buffers(self.decoder.cross), buffers(decoder.cross), strict=True)
-        for mine, held in pairs:
-            mine[: len(sentences)].copy_(held[sentences])
+    def _sources(self) -> list[Tensor]:
+        """All that is known of the sources, sentence by sentence."""
+        held = [self.decoder.source, self.decoder.source_lengths]
+        return held + [part for cache in self.decoder.cross for part in (cache.keys, cache.values)]
 
-    def _restart_rows(self, position: Tensor) -> None:
+    def _restart(self, position: Tensor) -> None:
         self.decoder.position.copy_(position)
-        torch.arange(len(self.rows), out=self.rows)
+        torch.arange(len(self.room.parents), out=self.room.parents)
 
 
 class KeptSteps:
@@ -170,7 +189,7 @@ class KeptSteps:
         if shape not in self.steps:
             self.steps[shape] = CapturedStep(model, shape, task)
         step = self.steps[shape]
-        if capture and step.graph is None:
+        if capture and step.step_graph is None:
             step.capture(model, self._pool())
         self.steps.move_to_end(shape)
         while len(self.steps) > 1 and sum(kept.size() for kept in self.steps.values()) > KEPT_BYTES:
@@ -179,7 +198,7 @@ class KeptSteps:
 
     def _pool(self) -> Any:
         """One pool for what is in use only inside of a step: no two steps run at once."""
-        graphs = (step.graph for step in self.steps.values())
+        graphs = (step.step_graph for step in self.steps.values())
         return next((graph.pool() for graph in graphs if graph is not None), None)
 
 
@@ -196,7 +215,7 @@ def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[l
         found: dict[int, list[Hypothesis]] = {}
         position = 0
         while True:
-            for _ in range(LOOK):
+            for _ in range(LOOK // 2):
                 step.run(model)
             position += LOOK
             done = step.beam.done.tolist()
@@ -210,7 +229,7 @@ def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[l
                 return [found[index] for index in sorted(found)]
             shape = replace(step.shape, sentences=power_of_two(len(going)), room=step.shape.room * (2 if full else 1))
             larger = kept.find(model, shape, task, capture)
-            larger.take(step, torch.tensor(going, device=step.rows.device))
+            larger.take(step, torch.tensor(going, device=step.ids.device))
             step, places = larger, {new: places[row] for new, row in enumerate(going)}
 
 
@@ -218,15 +237,6 @@ def capturable(model: Transformer) -> bool:
     """Whether a step never waits for a number: experts ask how many tokens each has, observers see every call."""
     watched = any(part.observer is not None for part in [*(s.attention for s in model.sites()), *model.memories()])
     return not watched and not any(memory.memory.keeps == "experts" for memory in model.memories())
-
-
-def buffers(caches: list[Cache]) -> list[Tensor]:
-    """Keys and values of every layer."""
-    held = []
-    for cache in caches:
-        assert isinstance(cache, FixedCache)
-        held += [cache.keys, cache.values]
-    return held
 
 
 def power_of_two(least: int) -> int:

@@ -120,16 +120,19 @@ class Task:
             return nullcontext()
         return torch.autocast(device.type, self.precision, cache_enabled=False)
 
-    def encode(self, model: Transformer, rows: int = 0, length: int = 0) -> tuple[Tensor, Tensor]:
-        """Encoded sources [B, N, E] and lengths [B], padded to at least `rows` sources of one token and to `length`."""
+    def padded(self, rows: int = 0, length: int = 0) -> tuple[Tensor, Tensor]:
+        """Sources [B, N] and lengths [B], padded to at least `rows` sources of one token and to `length`."""
         lengths = [len(source) for source in self.sources]
         lengths += [1] * (rows - len(lengths))
         ids = torch.zeros(len(lengths), max(length, *lengths), dtype=torch.long)
         for row, source in zip(ids, self.sources, strict=False):
             row[: len(source)] = torch.tensor(source)
-        device = model.output.device
-        counts = torch.tensor(lengths, device=device)
-        return model.encode(ids.to(device), counts), counts
+        return ids, torch.tensor(lengths)
+
+    def encode(self, model: Transformer) -> tuple[Tensor, Tensor]:
+        """Encoded sources [B, N, E] and lengths [B], on the device of the model."""
+        ids, lengths = (part.to(model.output.device) for part in self.padded())
+        return model.encode(ids, lengths), lengths
 
 
 def _require(holds: bool, message: str) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
-from rectiformer.model.cache import FixedCache, KeyValueCache, empty_room
+from rectiformer.model.cache import FixedCache, FixedRoom, KeyValueCache
 from rectiformer.model.layers import sinusoids
 from rectiformer.model.transformer import Transformer
 
@@ -36,8 +36,8 @@ def begin(model, source, lengths, beam, fixed):
     if not fixed:
         state = model.begin(source, lengths)
         return state, state.reorder
-    state, rows = model.begin_fixed(source, lengths, beam, STEPS + 2)
-    return state, rows.copy_
+    state = model.begin_fixed(source, lengths, beam, STEPS + 2)
+    return state, state.room.parents.copy_
 
 
 def decode_whole(model, written, encoded, lengths):
@@ -147,16 +147,29 @@ def test_a_growing_cache_holds_what_was_appended_through_reordering():
 
 
 def test_a_fixed_cache_reorders_then_writes_in_place():
-    keys, values = (empty_room(torch.zeros(1), 2, 1, 4, 3) for _ in range(2))
-    position, rows = torch.tensor([0]), torch.tensor([0, 1])
-    cache = FixedCache(keys, values, position, rows)
+    room, position = FixedRoom(torch.zeros(1), layers=2, rows=2, heads=1, length=4, size=3), torch.tensor([0])
+    caches = [FixedCache(room, layer, position) for layer in range(2)]
     first, second = torch.randn(2, 1, 1, 3), torch.randn(2, 1, 1, 3)
-    cache.append(first, -first)
+    room.reorder()
+    for layer, cache in enumerate(caches):
+        cache.append(first + layer, -first)
     position += 1
-    rows.copy_(torch.tensor([1, 1]))
-    returned = cache.append(second, -second)
-    expected = torch.cat([first[[1, 1]], second, torch.zeros(2, 1, 2, 3)], 2)
-    assert torch.equal(keys, expected)
-    assert torch.equal(values, -expected)
-    assert returned == (keys, values)
-    assert cache.length == 4
+    room.parents.copy_(torch.tensor([1, 1]))
+    room.reorder()
+    for layer, cache in enumerate(caches):
+        keys, values = cache.append(second + layer, -second)
+        expected = torch.cat([first[[1, 1]] + layer, second + layer, torch.zeros(2, 1, 2, 3)], 2)
+        assert torch.equal(keys, expected)
+        assert torch.equal(values[:, :, 1], -second[:, :, 0])
+        assert torch.equal(keys, cache.keys)
+        assert cache.length == 4
+
+
+def test_two_reorderings_end_where_they_began():
+    """So that a graph of two steps can be replayed again and again."""
+    room = FixedRoom(torch.zeros(1), layers=1, rows=2, heads=1, length=4, size=3)
+    place = room.held.data_ptr()
+    room.reorder()
+    assert room.held.data_ptr() != place
+    room.reorder()
+    assert room.held.data_ptr() == place

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from closeness import assert_no_worse, grid, peak_allocation
+from points import describe_machine
 
 from rectiformer import VARIANTS, attention
 from rectiformer.ops.dispatch import check_call, choose
@@ -171,22 +171,6 @@ def measure(contender: Contender, shape: Shape, tensors: list[Tensor], seconds: 
         }
 
 
-def machine() -> dict[str, object]:
-    """What a figure needs beside it: command, commit, device, versions."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    details = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = next((line.split(":")[1].strip() for line in details.splitlines() if "model name" in line), "")
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit,
-        "device": model or platform.processor(),
-        "threads": torch.get_num_threads(),
-        "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        "torch": torch.__version__,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
 def show(console: Console, records: list[dict], lengths: list[int]) -> None:
     """One table for each dtype, mask and pass: SDPA's time over ours, and its spread over turns."""
     keys = dict.fromkeys((r["dtype"], r["causal"], r["pass"]) for r in records)
@@ -236,7 +220,7 @@ def main() -> None:
     console = Console(highlight=False)
     records: list[dict] = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    setting = machine()
+    setting = describe_machine()
     for shape in shapes(options):
         axes = (shape.batch, shape.heads, shape.length, shape.size)
         tensors = [grid(*axes, seed=seed, dtype=DTYPES[shape.dtype]).requires_grad_() for seed in range(4)]

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 import ctranslate
+from marian import SIZES, marian_config
 from points import append_point, describe_machine
-from training import SIZES, seconds_of
+from training import seconds_of
 
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
@@ -87,26 +89,9 @@ def our_search(options: argparse.Namespace, sources: Sources, variant: str) -> C
 
 def marian_generate(options: argparse.Namespace, sources: Sources, compiled: bool) -> Callable[[], object]:
     """`compiled` holds keys and values in a cache of fixed size, for which `generate` compiles the decoder itself."""
-    from transformers import MarianConfig, MarianMTModel
+    from transformers import MarianMTModel
 
-    size = SIZES[options.size]
-    config = MarianConfig(
-        vocab_size=size["vocabulary"],
-        d_model=size["width"],
-        encoder_layers=size["layers"],
-        decoder_layers=size["layers"],
-        encoder_attention_heads=size["heads"],
-        decoder_attention_heads=size["heads"],
-        encoder_ffn_dim=size["slots"],
-        decoder_ffn_dim=size["slots"],
-        activation_function="relu",
-        scale_embedding=True,
-        pad_token_id=SPECIALS.pad,
-        eos_token_id=SPECIALS.eos,
-        decoder_start_token_id=SPECIALS.bos,
-        forced_eos_token_id=None,
-        max_position_embeddings=512,
-    )
+    config = marian_config(SIZES[options.size], forced_eos_token_id=None)
     torch.manual_seed(1)
     model = MarianMTModel(config).to(options.device, torch.bfloat16 if options.device == "cuda" else None).eval()
     ids = torch.tensor(sources, device=options.device)

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -27,13 +28,20 @@ def describe_machine(device: str = "cpu") -> dict[str, object]:
         )
         name = models[0].partition(":")[2].strip() if models else platform.processor()
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *without_out(sys.argv)]),
         "commit": commit,
         "device": name,
         "threads": torch.get_num_threads(),
+        "bf16": device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported(),
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def without_out(words: list[str]) -> list[str]:
+    """The command without where its points went, which is nobody else's path."""
+    return [word for word, before in zip(words, ["", *words], strict=False) if "--out" not in (word, before)]
 
 
 def append_point(path: Path | None, point: dict[str, object]) -> None:

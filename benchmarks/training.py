@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
+from marian import SIZES, marian_config
 from points import append_point, describe_machine
 
 from rectiformer import VARIANTS
@@ -26,12 +28,6 @@ from rectiformer.config import Config, ModelConfig, TrainingConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
-
-SIZES = {
-    "tiny": {"width": 128, "heads": 4, "layers": 2, "slots": 256, "vocabulary": 1000},
-    "small": {"width": 512, "heads": 8, "layers": 4, "slots": 1024, "vocabulary": 8000},
-    "base": {"width": 512, "heads": 8, "layers": 6, "slots": 2048, "vocabulary": 8000},
-}
 
 
 def draw_batch(sentences: int, length: int, vocabulary: int) -> Batch:
@@ -66,27 +62,9 @@ def our_update(size: dict[str, int], variant: str, batch: Batch, device: str, pr
 def marian_update(
     size: dict[str, int], compiled: bool, batch: Batch, device: str, precision: str
 ) -> Callable[[], None]:
-    from transformers import MarianConfig, MarianMTModel
+    from transformers import MarianMTModel
 
-    config = MarianConfig(
-        vocab_size=size["vocabulary"],
-        d_model=size["width"],
-        encoder_layers=size["layers"],
-        decoder_layers=size["layers"],
-        encoder_attention_heads=size["heads"],
-        decoder_attention_heads=size["heads"],
-        encoder_ffn_dim=size["slots"],
-        decoder_ffn_dim=size["slots"],
-        activation_function="relu",
-        dropout=0.1,
-        attention_dropout=0.1,
-        activation_dropout=0.1,
-        scale_embedding=True,
-        pad_token_id=0,
-        eos_token_id=3,
-        decoder_start_token_id=2,
-        max_position_embeddings=512,
-    )
+    config = marian_config(size, dropout=0.1, attention_dropout=0.1, activation_dropout=0.1)
     torch.manual_seed(1)
     model = MarianMTModel(config).to(device).train()
     forward = torch.compile(model) if compiled else model

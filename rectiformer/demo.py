@@ -35,11 +35,13 @@ VARIANTS = ("rela-g", "softmax")
 SETTINGS = (
     "data.sentences=30000",
     "data.valid_sentences=200",
-    "training.steps=1400",
+    "model.attention_dropout=0",
+    "model.slot_dropout=0",
+    "training.steps=1200",
     "training.tokens=1200",
     "training.warmup=300",
-    "validation.every=350",
-    "checkpoint.every=700",
+    "validation.every=400",
+    "checkpoint.every=1200",
     "log.every=10",
 )
 TEST_SENTENCES = 300

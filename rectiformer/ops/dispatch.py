@@ -203,8 +203,8 @@ def check_window(window: Window | None, causal: bool) -> tuple[int, int]:
     return left, 0 if causal else right
 
 
-def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, device: torch.device) -> Tensor:
-    """Key lengths as a tensor on `device`, each between 0 and the number of keys."""
+def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, device: torch.device) -> Tensor | None:
+    """Key lengths as a tensor on `device`, each from 0 to the number of keys; None where all are seen to be full."""
     lengths = torch.as_tensor(key_lengths)
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ArgumentError(f"key_lengths holds {lengths.dtype}, but lengths are whole numbers")
@@ -216,6 +216,8 @@ def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, de
             raise ArgumentError(f"key_lengths has {least}; a length cannot be negative")
         if most > keys:
             raise ArgumentError(f"key_lengths has {most}, beyond the {keys} keys there are")
+        if least == keys:
+            return None
     return lengths.to(device)
 
 

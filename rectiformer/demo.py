@@ -36,12 +36,12 @@ SETTINGS = (
     "data.sentences=30000",
     "data.valid_sentences=200",
     "model.attention_dropout=0",
-    "model.slot_dropout=0",
-    "training.steps=1200",
+    "training.steps=1050",
+    "training.ema=0.99",
     "training.tokens=1200",
     "training.warmup=300",
-    "validation.every=400",
-    "checkpoint.every=1200",
+    "validation.every=350",
+    "checkpoint.every=1050",
     "log.every=10",
 )
 TEST_SENTENCES = 300

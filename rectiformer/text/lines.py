@@ -55,7 +55,7 @@ def decode_line(line: bytes, bad_utf8: str, where: str, skipped: int) -> str | N
             return None
         byte = error.start + skipped + 1
         raise DataError(
-            f'{where}:{byte}: not UTF-8 (0x{line[error.start]:02X}); use data.bad_utf8 = "replace" or "skip"'
+            f'{where}:{byte}: not UTF-8 (0x{line[error.start]:02X}); bad_utf8 can be "replace" or "skip"'
         ) from None
 
 

@@ -23,12 +23,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 import ctranslate
-from marian import SIZES, marian_config
+from marian import SIZES, marian_config, our_config
 from points import append_point, describe_machine
 from training import seconds_of
 
 from rectiformer import VARIANTS
-from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
@@ -57,15 +56,7 @@ def draw_sources(sentences: int, length: int, vocabulary: int) -> Sources:
 
 def build_model(size: dict[str, int], variant: str) -> EndlessTransformer:
     """A random model that is sure of its choices, none of which is a special token; no bias or gain is at 0 or 1."""
-    config = ModelConfig(
-        width=size["width"],
-        heads=size["heads"],
-        encoder_layers=size["layers"],
-        decoder_layers=size["layers"],
-        slots=size["slots"],
-        variant=variant,
-        tie="none",
-    )
+    config = our_config(size, variant, tie="none")
     torch.manual_seed(1)
     model = EndlessTransformer(config, size["vocabulary"], size["vocabulary"], start=SPECIALS.bos).eval()
     with torch.no_grad():

@@ -1,14 +1,29 @@
-"""The peer: Hugging Face MarianMT of our sizes."""
+"""Sizes to measure at: our model, and its peer, Hugging Face MarianMT, of the same shape."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from rectiformer.config import ModelConfig
 
 SIZES = {
     "tiny": {"width": 128, "heads": 4, "layers": 2, "slots": 256, "vocabulary": 1000},
     "small": {"width": 512, "heads": 8, "layers": 4, "slots": 1024, "vocabulary": 8000},
     "base": {"width": 512, "heads": 8, "layers": 6, "slots": 2048, "vocabulary": 8000},
 }
+
+
+def our_config(size: dict[str, int], variant: str, **others: Any) -> ModelConfig:
+    """Our model of this size."""
+    return ModelConfig(
+        width=size["width"],
+        heads=size["heads"],
+        encoder_layers=size["layers"],
+        decoder_layers=size["layers"],
+        slots=size["slots"],
+        variant=variant,
+        **others,
+    )
 
 
 def marian_config(size: dict[str, int], **others: Any) -> Any:

@@ -20,11 +20,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
-from marian import SIZES, marian_config
+from marian import SIZES, marian_config, our_config
 from points import append_point, describe_machine
 
 from rectiformer import VARIANTS
-from rectiformer.config import Config, ModelConfig, TrainingConfig
+from rectiformer.config import Config, TrainingConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
@@ -41,14 +41,7 @@ def draw_batch(sentences: int, length: int, vocabulary: int) -> Batch:
 
 
 def our_update(size: dict[str, int], variant: str, batch: Batch, device: str, precision: str) -> Callable[[], None]:
-    model_config = ModelConfig(
-        width=size["width"],
-        heads=size["heads"],
-        encoder_layers=size["layers"],
-        decoder_layers=size["layers"],
-        slots=size["slots"],
-        variant=variant,
-    )
+    model_config = our_config(size, variant)
     config = Config(
         model=model_config, training=TrainingConfig(precision=precision, compile="yes" if device == "cuda" else "no")
     )

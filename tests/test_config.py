@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rectiformer import ConfigError
+from rectiformer import MEMORIES, VARIANTS, ConfigError
 from rectiformer.config import Config
 from rectiformer.toml import load_config, to_toml
 
@@ -50,8 +50,10 @@ def test_printed_configuration_reads_back(tmp_path, overrides):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_shipped_configurations_load(path):
-    load_config(path)
+def test_shipped_configurations_name_what_there_is(path):
+    model = load_config(path).model
+    assert {model.variant_of(kind) for kind in ("encoder", "decoder", "cross")} <= set(VARIANTS)
+    assert model.memory in MEMORIES
 
 
 def test_tiny_writes_out_every_default():

@@ -69,8 +69,8 @@ def test_a_folder_in_use_is_not_created_again(run, vocabularies):
 
 def test_a_folder_with_nothing_but_its_lock_is_free(tmp_path, vocabularies):
     (tmp_path / "run.lock").touch()
-    create_run(tmp_path, CONFIG, *vocabularies, data_hash="")
-    open_run(tmp_path)
+    created = create_run(tmp_path, CONFIG, *vocabularies, data_hash="")
+    assert open_run(tmp_path).identity == created.identity
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.toml", "source.model", "target.model"])

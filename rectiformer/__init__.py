@@ -5,6 +5,7 @@ from rectiformer.model.attention import LearnedOption, MultiHeadAttention, Obser
 from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
 from rectiformer.ops.dispatch import attention
+from rectiformer.ops.explain import Explanation, explain
 from rectiformer.ops.packed import attention_varlen
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights
@@ -16,6 +17,7 @@ __all__ = [
     "ArgumentError",
     "AttentionStats",
     "ConfigError",
+    "Explanation",
     "KeyValueCache",
     "KeyValueMemory",
     "LearnedOption",
@@ -27,4 +29,5 @@ __all__ = [
     "attention_stats",
     "attention_varlen",
     "attention_weights",
+    "explain",
 ]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import settings
+from interpreter import INTERPRETED
 
 settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("default")
@@ -12,6 +13,14 @@ settings.load_profile("default")
 def _repeatable():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def interpreter(monkeypatch):
+    """Fused kernels run on the CPU, by Triton's interpreter."""
+    if not INTERPRETED:
+        pytest.skip("needs Triton, and no GPU: there the kernels are tested compiled")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items):

@@ -17,7 +17,7 @@ LAYERS = [
     "errors",
     "config ops",
     "toml text measure model",
-    "runs",
+    "runs integrations",
     "translate",
     "train",
     "terminal",
@@ -32,11 +32,14 @@ INSIDE_OPS = [
     "activations",
     "variants",
     "reference",
-    "blocked products",
-    "operators",
-    "fused fused_norm",
+    "packing second launching",
+    "blocked products tilings pages",
+    "operators long_launch",
+    "fused_norm",
+    "short long add_norm",
+    "gated fused decode",
     "dispatch",
-    "weights packed",
+    "weights packed cached explain",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
 

@@ -12,9 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, ShapeError, unknown_name
-from rectiformer.model.cache import Cache
-from rectiformer.model.norms import build_output_norm
-from rectiformer.ops.dispatch import Window, attention
+from rectiformer.model.cache import Cache, FixedCache
+from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, project_normed
+from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.decode import OutputNorm
+from rectiformer.ops.dispatch import Window, check_call, choose, run
+from rectiformer.ops.gated import gated_attention, gated_obstacle
+from rectiformer.ops.reference import Call
 from rectiformer.ops.variants import Variant, find_variant
 from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights, visible_keys
 
@@ -173,20 +177,57 @@ class MultiHeadAttention(nn.Module):
             if given is not None and (given.dim() != 3 or given.shape[-1] != self.width):
                 raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.width}")
         q, k, v = self.project(x, memory, cache)
-        call: dict[str, Any] = {
-            "causal": causal,
-            "key_lengths": key_lengths,
-            "attn_mask": attn_mask,
-            "bias": attn_bias,
-            "window": window,
-            **self.options,
-        }
-        if self.learned is not None:
-            call[self.learned.name] = self.learned()
-        mixed = attention(q, k, v, self.variant, dropout=self.dropout if self.training else 0.0, **call)
+        options = self.current_options()
+        dropout = self.dropout if self.training else 0.0
+        call = check_call(
+            q, k, v, self.variant, causal, key_lengths, attn_mask, attn_bias, window, None, dropout, None, options
+        )
+        if self.norms_in_epilogue(q, k, v, call):
+            return self.attend_normed(q, k, v, call)
+        mixed = run(q, k, v, call, "auto")
         if self.observer is not None:
-            self.observer(Observation(self.variant, q, k, mixed, call))
+            asked = {"causal": causal, "key_lengths": key_lengths, "attn_mask": attn_mask, "bias": attn_bias}
+            self.observer(Observation(self.variant, q, k, mixed, {**asked, "window": window, **options}))
         return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
+
+    def norms_in_epilogue(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
+        """Whether `attend_normed` is to take this call: compiled and without gradients, where it beats the norm's own
+        kernels (docs/log.md)."""
+        if not torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return False
+        if self.observer is not None or not isinstance(self.norm, RMSNorm | GatedRMSNorm):
+            return False
+        fused = choose(q, k, v, call, "auto") == "fused"
+        return fused and not gated_obstacle(q, k, v, self.norm.gain, self.norm.gate, call)
+
+    def attend_normed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """Attend, norm and project back with no pass over memory for the norm: [B, M, E]."""
+        assert isinstance(self.norm, RMSNorm | GatedRMSNorm)
+        return project_normed(*gated_attention(q, k, v, self.norm.gain, self.norm.gate, call), self.output)
+
+    def step(self, x: Tensor, cache: FixedCache, written: Tensor) -> Tensor:
+        """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""
+        q, k, v = self.project(x, None, None)
+        norm = None
+        if isinstance(self.norm, RMSNorm | GatedRMSNorm):
+            norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
+        mixed = decode_attention(
+            q,
+            cache.keys,
+            cache.values,
+            self.variant,
+            lengths=written,
+            new=(k, v),
+            ancestors=cache.room.ancestors,
+            norm=norm,
+            **self.current_options(),
+        )
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def current_options(self) -> dict[str, Any]:
+        """The variant's numbers, fixed or learned."""
+        learned = {} if self.learned is None else {self.learned.name: self.learned()}
+        return {**self.options, **learned}
 
     def project(self, x: Tensor, memory: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, M, D], keys and values [B, K, N, D]."""

@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rectiformer.ops.cached import follow
+
 
 class Cache(Protocol):
     """What attention needs of a cache."""
@@ -78,45 +80,43 @@ class KeyValueCache:
 class FixedRoom:
     """Room for the keys and values of all layers of `rows` hypotheses, of one size, for steps that are CUDA graphs.
 
-    `parents` says, on the device, which hypothesis each continues. Reordering goes from one copy of the room to the
-    other, all layers at once; after two reorderings everything is where it was, so a graph holds two steps.
+    What is written stays where it is. `parents` says, on the device, which hypothesis each continues, and
+    ancestors[r, n] in which row position n of hypothesis r was written.
     """
 
     def __init__(self, like: Tensor, layers: int, rows: int, heads: int, length: int, size: int) -> None:
-        shape = (2 * layers, rows, heads, length, size)
-        # Zeros, because hidden cells still pass through matrix products, and NaN times 0 is NaN.
-        self.held, self.spare = (torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(2))
-        self.parents = torch.arange(rows, device=like.device)
+        # Zeros, because without a kernel hidden cells still pass through matrix products, and NaN times 0 is NaN.
+        self.held = torch.zeros((2 * layers, rows, heads, length, size), dtype=like.dtype, device=like.device)
+        self.rows = torch.arange(rows, dtype=torch.int32, device=like.device)
+        self.parents = self.rows.long()
+        self.ancestors = self.rows[:, None].repeat(1, length)
 
-    def reorder(self) -> None:
-        """Let hypothesis r continue what was hypothesis parents[r]."""
-        torch.index_select(self.held, 1, self.parents, out=self.spare)
-        self.held, self.spare = self.spare, self.held
+    def reorder(self, position: Tensor) -> None:
+        """Let hypothesis r continue what was hypothesis parents[r], and write at `position` [1] itself."""
+        self.ancestors.copy_(self.ancestors.index_select(0, self.parents))
+        self.ancestors.index_copy_(1, position, self.rows[:, None])
+
+    def take(self, other: FixedRoom, hypotheses: Tensor) -> None:
+        """Hold what these hypotheses of another room, which is no longer than this one, would continue."""
+        ancestors = other.ancestors[other.parents[hypotheses]]
+        self.held.zero_()  # what is hidden must be finite, whatever was there before
+        for mine, held in zip(self.held, other.held, strict=True):
+            mine[: len(hypotheses), :, : ancestors.shape[1]] = follow(held, ancestors)
+        self.restart()
+
+    def restart(self) -> None:
+        """Let every hypothesis continue itself."""
+        self.parents.copy_(self.rows)
+        self.ancestors.copy_(self.rows[:, None].expand_as(self.ancestors))
 
 
 class FixedCache:
-    """One layer's part of a `FixedRoom`, written at a position that lives on the device.
+    """One layer's part of a `FixedRoom`, to which `decode_attention` adds one position a step."""
 
-    `append` takes one token and returns the whole room; the caller hides what is not yet written by key lengths.
-    """
-
-    def __init__(self, room: FixedRoom, layer: int, position: Tensor) -> None:
-        self.room, self.layer, self.position = room, layer, position  # position [1]
+    def __init__(self, room: FixedRoom, layer: int) -> None:
+        self.room = room
+        self.keys, self.values = room.held[2 * layer], room.held[2 * layer + 1]
         self.length = room.held.shape[3]
-
-    @property
-    def keys(self) -> Tensor:
-        return self.room.held[2 * self.layer]
-
-    @property
-    def values(self) -> Tensor:
-        return self.room.held[2 * self.layer + 1]
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys, self.values
-        keys.index_copy_(2, self.position, k.to(keys.dtype))
-        values.index_copy_(2, self.position, v.to(values.dtype))
-        return keys, values
 
 
 class ReadyCache:

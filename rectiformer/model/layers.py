@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
 from rectiformer.model.attention import LearnedOption, MultiHeadAttention
-from rectiformer.model.cache import Cache
+from rectiformer.model.cache import Cache, FixedCache
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.memory import KeyValueMemory
+from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.variants import find_variant
 
 EPSILON = 1e-8
@@ -39,9 +40,9 @@ class Residual(nn.Module):
         self.after = config.order == "post"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        added = self.drop(sublayer(x if self.after else self.norm(x)))
-        total = x + added.to(x.dtype)  # under autocast a sublayer may end with the sum of a float32 bias
-        return self.norm(total) if self.after else total
+        if self.after:
+            return add_norm(x, self.drop(sublayer(x)), self.norm.weight, self.norm.bias, EPSILON)
+        return x + self.drop(sublayer(self.norm(x))).to(x.dtype)  # autocast may end a sublayer in a float32 sum
 
 
 def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOption]) -> MultiHeadAttention:
@@ -96,15 +97,28 @@ class DecoderLayer(nn.Module):
         return self.around_memory(x, self.memory)
 
     def step(
-        self, x: Tensor, source: Tensor, source_lengths: Tensor, own: Cache, cross: Cache, written: Tensor | None
+        self,
+        x: Tensor,
+        source: Tensor,
+        source_lengths: Tensor,
+        own: Cache | FixedCache,
+        cross: Cache,
+        written: Tensor | None,
     ) -> Tensor:
-        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts the keys that `own` really holds.
+        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts those that a fixed `own` then holds.
 
         The beam is the query axis of the attention to the source, so the source's keys are held once, not once a
         hypothesis.
         """
+
+        def attend(x: Tensor) -> Tensor:
+            if isinstance(own, FixedCache):
+                assert written is not None
+                return self.attention.step(x, own, written)
+            return self.attention(x, cache=own)
+
         beams = (len(source), -1, x.shape[-1])
-        x = self.around_attention(x, lambda x: self.attention(x, cache=own, key_lengths=written))
+        x = self.around_attention(x, attend)
         attended = self.around_cross(
             x.view(beams), lambda x: self.cross(x, source, key_lengths=source_lengths, cache=cross)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,8 +73,8 @@ class DecoderState:
 
     source: Tensor  # [B, N, E]
     source_lengths: Tensor  # [B]
-    own: list[Cache]
-    cross: list[Cache]
+    own: Sequence[Cache | FixedCache]
+    cross: Sequence[Cache]
     position: Tensor  # [1], the position the next step writes
     room: FixedRoom | None = None
     """What `own` are parts of, when they are of fixed size."""
@@ -171,8 +171,8 @@ class Transformer(nn.Module):
         heads, layers = self.config.heads, len(self.decoder)
         held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.width // heads)
         position = torch.zeros(1, dtype=torch.long, device=source.device)
-        own: list[Cache] = [FixedCache(held, layer, position) for layer in range(layers)]
-        cross: list[Cache] = [ReadyCache(*pair) for pair in self.project_source(source)]
+        own = [FixedCache(held, layer) for layer in range(layers)]
+        cross = [ReadyCache(*pair) for pair in self.project_source(source)]
         return DecoderState(source, source_lengths, own, cross, position, held)
 
     def project_source(self, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -187,7 +187,7 @@ class Transformer(nn.Module):
         if state.room is None:
             self.target_embedding.reserve(state.own[0].length + 1)
         else:
-            state.room.reorder()
+            state.room.reorder(state.position)
         x = self.target_embedding(ids[:, None], state.position)
         written = None if state.room is None else (state.position + 1).expand(len(ids))
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):

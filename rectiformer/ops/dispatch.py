@@ -20,6 +20,8 @@ from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
 BACKENDS = ("auto", "reference", "blocked", "products", "fused")
+MOST_SCORES = 1 << 28
+"""Scores of float32 that a GPU may hold at once: 1 GiB."""
 Window = int | tuple[int, int]
 
 
@@ -85,14 +87,17 @@ def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> str:
         if obstacle:
             raise ArgumentError(f"backend {backend!r} cannot run this call: {obstacle}; use 'auto' or 'reference'")
         return backend
+    return next(name for name in preferences(q, call) if not OBSTACLES[name](q, k, v, call))
+
+
+def preferences(q: Tensor, call: Call) -> list[str]:
+    """Implementations in the order in which `auto` tries them."""
     if q.device.type == "cpu":
-        preferred = ["blocked"]
-    else:  # exact products of float32 take the fused kernels minutes to compile and leave the tensor units idle
-        preferred = ["products"] if q.dtype == torch.float32 else ["fused", "products"]
-    for name in preferred:
-        if not OBSTACLES[name](q, k, v, call):
-            return name
-    return "reference"
+        return ["blocked", "reference"]
+    scores = q.shape[0] * q.shape[1] * call.visibility.queries * call.visibility.keys
+    if q.dtype == torch.float32 and scores <= MOST_SCORES:  # fused products of float32 are slow, and exact
+        return ["products", "reference"]
+    return ["fused", "products", "reference"]
 
 
 def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:

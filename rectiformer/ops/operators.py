@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.activations import Rows
-from rectiformer.ops.blocked import SCORE_BYTES, blocked_backward, blocked_forward
-from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.blocked import blocked_backward, blocked_forward
+from rectiformer.ops.reference import Call
+from rectiformer.ops.second import second_derivatives
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.visibility import Visibility
 
@@ -126,39 +127,11 @@ def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
     return d_q, d_k, d_v, None if inputs[3] is None else d_bias, *[None] * 5
 
 
-def differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
-    """Differentiate the reference's own backward pass, a few query rows at a time."""
-    d_out, q, k, v, *rest = recall(ctx)
-    call = describe_call(q, k, *rest)
-    totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in (d_out, q, k, v, call.bias)]
-    step = max(1, SCORE_BYTES // (8 * q.shape[0] * q.shape[1] * max(1, k.shape[2])))
-    for start in range(0, q.shape[2], step):
-        _add_second_derivatives(totals, cotangents, (d_out, q, k, v), call, slice(start, start + step))
-    return *totals, *[None] * 5
-
-
-def _add_second_derivatives(
-    totals: list[Tensor | None], cotangents: Sequence[Tensor], tensors: Sequence[Tensor], call: Call, rows: slice
-) -> None:
-    """Add what some query rows contribute to the gradient of <gradients, cotangents>."""
-    d_out, q, k, v = tensors
-    part = call.rows(rows.start, min(rows.stop, q.shape[2]))
-    with torch.enable_grad():
-        leaves = [leaf.detach().requires_grad_() for leaf in (d_out[:, :, rows], q[:, :, rows], k, v)]
-        if part.bias is not None:
-            leaves.append(part.bias.detach().requires_grad_())
-            part = replace(part, bias=leaves[-1])
-        out = reference_attention(leaves[1], leaves[2], leaves[3], part)
-        first = torch.autograd.grad(out, leaves[1:], leaves[0], create_graph=True)
-        by_row = [True, False, False, call.bias is not None and call.bias.shape[2] > 1]
-        inner = torch.zeros((), dtype=out.dtype, device=out.device)
-        for grad, side, sliced in zip(first, cotangents, by_row, strict=False):
-            inner = inner + (grad * (side[:, :, rows] if sliced else side)).sum()
-        second = torch.autograd.grad(inner, leaves, allow_unused=True)
-    for total, grad, sliced in zip(totals, second, [True, *by_row], strict=False):
-        if total is not None and grad is not None:
-            (total[:, :, rows] if sliced else total).add_(grad)
+def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
+    d_out, q, k, v, bias, *rest = recall(ctx)
+    second = second_derivatives(lambda _: describe_call(q, k, None, *rest), [d_out, q, k, v, bias, None], cotangents)
+    return *second[:5], *[None] * 5
 
 
 rectified.register_autograd(_differentiate, setup_context=remember)
-rectified_backward.register_autograd(differentiate_twice, setup_context=remember)
+rectified_backward.register_autograd(_differentiate_twice, setup_context=remember)

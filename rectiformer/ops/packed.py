@@ -9,9 +9,12 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
-from rectiformer.ops.dispatch import Window, check_call, check_window, run
-from rectiformer.ops.dropout import drop_seed
+from rectiformer.ops.dispatch import Window, check_call, run, transform_obstacle
+from rectiformer.ops.fused import fused_attention, fused_obstacle
+from rectiformer.ops.packing import Packing
+from rectiformer.ops.reference import Call
 from rectiformer.ops.shapes import match_shapes
+from rectiformer.ops.visibility import Visibility
 
 
 def attention_varlen(
@@ -22,6 +25,8 @@ def attention_varlen(
     cu_seqlens_k: Tensor,
     variant: str = "rela",
     *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     causal: bool = False,
     window: Window | None = None,
     scale: float | None = None,
@@ -41,49 +46,66 @@ def attention_varlen(
         v: [total keys, K, Dv].
         cu_seqlens_q: [sequences + 1] whole numbers from 0 up to the total, never falling.
         cu_seqlens_k: the same for keys.
+        max_seqlen_q: no sequence has more queries than this. With both given, and up to 128 (64 in float32), a GPU
+            does all sequences at once and never waits for their lengths. What comes out for a longer sequence is
+            undefined; on the CPU and outside `torch.compile` it is refused.
+        max_seqlen_k: the same for keys.
     """
     match_shapes(q=(q, "M H D"), k=(k, "N K D"), v=(v, "N K Dv"))
-    _check_bounds("cu_seqlens_q", cu_seqlens_q, q.shape[0])
-    _check_bounds("cu_seqlens_k", cu_seqlens_k, k.shape[0])
+    check_bounds("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    check_bounds("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ShapeError(
             f"cu_seqlens_q is {list(cu_seqlens_q.shape)} but cu_seqlens_k is {list(cu_seqlens_k.shape)}; "
             "both need one entry more than there are sequences"
         )
-    drop = drop_seed(seed, q.device) if dropout else None
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, total, D]
+    call = check_call(q, k, v, variant, causal, None, None, None, window, scale, dropout, seed, options)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return run_packed(q, k, v, call, packing, backend)[0].transpose(0, 1)
+
+
+def run_packed(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing, backend: str) -> Tensor:
+    """Hand a checked call over [1, H, total, D] to the implementation that `backend` names or that suits it best."""
+    if backend == "fused" or (backend == "auto" and q.device.type == "cuda"):
+        obstacle = fused_obstacle(q, k, v, call, packing) or transform_obstacle()
+        if not obstacle:
+            return fused_attention(q, k, v, call, packing)
+        if backend == "fused":
+            raise ArgumentError(f"backend 'fused' cannot run this call: {obstacle}; use 'auto' or 'reference'")
     if torch.compiler.is_compiling():  # lengths are not known while compiling: one call, other sequences hidden
-        seen = _own_keys(q, k, cu_seqlens_q, cu_seqlens_k, *check_window(window, causal))
-        call = check_call(q, k, v, variant, False, None, seen, None, None, scale, dropout, drop, options)
-        return run(q, k, v, call, backend)[0].transpose(0, 1)
-    parts = []
-    starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    for start, stop, key_start, key_stop in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
-        own = q[:, :, start:stop], k[:, :, key_start:key_stop], v[:, :, key_start:key_stop]
-        call = check_call(*own, variant, causal, None, None, None, window, scale, dropout, drop, options)
-        parts.append(run(*own, replace(call, origin=(start, key_start)), backend))
-    return torch.cat(parts, dim=2)[0].transpose(0, 1)
+        seen = Visibility(q.shape[2], k.shape[2], attn_mask=own_keys(call, packing), first=k.shape[2] - q.shape[2])
+        return run(q, k, v, replace(call, visibility=seen), backend)
+    return torch.cat([run(*alone, backend) for alone in packing.split(q, k, v, call)], dim=2)
 
 
-def _check_bounds(name: str, bounds: Tensor, total: int) -> None:
-    """Boundaries of sequences: whole numbers from 0 to the total that never fall."""
+def check_bounds(side: str, bounds: Tensor, total: int, most: int | None) -> None:
+    """Boundaries of sequences: whole numbers from 0 to the total that never fall, nor rise by over `most`."""
     if bounds.dim() != 1 or len(bounds) < 2 or bounds.is_floating_point():
-        raise ShapeError(f"{name} is {list(bounds.shape)} of {bounds.dtype}; it needs whole numbers, [sequences + 1]")
+        raise ShapeError(
+            f"cu_seqlens_{side} is {list(bounds.shape)} of {bounds.dtype}; it needs whole numbers, [sequences + 1]"
+        )
     if torch.compiler.is_compiling() or bounds.device.type != "cpu":
         return
-    if bounds[0] != 0 or bounds[-1] != total or (bounds.diff() < 0).any():
+    lengths = bounds.diff()
+    if bounds[0] != 0 or bounds[-1] != total or (lengths < 0).any():
         raise ArgumentError(
-            f"{name} runs from {bounds[0]} to {bounds[-1]}; it must rise from 0 to the {total} rows packed"
+            f"cu_seqlens_{side} runs from {bounds[0]} to {bounds[-1]}; it must rise from 0 to the {total} rows packed"
+        )
+    if most is not None and most < lengths.max():
+        raise ArgumentError(
+            f"max_seqlen_{side} = {most}, but a sequence has {lengths.max()} rows; give at least the longest length"
         )
 
 
-def _own_keys(q: Tensor, k: Tensor, bounds_q: Tensor, bounds_k: Tensor, left: int, right: int) -> Tensor:
+def own_keys(call: Call, packing: Packing) -> Tensor:
     """True where a query and a key belong to one sequence, within its window: [1, 1, total queries, total keys]."""
-    query = torch.arange(q.shape[2], device=q.device)
-    key = torch.arange(k.shape[2], device=k.device)
+    bounds_q, bounds_k, seen = packing.bounds_q, packing.bounds_k, call.visibility
+    query = torch.arange(seen.queries, dtype=bounds_q.dtype, device=bounds_q.device)
+    key = torch.arange(seen.keys, dtype=bounds_k.dtype, device=bounds_k.device)
     owner = torch.searchsorted(bounds_q, query, right=True)
     key_owner = torch.searchsorted(bounds_k, key, right=True)
     # A sequence's last query is aligned with its last key.
     position = query - bounds_q[owner] + bounds_k[owner]
-    near = (key <= position[:, None] + right) & (key >= position[:, None] - left)
+    near = (key <= position[:, None] + seen.right) & (key >= position[:, None] - seen.left)
     return ((owner[:, None] == key_owner) & near)[None, None]

@@ -19,7 +19,7 @@ from rectiformer.translate.beam import BeamState
 from rectiformer.translate.options import Hypothesis, Specials, Task
 
 LOOK = 8
-"""Steps between looks of the host at what is done. Even, and divides every room."""
+"""Steps between looks of the host at what is done; divides every room."""
 
 ROOM = 32
 """Least positions of a shape; it doubles when they run out."""
@@ -65,10 +65,7 @@ class Shape:
 
 
 class CapturedStep:
-    """Buffers of one shape, with two pieces of work over them: begin with sources, and write two tokens.
-
-    Two, because what the hypotheses continue is copied from one room to another, and back.
-    """
+    """Buffers of one shape, with two pieces of work over them: begin with sources, and write a token."""
 
     def __init__(self, model: Transformer, shape: Shape, task: Task) -> None:
         self.shape = shape
@@ -94,13 +91,12 @@ class CapturedStep:
         self.step_graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, model: Transformer) -> None:
-        """Two tokens for every hypothesis; `model` must be the one this was made for."""
+        """A token for every hypothesis; `model` must be the one this was made for."""
         if self.step_graph is not None:
             self.step_graph.replay()
             return
-        for _ in range(2):
-            logits = model.step(self.beam.last.flatten(), self.decoder)
-            self.room.parents.copy_(self.beam.advance(logits))
+        logits = model.step(self.beam.last.flatten(), self.decoder)
+        self.room.parents.copy_(self.beam.advance(logits))
 
     def encode(self, model: Transformer) -> None:
         """Encode the sources in `ids` and project them for every layer."""
@@ -134,8 +130,9 @@ class CapturedStep:
         self.ids.copy_(ids)
         self.decoder.source_lengths.copy_(lengths)
         self.encode(model)
+        self.decoder.position.zero_()
         self.room.held.zero_()
-        self._restart(torch.zeros_like(self.decoder.position))
+        self.room.restart()
         beam = BeamState(
             task.limits(),
             task.options,
@@ -151,24 +148,19 @@ class CapturedStep:
         """Go on with these sentences of another shape, which has no more room than this one."""
         for mine, held in zip(self._sources(), other._sources(), strict=True):
             mine[: len(sentences)].copy_(held[sentences])
-        going = other.room.parents.unflatten(0, (-1, self.shape.beam))[sentences].flatten()  # not yet reordered there
-        self.room.held.zero_()  # what is hidden must be finite, whatever was there before
-        self.room.held[:, : len(going), :, : other.shape.room].copy_(other.room.held[:, going])
-        self._restart(other.decoder.position)
+        beams = torch.arange(self.shape.beam, device=sentences.device)
+        self.room.take(other.room, (sentences[:, None] * self.shape.beam + beams).flatten())
+        self.decoder.position.copy_(other.decoder.position)
         self.beam.copy_from(other.beam, sentences)
 
     def size(self) -> int:
         """Bytes of the buffers that matter."""
-        return 2 * self.room.held.nbytes + sum(held.nbytes for held in self._sources())
+        return self.room.held.nbytes + sum(held.nbytes for held in self._sources())
 
     def _sources(self) -> list[Tensor]:
         """All that is known of the sources, sentence by sentence."""
         held = [self.decoder.source, self.decoder.source_lengths]
         return held + [part for cache in self.decoder.cross for part in (cache.keys, cache.values)]
-
-    def _restart(self, position: Tensor) -> None:
-        self.decoder.position.copy_(position)
-        torch.arange(len(self.room.parents), out=self.room.parents)
 
 
 class KeptSteps:
@@ -215,7 +207,7 @@ def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[l
         found: dict[int, list[Hypothesis]] = {}
         position = 0
         while True:
-            for _ in range(LOOK // 2):
+            for _ in range(LOOK):
                 step.run(model)
             position += LOOK
             done = step.beam.done.tolist()

@@ -5,9 +5,10 @@ import torch
 
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
-from rectiformer.model.cache import FixedCache, FixedRoom, KeyValueCache
+from rectiformer.model.cache import FixedRoom, KeyValueCache
 from rectiformer.model.layers import sinusoids
 from rectiformer.model.transformer import Transformer
+from rectiformer.ops.cached import follow
 
 START, WORDS, STEPS, BEAM = 2, 23, 11, 3
 LENGTHS = torch.tensor([9, 5])
@@ -146,30 +147,40 @@ def test_a_growing_cache_holds_what_was_appended_through_reordering():
     assert cache.length == held.shape[2]
 
 
-def test_a_fixed_cache_reorders_then_writes_in_place():
-    room, position = FixedRoom(torch.zeros(1), layers=2, rows=2, heads=1, length=4, size=3), torch.tensor([0])
-    caches = [FixedCache(room, layer, position) for layer in range(2)]
-    first, second = torch.randn(2, 1, 1, 3), torch.randn(2, 1, 1, 3)
-    room.reorder()
-    for layer, cache in enumerate(caches):
-        cache.append(first + layer, -first)
-    position += 1
-    room.parents.copy_(torch.tensor([1, 1]))
-    room.reorder()
-    for layer, cache in enumerate(caches):
-        keys, values = cache.append(second + layer, -second)
-        expected = torch.cat([first[[1, 1]] + layer, second + layer, torch.zeros(2, 1, 2, 3)], 2)
-        assert torch.equal(keys, expected)
-        assert torch.equal(values[:, :, 1], -second[:, :, 0])
-        assert torch.equal(keys, cache.keys)
-        assert cache.length == 4
+def write(room, position, layer, new):
+    """One position of every hypothesis, where a step would write it."""
+    room.held[2 * layer, :, :, position] = new
+    room.held[2 * layer + 1, :, :, position] = -new
 
 
-def test_two_reorderings_end_where_they_began():
-    """So that a graph of two steps can be replayed again and again."""
-    room = FixedRoom(torch.zeros(1), layers=1, rows=2, heads=1, length=4, size=3)
+def test_a_fixed_room_follows_ancestors_without_moving_anything():
+    room, held = FixedRoom(torch.zeros(1), layers=2, rows=4, heads=2, length=9, size=3), torch.zeros(4, 2, 0, 3)
     place = room.held.data_ptr()
-    room.reorder()
-    assert room.held.data_ptr() != place
-    room.reorder()
+    for position in range(9):
+        parents, new = torch.randint(4, (4,)), torch.randn(4, 2, 3)
+        room.parents.copy_(parents)
+        room.reorder(torch.tensor([position]))
+        held = torch.cat([held[parents], new[:, :, None]], 2)
+        for layer in range(2):
+            write(room, position, layer, new + layer)
+            assert torch.equal(follow(room.held[2 * layer], room.ancestors)[:, :, : position + 1], held + layer)
+            assert torch.equal(follow(room.held[2 * layer + 1], room.ancestors)[:, :, : position + 1], -held - layer)
     assert room.held.data_ptr() == place
+
+
+def test_a_larger_room_takes_over_what_some_hypotheses_would_continue():
+    sizes = {"layers": 1, "heads": 1, "size": 2}
+    room = FixedRoom(torch.zeros(1), rows=4, length=4, **sizes)
+    larger = FixedRoom(torch.zeros(1), rows=2, length=8, **sizes)
+    larger.held.fill_(torch.nan)  # of an earlier batch
+    for position, parents in enumerate([[0, 1, 2, 3], [3, 3, 0, 1], [1, 0, 2, 2]]):
+        room.parents.copy_(torch.tensor(parents))
+        room.reorder(torch.tensor([position]))
+        write(room, position, 0, torch.randn(4, 1, 2))
+    room.parents.copy_(torch.tensor([2, 0, 0, 3]))
+    expected = follow(room.held[0], room.ancestors)[[0, 3], :, :3]
+    larger.take(room, torch.tensor([1, 3]))
+    assert torch.equal(follow(larger.held[0], larger.ancestors)[:, :, :3], expected)
+    assert torch.equal(larger.held[:, :, :, 4:], torch.zeros(2, 2, 1, 4, 2))
+    larger.reorder(torch.tensor([3]))
+    assert torch.equal(follow(larger.held[0], larger.ancestors)[:, :, :3], expected)

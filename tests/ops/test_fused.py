@@ -1,7 +1,5 @@
 """The fused kernels, run by Triton's interpreter, and the two plain products against the reference."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 from closeness import assert_matches_reference, grid, grid_inputs, outputs_and_gradients
@@ -9,16 +7,7 @@ from closeness import assert_matches_reference, grid, grid_inputs, outputs_and_g
 from rectiformer import VARIANTS, attention
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.dispatch import check_call, choose
-
-# Triton decides at import whether it interprets. On a machine with a GPU it must not: tests/gpu wants it compiled.
-INTERPRETED = find_spec("triton") is not None and not torch.cuda.is_available()
-if INTERPRETED:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TRITON_INTERPRET", "1")
-        from triton.runtime.interpreter import InterpretedFunction
-
-        from rectiformer.ops.kernels import short as kernels
-    assert isinstance(kernels.tl.sum, InterpretedFunction), "Triton was imported before, without its interpreter"
+from rectiformer.ops.short import Problem, flat_arguments, short_obstacle
 
 FUSED = [name for name, variant in VARIANTS.items() if "fused" in variant.implementations]
 # One of each kind: the ReLA variants are one computation.
@@ -36,13 +25,6 @@ FEATURES = {
 }
 
 
-@pytest.fixture
-def interpreter(monkeypatch):
-    if not INTERPRETED:
-        pytest.skip("needs Triton, and no GPU: there the kernels are tested compiled")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
 kernels_run = pytest.mark.usefixtures("interpreter")
 
 
@@ -55,6 +37,15 @@ def call_of(q, k, v, variant="rela", *, causal=False, key_lengths=None, bias=Non
 @pytest.mark.parametrize("variant", KINDS)
 def test_kernels_match_the_reference(variant, features):
     assert_matches_reference(grid_inputs(2, 2, 2, 13, 17, 8, 5), torch.float32, "fused", variant, **FEATURES[features])
+
+
+@kernels_run
+@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize("features", ["full", "everything"])
+@pytest.mark.parametrize("variant", KINDS)
+def test_heads_may_share_keys(variant, features, key_heads):
+    inputs = grid_inputs(2, 4, key_heads, 6, 17, 8, 5)
+    assert_matches_reference(inputs, torch.float32, "fused", variant, **FEATURES[features])
 
 
 @kernels_run
@@ -89,9 +80,10 @@ def gamma_gradients(inputs, gamma, how, dtype):
 
 
 @kernels_run
+@pytest.mark.parametrize("key_heads", [1, 2])
 @pytest.mark.parametrize("gamma", [torch.tensor([0.5, 2.0]), torch.tensor([0.5]), torch.tensor(2.0)], ids=str)
-def test_a_learned_factor_receives_first_and_second_derivatives(gamma):
-    inputs = grid_inputs(2, 2, 2, 5, 7, 8, 3)
+def test_a_learned_factor_receives_first_and_second_derivatives(gamma, key_heads):
+    inputs = grid_inputs(2, 2, key_heads, 5, 7, 8, 3)
     results = []
     for how, dtype in (("fused", torch.float32), ("reference", torch.float64)):
         out, d_gamma, d_q, *leaves = gamma_gradients(inputs, gamma, how, dtype)
@@ -140,7 +132,7 @@ def test_padding_may_hold_nan(variant):
 @pytest.mark.parametrize("variant", KINDS)
 def test_second_derivatives_match_the_reference(variant):
     def penalty_gradients(dtype, how):
-        leaves = [tensor.to(dtype).requires_grad_() for tensor in grid_inputs(1, 1, 1, 3, 4, 4, 4)]
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in grid_inputs(1, 2, 1, 3, 4, 4, 4)]
         *qkv, upstream = leaves
         out = attention(*qkv, variant, causal=True, backend=how)
         first = torch.autograd.grad(out, qkv, upstream, create_graph=True)
@@ -154,13 +146,17 @@ def test_second_derivatives_match_the_reference(variant):
 
 
 @kernels_run
+@pytest.mark.parametrize("bounds", [None, torch.tensor([0, 1, 1, 3])], ids=["padded", "packed"])
 @pytest.mark.parametrize(("power", "exponent", "factors"), [(0, 0.0, None), (1, 0.5, [0.5, 2.0])])
-def test_operators_are_well_formed(power, exponent, factors):
-    q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 3, 4, 4, 2))
+def test_operators_are_well_formed(power, exponent, factors, bounds):
+    q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 1, 3, 3, 4, 2))
     factors = None if factors is None else torch.tensor(factors, requires_grad=True)
-    rest = (factors, torch.tensor([3]), None, [0.5, 0.0, exponent, 1.0], [power, 3, 0])
-    torch.library.opcheck(torch.ops.rectiformer.short.default, (q, k, v, *rest))
-    torch.library.opcheck(torch.ops.rectiformer.short_backward.default, (upstream.detach(), q, k, v, *rest))
+    lengths, sizes = (torch.tensor([2]), [3, 3]) if bounds is None else (None, [32, 32])
+    rest = (lengths, None, bounds, bounds, [0.5, 0.0, exponent, 1.0], [power, 3, 0, *sizes])
+    torch.library.opcheck(torch.ops.rectiformer.short.default, (q, k, v, factors, *rest))
+    qkv = (q, k, v) if bounds is None else (q.detach(), k.detach(), v.detach())  # its lengths would be read in a trace
+    factors = factors if bounds is None or factors is None else factors.detach()
+    torch.library.opcheck(torch.ops.rectiformer.short_backward.default, (upstream.detach(), *qkv, factors, *rest))
 
 
 @kernels_run
@@ -176,6 +172,17 @@ def test_auto_never_interprets():
     assert choose(q, k, v, call_of(q, k, v), "auto") == "blocked"
 
 
+def test_lengths_of_one_block_share_a_compiled_kernel():
+    """What Triton compiles for is the same, for padded sequences of 33 to 64 rows."""
+    found = []
+    for length in (33, 40, 64):
+        q, k, v, _ = (tensor.float() for tensor in grid_inputs(1, 1, 1, length, length, 4, 4))
+        _, factors, numbers, sizes = flat_arguments(q, call_of(q, k, v, causal=True))
+        problem = Problem(q, k, v, factors, None, None, numbers, sizes)
+        found.append((problem.flags(), list(problem.rooms(packed=False))))
+    assert found[0] == found[1] == found[2]
+
+
 REFUSED = [
     ("sparsemax", (1, 2, 2, 3, 3, 4, 4), {}, torch.float32, "variant 'sparsemax' has no fused kernel"),
     ("rela", (1, 2, 2, 3, 3, 4, 4), {}, torch.float64, "it takes one of float32, bfloat16 and float16"),
@@ -183,21 +190,26 @@ REFUSED = [
     ("rela", (1, 2, 2, 3, 65, 4, 4), {}, torch.float32, "in torch.float32 it takes up to 64 queries and keys"),
     ("rela", (1, 2, 2, 3, 3, 65, 4), {}, torch.float32, "and head sizes up to that"),
     ("rela", (1, 2, 2, 3, 3, 4, 129), {}, torch.float16, "and head sizes up to that"),
-    ("rela", (1, 2, 1, 3, 3, 4, 4), {}, torch.float32, "it has no grouped key heads"),
-    ("rela", (1, 2, 2, 3, 3, 4, 4), {"bias": torch.zeros(3, 3)}, torch.float32, "it has no bias"),
-    ("rela", (1, 2, 2, 3, 3, 4, 4), {"attn_mask": torch.ones(3, 3) > 0}, torch.float32, "it has no bias, mask"),
+    ("rela", (1, 2, 2, 3, 3, 4, 4), {"bias": torch.zeros(3, 3)}, torch.float32, "it has no bias or mask"),
+    ("rela", (1, 2, 2, 3, 3, 4, 4), {"attn_mask": torch.ones(3, 3) > 0}, torch.float32, "it has no bias or mask"),
     ("rela", (0, 2, 2, 3, 3, 4, 4), {}, torch.float32, "nothing is to be computed"),
 ]
 
 
 @kernels_run
 @pytest.mark.parametrize(("variant", "sizes", "arguments", "dtype", "reason"), REFUSED)
-def test_what_the_kernels_cannot_do_is_refused_with_the_reason(variant, sizes, arguments, dtype, reason):
+def test_what_short_kernels_cannot_do_has_a_reason(variant, sizes, arguments, dtype, reason):
     q, k, v, _ = (tensor.to(dtype) for tensor in grid_inputs(*sizes))
-    with pytest.raises(ArgumentError) as refusal:
-        attention(q, k, v, variant, backend="fused", **arguments)
-    assert reason in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    obstacle = short_obstacle(q, k, v, call_of(q, k, v, variant, **arguments))
+    assert reason in obstacle
+    assert "\n" not in obstacle
+
+
+@kernels_run
+def test_a_forced_backend_that_cannot_run_is_refused_with_the_reason():
+    q, k, v, _ = grid_inputs(1, 2, 2, 3, 3, 4, 4)
+    with pytest.raises(ArgumentError, match="backend 'fused' cannot run this call: it takes one of float32, bfloat16"):
+        attention(q, k, v, backend="fused")
 
 
 def test_without_a_device_the_kernels_are_refused(monkeypatch):

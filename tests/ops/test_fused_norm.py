@@ -1,34 +1,17 @@
 """The norm kernels, run by Triton's interpreter, against the formula: values, derivatives, null rows, any width."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
 from rectiformer.ops import fused_norm
 from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
 
-# Triton decides at import whether it interprets. On a machine with a GPU it must not: tests/gpu wants it compiled.
-INTERPRETED = find_spec("triton") is not None and not torch.cuda.is_available()
-if INTERPRETED:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TRITON_INTERPRET", "1")
-        from triton.runtime.interpreter import InterpretedFunction
-
-        from rectiformer.ops.kernels import norm as kernels
-    assert isinstance(kernels.tl.sum, InterpretedFunction), "Triton was imported before, without its interpreter"
-
 pytestmark = [
-    pytest.mark.skipif(not INTERPRETED, reason="needs Triton, and no GPU: there the kernels are tested compiled"),
+    pytest.mark.usefixtures("interpreter"),
     # numpy warns where exp(-x) of a closed gate is infinite; the sigmoid is 0 then, as it should be
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
 ]
 EPSILON = 1e-8
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 gated_or_not = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])

@@ -7,6 +7,9 @@ are rectified rows, POWER 0 is a softmax, there so that both can be compared lik
 A ReLU lets every factor of a row through, so the scale of the scores, what dropout lets weights grow by and the row
 scale are one number a row, multiplied once. KEYS is the axis of a block along which keys lie: 1 forward, 0 backward,
 where weights are made transposed since all gradients but one want them so.
+
+GROUP query heads read one key head: the backward pass has a program for each key head, which sums over its group.
+PACKED sequences lie end to end in memory; a launch does those whose longer side is above LEAST and up to MOST.
 """
 
 from __future__ import annotations
@@ -14,101 +17,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-GOLDEN = tl.constexpr(-1640531527)
-LN2 = tl.constexpr(0.6931471805599453)
+from rectiformer.ops.kernels.parts import (
+    grow,
+    load_head,
+    load_head_row,
+    place,
+    row_gain,
+    row_weights,
+    score_gradient,
+    sequence_survivors,
+    store_head,
+    visible,
+)
 
 
-@triton.jit
-def mix(word):
-    """The finalizer of MurmurHash3, as ops/dropout.py has it; the masks make shifts of signed words logical."""
-    word = (word ^ ((word >> 16) & 0xFFFF)) * -2048144789
-    word = (word ^ ((word >> 13) & 0x7FFFF)) * -1028477387
-    return word ^ ((word >> 16) & 0xFFFF)
-
-
-@triton.jit
-def survivors(seed_ptr, threshold, sequence, m, n, KEYS: tl.constexpr):
-    """True where dropout spares a weight: the same cells as in every other implementation."""
-    seed = tl.load(seed_ptr)
-    word = (seed ^ (seed >> 32)).to(tl.int32)
-    row = mix(mix(word + sequence * GOLDEN) + m * GOLDEN)
-    return mix(tl.expand_dims(row, KEYS) + tl.expand_dims(n * GOLDEN, 1 - KEYS)) >= threshold
-
-
-@triton.jit
-def load_rows(ptr, stride_row, stride_column, rows, limit, D, BLOCK_D: tl.constexpr):
-    """Rows [rows, BLOCK_D] of one head, zeros beyond `limit` rows and D columns: padding may hold anything."""
-    columns = tl.arange(0, BLOCK_D)
-    inside = (rows[:, None] < limit) & (columns[None, :] < D)
-    return tl.load(ptr + rows[:, None] * stride_row + columns[None, :] * stride_column, mask=inside, other=0.0)
-
-
-@triton.jit
-def store_rows(ptr, stride_row, stride_column, rows, limit, D, values, BLOCK_D: tl.constexpr):
-    columns = tl.arange(0, BLOCK_D)
-    inside = (rows[:, None] < limit) & (columns[None, :] < D)
-    values = values.to(ptr.dtype.element_ty)
-    tl.store(ptr + rows[:, None] * stride_row + columns[None, :] * stride_column, values, mask=inside)
-
-
-@triton.jit
-def visible(m, n, M, N, length, left, right, KEYS: tl.constexpr, BANDED: tl.constexpr):
-    """True where a query sees a key."""
-    key = tl.expand_dims(n, 1 - KEYS)
-    seen = key < length
-    if BANDED:
-        position = tl.expand_dims(m + (N - M), KEYS)
-        seen = seen & (key <= position + right) & (key >= position - left)
-    return seen
-
-
-@triton.jit
-def rectify(scores, seen, BANDED: tl.constexpr):
-    """Scores above 0; only a band has to be cut out, since keys beyond the length were loaded as zeros."""
-    rectified = tl.maximum(scores, 0.0)
-    return tl.where(seen, rectified, 0.0) if BANDED else rectified
-
-
-@triton.jit
-def row_gain(
-    gain, exponent, m, M, N, length, left, right,
-    KEYS: tl.constexpr, BANDED: tl.constexpr, ROW_SCALE: tl.constexpr,
-):  # fmt: skip
-    """What a row's rectified powers are multiplied with: `gain`, times n^-exponent where the rows are scaled."""
-    if ROW_SCALE > 0:
-        count = length
-        if BANDED:
-            position = m + (N - M)
-            count = tl.minimum(position + right + 1, length) - tl.maximum(position - left, 0)
-        count = tl.maximum(count, 1).to(tl.float32)
-        if ROW_SCALE == 1:
-            gain = tl.div_rn(gain, tl.sqrt_rn(count))
-        elif ROW_SCALE == 2:
-            gain = tl.div_rn(gain, count)
-        else:
-            gain = gain * tl.exp2(-exponent * tl.log2(count))
-        if BANDED:
-            gain = tl.expand_dims(gain, KEYS)
-    return gain
-
-
-@triton.jit
-def softmax(scores, seen, scale, KEYS: tl.constexpr, EMPTY: tl.constexpr):
-    """Weights in base 2; `scale` holds log2(e). EMPTY: rows that see nothing may occur."""
-    scores = tl.where(seen, scores * scale, float("-inf"))
-    most = tl.max(scores, KEYS)
-    if EMPTY:
-        most = tl.where(most == float("-inf"), 0.0, most)
-    weights = tl.exp2(scores - tl.expand_dims(most, KEYS))
-    total = tl.sum(weights, KEYS)
-    if EMPTY:
-        total = tl.where(total == 0.0, 1.0, total)
-    return weights * tl.expand_dims(1.0 / total, KEYS)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "left", "right"])
 def short_forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr,
+    vector_ptr, gate_ptr, squares_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
     q_batch, q_head, q_row, q_column,
     k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column,
@@ -116,35 +42,39 @@ def short_forward(
     H, M, N, D, Dv, left, right, scale, gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, NORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0)
-    b = (sequence // H).to(tl.int64)
-    h = (sequence % H).to(tl.int64)
+    """NORM 1 multiplies the mixed values with a vector, NORM 2 also opens their gates; both leave sums of squares."""
+    h = (tl.program_id(0) % H).to(tl.int64)
+    b, q_start, k_start, M, N = place(tl.program_id(0) // H, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
+    if PACKED and ((tl.maximum(M, N) <= LEAST) | (tl.maximum(M, N) > MOST)):
+        return
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
-    q = load_rows(q_ptr + b * q_batch + h * q_head, q_row, q_column, m, M, D, BLOCK_D)
-    k = load_rows(k_ptr + b * k_batch + h * k_head, k_row, k_column, n, length, D, BLOCK_D)
-    v = load_rows(v_ptr + b * v_batch + h * v_head, v_row, v_column, n, length, Dv, BLOCK_DV)
+    q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+    key_head = h // GROUP
+    k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+    v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     seen = visible(m, n, M, N, length, left, right, 1, BANDED)
-    if POWER == 0:
-        weights = softmax(scores, seen, scale, 1, BANDED or RAGGED)
-        weights = weights * gain if DROPS else weights
-    else:
-        weights = rectify(scores, seen, BANDED)
-        weights = weights * weights if POWER == 2 else weights
-        gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
-        weights = weights * row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
-    if DROPS:
-        weights = tl.where(survivors(seed_ptr, threshold, sequence, m, n, 1), weights, 0.0)
+    weights = row_weights(scores, seen, scale, 1, POWER, BANDED, BANDED or RAGGED or PACKED)
+    gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+    gain = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
+    kept = sequence_survivors(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPS else seen
+    weights = grow(weights, gain, kept, POWER, DROPS)
     out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    store_rows(out_ptr + b * o_batch + h * o_head, o_row, o_column, m, M, Dv, out, BLOCK_DV)
+    if NORM > 0:
+        tl.store(squares_ptr + (b * H + h) * M + m, tl.sum(out * out, 1), mask=m < M)
+        opened = tl.sigmoid(load_head_row(gate_ptr, h, Dv, BLOCK_DV) * out) if NORM == 2 else 1.0
+        out = out * load_head_row(vector_ptr, h, Dv, BLOCK_DV) * opened
+    store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "left", "right"])
 def short_backward(
-    g_ptr, q_ptr, k_ptr, v_ptr, dq_ptr, dk_ptr, dv_ptr, d_factor_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    g_ptr, q_ptr, k_ptr, v_ptr, dq_ptr, dk_ptr, dv_ptr,
+    d_factor_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
     g_batch, g_head, g_row, g_column,
     q_batch, q_head, q_row, q_column,
     k_batch, k_head, k_row, k_column,
@@ -155,44 +85,41 @@ def short_backward(
     H, M, N, D, Dv, left, right, scale, gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0)
-    b = (sequence // H).to(tl.int64)
-    h = (sequence % H).to(tl.int64)
+    """Blocks of scores are [n, m]."""
+    key_heads = H // GROUP
+    sequence, key_head = tl.program_id(0) // key_heads, (tl.program_id(0) % key_heads).to(tl.int64)
+    b, q_start, k_start, M, N = place(sequence, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
+    if PACKED and ((tl.maximum(M, N) <= LEAST) | (tl.maximum(M, N) > MOST)):
+        return
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
-    q = load_rows(q_ptr + b * q_batch + h * q_head, q_row, q_column, m, M, D, BLOCK_D)
-    k = load_rows(k_ptr + b * k_batch + h * k_head, k_row, k_column, n, length, D, BLOCK_D)
-    v = load_rows(v_ptr + b * v_batch + h * v_head, v_row, v_column, n, length, Dv, BLOCK_DV)
-    g = load_rows(g_ptr + b * g_batch + h * g_head, g_row, g_column, m, M, Dv, BLOCK_DV)
-    scores = tl.dot(k, tl.trans(q), input_precision="ieee")  # [n, m], like all that follows
-    d_weights = tl.dot(v, tl.trans(g), input_precision="ieee")
+    k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+    v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
     seen = visible(m, n, M, N, length, left, right, 0, BANDED)
-    if DROPS:
-        kept = survivors(seed_ptr, threshold, sequence, m, n, 0)
-        d_weights = tl.where(kept, d_weights, 0.0)
-    if POWER == 0:
-        weights = softmax(scores, seen, scale, 0, BANDED or RAGGED)
-        d_weights = d_weights * gain if DROPS else d_weights
-        d_scores = weights * (d_weights - tl.expand_dims(tl.sum(weights * d_weights, 0), 0)) * (scale * LN2)
-        weights = weights * gain if DROPS else weights
-    else:
-        rectified = rectify(scores, seen, BANDED)
-        powers = rectified * rectified if POWER == 2 else rectified
-        gain = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
+    gain = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
+    d_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    d_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for member in range(GROUP):
+        h = key_head * GROUP + member
+        q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+        g = load_head(g_ptr, g_batch, g_head, g_row, g_column, b, h, q_start, m, M, Dv, BLOCK_DV)
+        scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+        d_weights = tl.dot(v, tl.trans(g), input_precision="ieee")
+        weights = row_weights(scores, seen, scale, 0, POWER, BANDED, BANDED or RAGGED or PACKED)
+        kept = sequence_survivors(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 0) if DROPS else seen
+        d_weights = grow(d_weights, gain, kept, POWER, DROPS)
+        grown = grow(weights, gain, kept, POWER, DROPS)
         if PER_HEAD:
-            tl.store(d_factor_ptr + sequence, tl.sum(tl.sum(powers * d_weights * gain, 1), 0))
-            gain = gain * tl.load(factor_ptr + h)
-        weights = powers * gain
-        d_weights = d_weights * gain
-        d_scores = 2.0 * rectified * d_weights if POWER == 2 else tl.where(rectified > 0.0, d_weights, 0.0)
-    if DROPS:
-        weights = tl.where(kept, weights, 0.0)
-    d_v = tl.dot(weights.to(g.dtype), g, input_precision="ieee")
-    store_rows(dv_ptr + b * dv_batch + h * dv_head, dv_row, dv_column, n, N, Dv, d_v, BLOCK_DV)
-    d_scores = d_scores.to(q.dtype)
-    d_k = tl.dot(d_scores, q, input_precision="ieee")
-    store_rows(dk_ptr + b * dk_batch + h * dk_head, dk_row, dk_column, n, N, D, d_k, BLOCK_D)
-    d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
-    store_rows(dq_ptr + b * dq_batch + h * dq_head, dq_row, dq_column, m, M, D, d_q, BLOCK_D)
+            tl.store(d_factor_ptr + sequence * H + h, tl.sum(tl.sum(weights * d_weights, 1), 0))
+            factor = tl.load(factor_ptr + h)
+            d_weights, grown = d_weights * factor, grown * factor
+        d_scores = score_gradient(scores, weights, d_weights, seen, scale, 0, POWER, BANDED).to(q.dtype)
+        d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
+        store_head(dq_ptr, dq_batch, dq_head, dq_row, dq_column, b, h, q_start, m, M, D, d_q, BLOCK_D)
+        d_v = tl.dot(grown.to(g.dtype), g, d_v, input_precision="ieee")
+        d_k = tl.dot(d_scores, q, d_k, input_precision="ieee")
+    store_head(dv_ptr, dv_batch, dv_head, dv_row, dv_column, b, key_head, k_start, n, N, Dv, d_v, BLOCK_DV)
+    store_head(dk_ptr, dk_batch, dk_head, dk_row, dk_column, b, key_head, k_start, n, N, D, d_k, BLOCK_D)

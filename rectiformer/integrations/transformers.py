@@ -1,0 +1,220 @@
+"""Rectified attention for Hugging Face models: `register()`, then `attn_implementation="rectified"`.
+
+transformers asks two registries for a name: one for the attention function, one for the function that prepares its
+mask. Without the second it hands no mask at all, and padding and future tokens leak; so both are registered together.
+Masks of known pattern travel as a `Band`, which costs no [M, N] matrix; any other mask is the boolean one of "sdpa".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+from transformers.utils import is_tracing
+
+from rectiformer.errors import ArgumentError
+from rectiformer.model.norms import EPSILON
+from rectiformer.ops.dispatch import attention
+from rectiformer.ops.variants import find_variant
+
+STANDARD = {"rectified": "relu-seqlen", "rectified-sqrt": "reluformer", "rela": "rela"}
+"""What `register()` registers: the name for `attn_implementation`, and the variant behind it."""
+
+REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_lens_q", "output_attentions")
+"""Arguments of some models that change the result and have no counterpart here."""
+
+HIDDEN = -5e3
+"""An additive mask below this hides a key: -inf, the lowest number of a dtype, -1e9 and -10000 are all in use."""
+
+
+def register(name: str | None = None, variant: str | None = None, **options: float) -> None:
+    """Let models be loaded with `attn_implementation=name`. Calling it again with the same arguments changes nothing.
+
+    Without arguments, registers
+        "rectified": `relu-seqlen`, weights [x]+ / n with n the keys that row sees: a mean, as softmax is;
+        "rectified-sqrt": `reluformer`, weights [x]+ / sqrt(n/2): the variance does not depend on n;
+        "rela": `rela`, weights [x]+, then z / sqrt(mean(z^2) + 1e-8) over all heads together. ReLA's gain is left out
+            because it only scales the columns of the output projection that follows.
+
+    Args:
+        name: a name not in use, or one of the above.
+        variant: a name from `rectiformer.VARIANTS`; that of the standard name unless given.
+        options: the variant's own numbers, such as `gamma` or `exponent`.
+    """
+    if name is None:
+        if variant or options:
+            raise ArgumentError(f"variant {variant!r} with options {options} needs a name to be registered under")
+        for standard in STANDARD:
+            register(standard)
+        return
+    variant = variant or STANDARD.get(name)
+    if variant is None:
+        raise ArgumentError(f"name {name!r} is none of {', '.join(STANDARD)}, so it needs a variant")
+    row = find_variant(variant)
+    row.resolve_options(options)
+    if row.output_norm not in ("none", "rms"):
+        raise ArgumentError(f"variant {variant!r} learns its output norm, which no attention function can; use 'rela'")
+    function = partial(attend, variant=variant, options=options)
+    present = AttentionInterface().get(name)
+    if name == "eager" or (present is not None and not same(present, function)):
+        raise ArgumentError(f"name {name!r} is taken, and not by {variant!r} with {options}; choose another name")
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, mask)
+
+
+def same(one: object, other: partial[Any]) -> bool:
+    """Whether `one` is the same registration as `other`."""
+    return isinstance(one, partial) and one.func is other.func and one.keywords == other.keywords
+
+
+@dataclass(frozen=True)
+class Band:
+    """What a [B, 1, M, N] mask would say, in the words of `rectiformer.attention`: last query beside last key."""
+
+    causal: bool = False
+    window: int | None = None
+    key_lengths: Tensor | None = None  # [B]
+    attn_mask: Tensor | None = None  # bool, broadcasts to [B, H, M, N]
+    ndim: ClassVar[int] = 4
+    """`generate` prepares masks ahead for a static cache; this tells the model that the mask is a prepared one."""
+
+
+def mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | Band | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
+    **others: Any,
+) -> Tensor | Band | None:
+    """Which keys the queries see, for `attend`; the arguments are those transformers calls mask functions with.
+
+    None where every key is seen, a `Band` for causal, windowed and padded patterns, and what "sdpa" gets for the rest:
+    a boolean [B, 1, M, N] for packed sequences, chunks, overlays and the empty slots of a static cache. A plain causal
+    pattern is a `Band` too: a model that applies masks by itself, and would stay with its softmax, fails at once.
+    """
+    if isinstance(attention_mask, Band):
+        return attention_mask
+    real = None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length]  # [B, N]
+    aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
+    chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
+    # either permission to skip also says that nothing was added to the pattern
+    banded = (allow_is_causal_skip or allow_is_bidirectional_skip) and aligned and not chunked
+    full = allow_is_bidirectional_skip and local_size is None
+    if not (banded or full) or (real is not None and real.shape[1] != kv_length):
+        return sdpa_mask(
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+            config=config,
+            **others,
+        )
+    # a causal window counts the query itself, a window to both sides does not
+    window = None if local_size is None or kv_length <= local_size else local_size - allow_is_causal_skip
+    lengths, seen = describe_padding(real)
+    if full and lengths is None and seen is None:
+        return None
+    return Band(allow_is_causal_skip, window, lengths, seen)
+
+
+def describe_padding(real: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Real keys [B, N] as lengths [B] where padding comes last, else as a mask [B, 1, 1, N]; neither where all are."""
+    if real is None:
+        return None, None
+    if not is_tracing(real):
+        lengths = real.sum(1)
+        leading = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
+        complete, last = torch.stack([real.all(), (real == leading).all()]).tolist()  # one wait for the device
+        if complete or last:
+            return None if complete else lengths, None
+    return None, real[:, None, None]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | Band | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    *,
+    variant: str,
+    options: dict[str, Any],
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Mixed values [B, M, H, Dv] of query [B, H, M, D] over key and value [B, K, N, D]; no weights beside them.
+
+    Scaling, dropout, windows, boolean and additive masks and `position_bias` are honored; what cannot be is refused.
+    """
+    refuse(module, variant, others)
+    band, bias = attention_mask, position_bias
+    if attention_mask is None:  # as "sdpa" reads it: causal from the first key on, so later ones are empty cache slots
+        causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        keys = query.shape[2] if causal else key.shape[2]
+        key, value, bias = key[:, :, :keys], value[:, :, :keys], None if bias is None else bias[..., :keys]
+        band = Band(causal, None if sliding_window is None else sliding_window - 1)
+    elif isinstance(attention_mask, Tensor):
+        band, bias = read_mask(attention_mask, bias)
+    assert isinstance(band, Band)
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    z = attention(
+        query,
+        key,
+        value,
+        variant,
+        causal=band.causal,
+        key_lengths=band.key_lengths,
+        attn_mask=None if band.attn_mask is None else band.attn_mask.to(query.device),  # layers may be on several
+        bias=None if bias is None else bias.to(query.dtype),
+        window=band.window,
+        scale=scaling,
+        dropout=dropout,
+        **options,
+    )
+    z = z.transpose(1, 2).contiguous()
+    if find_variant(variant).output_norm == "rms":
+        z = F.rms_norm(z, z.shape[-2:], eps=EPSILON).to(z.dtype)
+    return z, None
+
+
+def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:
+    """A whole mask: booleans say which keys are seen; numbers are added to the scores, and the lowest hide a key."""
+    if given.dtype == torch.bool:
+        return Band(attn_mask=given), bias
+    if not given.is_floating_point():
+        raise ArgumentError(f"attention_mask {list(given.shape)} holds {given.dtype}; make it boolean, True where seen")
+    seen = given > HIDDEN
+    added = torch.where(seen, given, 0)
+    return Band(attn_mask=seen), added if bias is None else added + bias
+
+
+def refuse(module: nn.Module, variant: str, others: dict[str, Any]) -> None:
+    """Raise for an argument that changes what a model computes and that rectified attention cannot honor."""
+    for name in REFUSED:
+        if others.get(name) is not None and others[name] is not False:
+            raise ArgumentError(
+                f"{type(module).__name__} passes {name}, which attention {variant!r} cannot honor;"
+                " leave it out or load the model with attn_implementation='eager'"
+            )

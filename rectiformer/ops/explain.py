@@ -1,0 +1,91 @@
+"""Which implementation a call takes, and why not another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rectiformer.ops.activations import Value
+from rectiformer.ops.dispatch import OBSTACLES, Window, check_call, choose, preferences
+from rectiformer.ops.long_launch import describable
+from rectiformer.ops.reference import Call
+from rectiformer.ops.short import short_obstacle
+from rectiformer.ops.tilings import Tiling, find_tiling
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `attention` does with a call. Printed, it reads as a few lines."""
+
+    backend: str
+    """The implementation taken."""
+    kernel: str
+    """The kernels it runs: "short" or "long" for fused ones, empty for others."""
+    tilings: dict[str, Tiling]
+    """Tiles of the long kernels, by kernel."""
+    declined: dict[str, str]
+    """Implementations that would have been preferred, and why they cannot do it."""
+    notes: tuple[str, ...] = ()
+    """What keeps the taken one from being faster."""
+
+    def __str__(self) -> str:
+        lines = [f"backend {self.backend}" + (f", kernels for {self.kernel} sequences" if self.kernel else "")]
+        lines += [f"  not {name}: {why}" for name, why in self.declined.items()]
+        for name, tiling in self.tilings.items():
+            lines.append(
+                f"  {name}: tiles of {tiling.queries} queries x {tiling.keys} keys, {tiling.warps} warps, "
+                f"{tiling.stages} in flight"
+            )
+        return "\n".join(lines + [f"  {note}" for note in self.notes])
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: str = "rela",
+    *,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    backend: str = "auto",
+    **options: Value,
+) -> Explanation:
+    """Which implementation `attention` takes for these arguments, and why; nothing is computed."""
+    call = check_call(q, k, v, variant, causal, key_lengths, attn_mask, bias, window, scale, dropout, seed, options)
+    taken = choose(q, k, v, call, backend)
+    before = preferences(q, call)
+    tried = before[: before.index(taken)] if backend == "auto" else []
+    declined = {name: OBSTACLES[name](q, k, v, call) for name in tried}
+    if taken != "fused":
+        return Explanation(taken, "", {}, declined)
+    long_instead = short_obstacle(q, k, v, call)
+    if not long_instead:
+        return Explanation(taken, "short", {}, declined)
+    return Explanation(taken, "long", tilings(q, v, call), declined | {"short": long_instead}, notes(q, k, v, call))
+
+
+def tilings(q: Tensor, v: Tensor, call: Call) -> dict[str, Tiling]:
+    """Tiles of the kernels that a call and its gradient run."""
+    edges = call.visibility.banded
+    names = ["forward", "keys", "queries", *(["bias"] if call.bias is not None else [])]
+    return {name: find_tiling(name, q, v, edges and name != "bias") for name in names}
+
+
+def notes(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[str, ...]:
+    found = []
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not describable(tensor):
+            found.append(f"{name} is read without the tensor copy engine: its rows are not whole units of 16 bytes")
+    if call.bias is not None or call.visibility.attn_mask is not None:
+        found.append("every tile of bias or mask is read: causal, window and key_lengths cost less than a mask")
+    if call.visibility.attn_mask is not None and call.variant.row_scale is not None:
+        found.append(f"the row scale of {call.variant.name!r} counts the keys of a mask in a pass of its own")
+    return tuple(found)

@@ -1,0 +1,200 @@
+"""Fused attention of long sequences as operators of torch: `rectiformer::long` and its backward.
+
+Rectified rows only. Autograd keeps the inputs and nothing else; the backward pass is deterministic. Results lie in
+memory as [B, M, H, D], so that joining the heads afterwards moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rectiformer.ops.activations import RowScale
+from rectiformer.ops.launching import heads_last, kernel_obstacle, row_scale_parts
+from rectiformer.ops.long_launch import LongCall
+from rectiformer.ops.operators import recall, remember, scale_rows
+from rectiformer.ops.packing import Packing
+from rectiformer.ops.reference import Call
+from rectiformer.ops.second import Describe, second_derivatives
+from rectiformer.ops.variants import VARIANTS
+from rectiformer.ops.visibility import Visibility
+
+LARGEST = 256
+"""Largest head size."""
+
+
+def long_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+    """Why these kernels cannot take this call; empty when they can."""
+    obstacle = kernel_obstacle(q, k, v, call)
+    if obstacle:
+        return obstacle
+    if not call.variant.rectified:
+        return f"variant {call.variant.name!r} has no fused kernel for long sequences"
+    if max(q.shape[3], v.shape[3]) > LARGEST:
+        return f"it takes head sizes up to {LARGEST}, and they are {q.shape[3]} and {v.shape[3]}"
+    if call.origin != (0, 0):
+        return "its dropout begins at the first query and key"
+    return ""
+
+
+def long_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None) -> Tensor:
+    """`reference_attention` for rectified rows of any length.
+
+    With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
+    """
+    if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
+        q, call = -q, replace(call, scale=-call.scale)
+    seen = call.visibility
+    masked, grouped = seen.attn_mask is not None, q.shape[1] > k.shape[1]
+    # Where a mask decides how many keys a row sees, its scale is multiplied afterwards.
+    exponent, factor, factors = (0.0, 1.0, None) if masked else row_scale_parts(q, call)
+    numbers = [call.scale, call.dropout, exponent, factor]
+    tables = (None if grouped else factors, seen.key_lengths, call.seed)
+    bounds = (None, None) if packing is None else (packing.bounds_q, packing.bounds_k)
+    sizes = [call.variant.power, seen.left, seen.right, *call.origin, *longest(call, packing)]
+    out = long(q, k, v, call.bias, seen.attn_mask, *tables, *bounds, numbers, sizes)
+    if masked:
+        return scale_rows(out, call).to(out.dtype)
+    if grouped and factors is not None:  # the kernels cannot tell heads that share keys apart in a factor's gradient
+        return (out * factors[:, None, None]).to(out.dtype)
+    return out
+
+
+def longest(call: Call, packing: Packing | None) -> tuple[int, int]:
+    """No sequence has more queries and keys than this."""
+    queries, keys = call.visibility.queries, call.visibility.keys
+    if packing is None:
+        return queries, keys
+    return (queries if packing.most_q is None else packing.most_q), (keys if packing.most_k is None else packing.most_k)
+
+
+@torch.library.custom_op("rectiformer::long", mutates_args=())
+def long(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    factors: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    bounds_q: Tensor | None,
+    bounds_k: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> Tensor:
+    """Sum over visible keys of factors[h] factor n^-exponent [scale q k + bias]+ ** power v.
+
+    numbers: scale, dropout, exponent, factor. sizes: power, left, right, row and column of the dropout pattern, and the
+    most queries and keys of a sequence. With bounds, batch row 0 holds sequences end to end.
+    """
+    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k)
+    return LongCall(q, k, v, *tables, numbers, sizes).forward()
+
+
+@torch.library.custom_op("rectiformer::long_backward", mutates_args=())
+def long_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    factors: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    bounds_q: Tensor | None,
+    bounds_k: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `long` for q, k, v, bias and factors; the last two are empty without them."""
+    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k)
+    call = LongCall(q, k, v, *tables, numbers, sizes)
+    d_q, d_k, d_v = call.backward(d_out)
+    d_bias = q.new_empty(0) if bias is None else call.bias_gradient(d_out)
+    if factors is None:
+        return d_q, d_k, d_v, d_bias, q.new_empty(0, dtype=torch.float32)
+    # Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head.
+    return d_q, d_k, d_v, d_bias, (d_v.float() * v.float()).sum((0, 2, 3)) / factors
+
+
+@long.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return heads_last(q, v.shape[3])
+
+
+@long_backward.register_fake
+def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> tuple[Tensor, ...]:
+    bias, _, factors, *_ = tables
+    d_bias = q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    d_factors = q.new_empty(0 if factors is None else q.shape[1], dtype=torch.float32)
+    return *(heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)), d_bias, d_factors
+
+
+# autograd calls the next functions with a context of its own, whose type torch does not publish.
+def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
+    inputs = recall(ctx)
+    d_q, d_k, d_v, d_bias, d_factors = long_backward(d_out, *inputs)
+    bias, factors = inputs[3], inputs[5]
+    return d_q, d_k, d_v, None if bias is None else d_bias, None, None if factors is None else d_factors, *[None] * 6
+
+
+def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
+    d_out, q, k, v, bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, numbers, sizes = recall(ctx)
+    M, N = q.shape[2], k.shape[2]
+    visibility = Visibility(M, N, sizes[1], sizes[2], key_lengths, mask, first=N - M)
+
+    def describe(factors: Tensor | None) -> Call:
+        return describe_call(visibility, factors, seed, numbers, sizes)
+
+    inputs = [d_out, q, k, v, bias, factors]
+    if bounds_q is None:
+        second = second_derivatives(describe, inputs, cotangents)
+    else:
+        second = packed_second_derivatives(describe, Packing(bounds_q, bounds_k), inputs, cotangents)
+    return *second[:5], None, second[5], *[None] * 7
+
+
+def describe_call(
+    visibility: Visibility,
+    factors: Tensor | None,
+    seed: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> Call:
+    """The call that the operator's flat arguments stand for, without its bias."""
+    scale, dropout, exponent, factor = numbers
+    row = RowScale(lambda options: exponent, lambda options: factor if factors is None else factor * factors)
+    variant = replace(VARIANTS["rela"], power=sizes[0], row_scale=row)
+    return Call(variant, visibility, {}, scale, None, dropout, seed, (sizes[3], sizes[4]))
+
+
+def packed_second_derivatives(
+    describe: Describe, packing: Packing, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """`second_derivatives`, one sequence after the other."""
+    totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
+    d_out, q, k, v = (tensor for tensor in inputs[:4] if tensor is not None)
+    for q_part, k_part, v_part, alone in packing.split(q, k, v, describe(None)):
+        start, key_start = alone.origin
+        rows = slice(None), slice(None), slice(start, start + q_part.shape[2])
+        keys = slice(None), slice(None), slice(key_start, key_start + k_part.shape[2])
+
+        def describe_alone(factors: Tensor | None, alone: Call = alone) -> Call:
+            return replace(describe(factors), visibility=alone.visibility, origin=alone.origin)
+
+        parts = [d_out[rows], q_part, k_part, v_part, None, inputs[5]]
+        sides = [cotangents[0][rows], cotangents[1][keys], cotangents[2][keys], None, *cotangents[4:]]
+        found = second_derivatives(describe_alone, parts, sides)
+        for total, grad, part in zip(totals, found, (rows, rows, keys, keys, None, None), strict=True):
+            if total is not None and grad is not None:
+                (total if part is None else total[part]).add_(grad)
+    return totals
+
+
+long.register_autograd(_differentiate, setup_context=remember)
+long_backward.register_autograd(_differentiate_twice, setup_context=remember)

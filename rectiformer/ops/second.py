@@ -1,0 +1,69 @@
+"""Second derivatives of attention operators, by the reference's own backward pass, a few query rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rectiformer.ops.reference import Call, reference_attention
+
+SCORE_BYTES = 1 << 22
+"""Scores held at once."""
+
+Describe = Callable[[Tensor | None], Call]
+
+
+def second_derivatives(
+    describe: Describe, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients of <first gradients, cotangents> for d_out, q, k, v, bias and factors of heads, in this order.
+
+    `describe` makes the call from the factors, its bias left out; `cotangents` belong to the gradients of q, k, v,
+    bias and factors.
+    """
+    totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
+    q, k = (tensor for tensor in inputs[1:3] if tensor is not None)
+    step = max(1, SCORE_BYTES // (8 * q.shape[0] * q.shape[1] * max(1, k.shape[2])))
+    for start in range(0, q.shape[2], step):
+        _add_rows(totals, describe, inputs, cotangents, slice(start, min(start + step, q.shape[2])))
+    return totals
+
+
+def _add_rows(
+    totals: Sequence[Tensor | None],
+    describe: Describe,
+    inputs: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
+    rows: slice,
+) -> None:
+    """Add what some query rows contribute."""
+    bias = inputs[4]
+    by_row = [True, True, False, False, bias is not None and bias.shape[2] > 1, False]
+
+    def part(tensor: Tensor, sliced: bool) -> Tensor:
+        return tensor[:, :, rows] if sliced else tensor
+
+    with torch.enable_grad():
+        leaves = [
+            None if tensor is None else part(tensor, sliced).detach().requires_grad_()
+            for tensor, sliced in zip(inputs, by_row, strict=True)
+        ]
+        bias, factors = leaves[4:]
+        d_out, q, k, v = (leaf for leaf in leaves[:4] if leaf is not None)
+        call = replace(describe(factors).rows(rows.start, rows.stop), bias=bias)
+        out = reference_attention(q, k, v, call)
+        wanted = [leaf for leaf in leaves[1:] if leaf is not None]
+        first = iter(torch.autograd.grad(out, wanted, d_out, create_graph=True))
+        inner = torch.zeros((), dtype=torch.promote_types(out.dtype, torch.float32), device=out.device)
+        for leaf, side, sliced in zip(leaves[1:], cotangents, by_row[1:], strict=False):
+            if leaf is not None and side is not None:
+                inner = inner + (next(first) * part(side, sliced)).sum()
+        held = [leaf for leaf in leaves if leaf is not None]
+        second = iter(torch.autograd.grad(inner, held, allow_unused=True))
+    for total, sliced in zip(totals, by_row, strict=True):
+        grad = None if total is None else next(second)
+        if total is not None and grad is not None:
+            part(total, sliced).add_(grad)

@@ -1,0 +1,239 @@
+"""Every fused kernel, compiled, against float64: shapes, features and dtypes, forward and all gradients."""
+
+import pytest
+import torch
+from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
+
+from rectiformer import MultiHeadAttention, attention_varlen
+from rectiformer.ops.add_norm import add_norm
+from rectiformer.ops.cached import decode_attention, plain_decoding
+from rectiformer.ops.decode import OutputNorm
+from rectiformer.ops.dispatch import check_call
+from rectiformer.ops.pages import page_bounds
+from rectiformer.ops.reference import Call
+from rectiformer.ops.variants import VARIANTS
+from rectiformer.ops.visibility import Visibility
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+]
+KINDS = ["rela", "reluformer", "relu-seqlen", "relu2"]
+HALF = [torch.bfloat16, torch.float16]
+M, N = 150, 333
+FEATURES = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (90, 50)},
+    "causal window": {"causal": True, "window": (100, 0)},
+    "lengths": {"key_lengths": [333, 37]},
+    "dropout": {"causal": True, "dropout": 0.25, "seed": 7},
+    "everything": {"causal": True, "window": (200, 0), "key_lengths": [300, 0], "dropout": 0.25, "seed": 11},
+    "negative scale": {"scale": -0.5},
+    "mask": {"attn_mask": grid(2, 1, M, N, seed=4) > 0},
+    "bias": {"bias": grid(1, 2, M, N, seed=9), "causal": True},
+    "row bias": {"bias": grid(1, 2, 1, N, seed=9), "key_lengths": [333, 100]},
+}
+SIZES = [16, 40, 59, 64, 80, 111, 128, 192, 256]
+
+
+def on_device(arguments):
+    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+
+
+def check(inputs, dtype, variant, **arguments):
+    moved = [tensor.cuda() for tensor in inputs]
+    assert_matches_reference(moved, dtype, "fused", variant, **on_device(arguments))
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory():
+    """New memory holds NaN, so that a cell which is never written is noticed."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("size", SIZES)
+def test_long_kernels_at_every_head_size(size, features, dtype):
+    variant = KINDS[(SIZES.index(size) + list(FEATURES).index(features)) % len(KINDS)]
+    check(grid_inputs(2, 2, 2, M, N, size, size), dtype, variant, **FEATURES[features])
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("variant", KINDS)
+def test_long_kernels_of_every_variant(variant, features):
+    check(grid_inputs(2, 2, 2, M, N, 64, 32), torch.bfloat16, variant, **FEATURES[features])
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_long_kernels_in_float32(features):
+    check(grid_inputs(2, 2, 2, M, N, 40, 24), torch.float32, "reluformer", **FEATURES[features])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "lengths", [(1, 300), (300, 1), (97, 129), (113, 203), (257, 256), (512, 512), (1023, 1024), (1025, 1025)]
+)
+@pytest.mark.parametrize("size", [64, 128])
+def test_long_kernels_at_every_length(size, lengths, causal):
+    check(grid_inputs(1, 2, 2, *lengths, size, size), torch.bfloat16, "rela", causal=causal)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("variant", KINDS)
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (6, 1)])
+def test_grouped_heads(heads, key_heads, variant, dtype):
+    check(grid_inputs(2, heads, key_heads, M, N, 64, 64), dtype, variant, causal=True)
+    check(grid_inputs(2, heads, key_heads, 33, 40, 64, 64), dtype, variant, causal=True)
+
+
+@pytest.mark.parametrize("lengths", [(7, 20), (32, 32), (33, 64), (100, 128)])
+@pytest.mark.parametrize("features", ["full", "causal", "dropout", "negative scale"])
+@pytest.mark.parametrize("variant", [*KINDS, "softmax"])
+def test_short_kernels(variant, features, lengths):
+    check(grid_inputs(2, 2, 2, *lengths, 64, 64), torch.bfloat16, variant, **FEATURES[features])
+
+
+BOUNDS = [0, 5, 5, 45, 170, 300, 300], [0, 40, 43, 43, 200, 290, 300]
+SHORT_BOUNDS = [0, 5, 5, 45, 100, 228, 228], [0, 40, 43, 43, 120, 190, 228]
+
+
+def packed_results(dtype, backend, variant, bounds, **arguments):
+    total = bounds[0][-1]
+    inputs = grid_inputs(1, 2, 2, total, total, 64, 64)
+    q, k, v, upstream = (tensor[0].transpose(0, 1).to("cuda", dtype) for tensor in inputs)
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    on_gpu = [torch.tensor(side, device="cuda") for side in bounds]
+    out = attention_varlen(*leaves, *on_gpu, variant, backend=backend, **arguments)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("features", [{}, {"causal": True}, {"window": (7, 3), "dropout": 0.25, "seed": 5}], ids=str)
+@pytest.mark.parametrize("variant", ["rela", "reluformer"])
+@pytest.mark.parametrize("short", [False, True])
+def test_packed_sequences(short, variant, features, dtype):
+    bounds = SHORT_BOUNDS if short else BOUNDS
+    most = {"max_seqlen_q": 128, "max_seqlen_k": 128} if short else {}
+    ours = packed_results(dtype, "fused", variant, bounds, **features, **most)
+    eager = packed_results(dtype, "reference", variant, bounds, **features)
+    exact = packed_results(torch.float64, "reference", variant, bounds, **features)
+    for name, *results in zip(["out", "d_q", "d_k", "d_v"], ours, eager, exact, strict=True):
+        assert_no_worse(name, *results)
+
+
+def decode_inputs(R, H, K, Q, room, D, dtype, ancestors):
+    shapes = (R, H, Q, D), (R, K, room, D), (R, K, room, D), (R, K, 1, D), (R, K, 1, D)
+    q, keys, values, *new = (grid(*shape, seed=seed).to("cuda", dtype) for seed, shape in enumerate(shapes))
+    lengths = torch.full((1,), room - 3, device="cuda")
+    index = None
+    if ancestors:
+        index = torch.randint(0, R, (R, room), dtype=torch.int32, device="cuda")
+        index[:, room - 4] = torch.arange(R)  # the newest position is a row's own
+    return q, keys, values, lengths, tuple(new), index
+
+
+@pytest.mark.parametrize("ancestors", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(64, 8, 8, 1, 32, 64), (4, 8, 2, 1, 500, 128), (3, 4, 4, 4, 40, 64), (1, 8, 8, 1, 4000, 64)], ids=str
+)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("variant", [*KINDS, "softmax"])
+def test_decoding(variant, dtype, sizes, ancestors):
+    q, keys, values, lengths, new, index = decode_inputs(*sizes, dtype, ancestors)
+    row, room = VARIANTS[variant], keys.shape[2]
+    seen = Visibility(q.shape[2], room, key_lengths=lengths, first=room - q.shape[2])
+
+    def plain(dtype):
+        held = [tensor.to(dtype, copy=True) for tensor in (keys, values)]
+        call = Call(row, seen, row.resolve_options({}), q.shape[3] ** -0.5)
+        return plain_decoding(q.to(dtype), *held, call, tuple(part.to(dtype) for part in new), index)
+
+    exact, eager = plain(torch.float64), plain(dtype)
+    held = [keys.clone(), values.clone()]
+    ours = decode_attention(q, *held, variant, lengths=lengths, new=new, ancestors=index)
+    assert_no_worse("out", ours, eager, exact)
+    for cache, part in zip(held, new, strict=True):
+        assert torch.equal(cache[:, :, room - 4], part[:, :, 0])
+
+
+def test_decoding_with_its_norm_and_with_page_bounds():
+    q, keys, values, lengths, new, index = decode_inputs(64, 8, 8, 1, 32, 64, torch.bfloat16, True)
+    norm = OutputNorm(torch.ones(512, device="cuda"), torch.ones(512, device="cuda"), 1e-8)
+    ours = decode_attention(q, keys.clone(), values.clone(), lengths=lengths, new=new, ancestors=index, norm=norm)
+    plain = decode_attention(q, keys.clone(), values.clone(), lengths=lengths, new=new, ancestors=index).double()
+    z = plain.transpose(1, 2).flatten(2)
+    expected = z * torch.sigmoid(z) * torch.rsqrt(z.square().mean(-1, keepdim=True) + 1e-8)
+    error = (ours.transpose(1, 2).flatten(2).double() - expected).abs().max()
+    assert error <= 4 * torch.finfo(torch.bfloat16).eps * expected.abs().max()  # z is rounded once more above
+    q, keys, values, lengths, _, _ = decode_inputs(2, 4, 4, 1, 512, 64, torch.bfloat16, False)
+    bounds = page_bounds(keys - 2, 64)
+    results = [decode_attention(q, keys - 2, values, lengths=lengths, bounds=b) for b in (None, bounds)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("variant", ["rela-g", "rela-i"])
+@pytest.mark.parametrize("length", [20, 60, 128])
+def test_norms_in_the_epilogue_of_compiled_modules(variant, length):
+    """bf16 results of the compiled module, beside those of the plain one, against float64."""
+    torch.manual_seed(1)
+    module = MultiHeadAttention(128, 2, variant).cuda()
+    x = torch.randn(3, length, 128, device="cuda")
+    lengths = torch.tensor([length, 5, 1], device="cuda")
+
+    def results(module, dtype, call):
+        module, held = module.to(dtype), x.to(dtype).requires_grad_()
+        out = call(held, key_lengths=lengths)
+        return [out, *torch.autograd.grad(out.square().mean(), [held, *module.parameters()])]
+
+    exact = results(module, torch.float64, module)
+    eager = results(module, torch.bfloat16, module)
+    ours = results(module, torch.bfloat16, torch.compile(module, fullgraph=True))
+    for index, (fast, plain, true) in enumerate(zip(ours, eager, exact, strict=True)):
+        # Scores off the grid may change sign by rounding, so norms are compared, not cells.
+        errors = [(found.double() - true).norm().item() for found in (fast, plain)]
+        assert errors[0] <= 2 * errors[1] + torch.finfo(torch.bfloat16).eps * true.norm().item(), index
+
+
+@pytest.mark.parametrize("width", [500, 512])
+def test_added_and_normed(width):
+    x, added = (torch.randn(700, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight, bias = (torch.randn(width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    exact = torch.nn.functional.layer_norm(
+        (x.double() + added.double()), (width,), weight.double(), bias.double(), 1e-6
+    )
+    eager = torch.nn.functional.layer_norm(x + added, (width,), weight, bias, 1e-6)
+    assert_no_worse("out", add_norm(x, added, weight, bias, 1e-6), eager, exact)
+
+
+@pytest.mark.parametrize(("length", "variant"), [(1000, "reluformer"), (100, "relu2")])
+def test_a_hundred_reruns_are_bitwise_equal(length, variant):
+    inputs = [torch.randn(2, 4, length, 64, device="cuda") for _ in range(4)]
+    first = outputs_and_gradients(inputs, torch.bfloat16, "fused", variant, causal=True)
+    for _ in range(100):
+        again = outputs_and_gradients(inputs, torch.bfloat16, "fused", variant, causal=True)
+        assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_no_length_compiles_a_kernel_again():
+    from rectiformer.ops.kernels.forward import forward
+
+    def compiled():
+        return sum(len(caches[0]) for caches in forward.device_caches.values())
+
+    def run(length):
+        q = torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16)
+        call = check_call(q, q, q, "rela", True, None, None, None, None, None, 0.0, None, {})
+        return call, outputs_and_gradients([q, q, q, q], torch.bfloat16, "fused", "rela", causal=True)
+
+    for length in (144, 145):  # a multiple of 16 and another: Triton itself tells these apart
+        run(length)
+    before = compiled()
+    for length in (160, 177, 1000, 1024):
+        run(length)
+    assert compiled() == before

@@ -1,0 +1,65 @@
+"""`explain` says what `attention` then does."""
+
+import pytest
+import torch
+
+from rectiformer import attention, explain
+from rectiformer.errors import ArgumentError
+from rectiformer.ops import dispatch
+
+
+def draw(length, size=16, dtype=torch.float32):
+    return torch.randn(1, 2, length, size, dtype=dtype)
+
+
+def taken(monkeypatch, q, **arguments):
+    """The implementation that `attention` really runs."""
+    ran = []
+    for name, implementation in dispatch.IMPLEMENTATIONS.items():
+
+        def run(*inputs, name=name, implementation=implementation):
+            ran.append(name)
+            return implementation(*inputs)
+
+        monkeypatch.setitem(dispatch.IMPLEMENTATIONS, name, run)
+    attention(q, q, q, **arguments)
+    return ran[0]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"variant": "softmax"}, {"backend": "reference"}, {"causal": True}], ids=str)
+def test_it_names_the_implementation_that_runs(monkeypatch, arguments):
+    q = draw(5)
+    assert explain(q, q, q, **arguments).backend == taken(monkeypatch, q, **arguments)
+
+
+def test_it_says_why_a_faster_one_is_not_taken():
+    q = draw(5)
+    found = explain(q, q, q, "softmax")
+    assert found.declined == {"blocked": "variant 'softmax' is not rectified"}
+    assert "not blocked: variant 'softmax' is not rectified" in str(found)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_it_tells_short_kernels_from_long_ones():
+    q = draw(20)
+    assert explain(q, q, q, backend="fused").kernel == "short"
+    found = explain(q, q, q, backend="fused", bias=torch.zeros(1, 1, 20, 20))
+    assert found.kernel == "long"
+    assert set(found.tilings) == {"forward", "keys", "queries", "bias"}
+    assert "not short: it has no bias or mask" in str(found)
+    assert "costs" not in str(explain(draw(200), draw(200), draw(200), backend="fused"))
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_it_notes_what_slows_the_kernels_down():
+    q, odd = draw(200), draw(200, size=17)
+    mask = torch.ones(1, 1, 200, 200, dtype=torch.bool)
+    assert not explain(q, q, q, backend="fused").notes
+    assert "without the tensor copy engine" in str(explain(odd, odd, odd, backend="fused"))
+    assert "pass of its own" in str(explain(q, q, q, "reluformer", backend="fused", attn_mask=mask))
+
+
+def test_a_backend_that_cannot_is_refused_as_attention_refuses_it():
+    q = draw(5)
+    with pytest.raises(ArgumentError, match="backend 'blocked' cannot run this call"):
+        explain(q, q, q, "softmax", backend="blocked")

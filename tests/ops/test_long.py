@@ -1,0 +1,208 @@
+"""The fused kernels for long sequences, run by Triton's interpreter, against the reference."""
+
+import pytest
+import torch
+from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
+
+from rectiformer import attention, attention_varlen
+from rectiformer.ops import fused
+from rectiformer.ops.dispatch import check_call
+from rectiformer.ops.long import long, long_attention, long_backward, long_obstacle
+from rectiformer.ops.reference import reference_attention
+from rectiformer.ops.tilings import TILINGS, find_tiling
+
+pytestmark = pytest.mark.usefixtures("interpreter", "_no_short_kernels")
+KINDS = ["rela", "reluformer", "relu-seqlen", "relu2"]
+# Tiles of float32 have 16 to 64 rows, so these shapes have full tiles, edges and tails.
+M, N = 70, 75
+FEATURES = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (9, 5)},
+    "causal window": {"causal": True, "window": (20, 0)},
+    "lengths": {"key_lengths": [75, 37]},
+    "dropout": {"dropout": 0.25, "seed": 2**40 + 7},
+    "everything": {"causal": True, "window": (50, 0), "key_lengths": [40, 0], "dropout": 0.25, "seed": 11},
+    "negative scale": {"scale": -0.5},
+    "mask": {"attn_mask": grid(2, 1, M, N, seed=4) > 0},
+}
+BIASES = [(2, 2, M, N), (1, 2, M, N), (2, 1, M, N), (1, 1, M, N), (1, 2, 1, N), (1, 2, M, 1), (1, 1, 1, 1)]
+
+
+@pytest.fixture
+def _no_short_kernels(monkeypatch):
+    """The interpreter wants small shapes, and those would go to the kernels for short sequences."""
+    monkeypatch.setattr(fused, "short_obstacle", lambda *_: "not wanted here")
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("variant", KINDS)
+def test_kernels_match_the_reference(variant, features):
+    assert_matches_reference(grid_inputs(2, 2, 2, M, N, 16, 8), torch.float32, "fused", variant, **FEATURES[features])
+
+
+@pytest.mark.parametrize("variant", ["rela", "reluformer"])
+@pytest.mark.parametrize(
+    "sizes", [(1, 4, 2, 33, 40, 16, 16), (1, 2, 1, 40, 33, 5, 7), (1, 1, 1, 1, 64, 8, 8), (2, 1, 1, 96, 1, 130, 4)]
+)
+def test_shapes_match_the_reference(variant, sizes):
+    assert_matches_reference(grid_inputs(*sizes), torch.float32, "fused", variant, causal=True)
+
+
+@pytest.mark.parametrize("shape", BIASES, ids=str)
+def test_a_bias_gets_its_gradient_in_its_own_shape(shape):
+    inputs = grid_inputs(2, 2, 2, M, N, 16, 8)
+    assert_matches_reference(inputs, torch.float32, "fused", "rela", bias=grid(*shape, seed=9))
+
+
+def test_a_bias_goes_with_everything_else():
+    more = {"causal": True, "dropout": 0.25, "seed": 3, "key_lengths": [60, 75], "bias": grid(1, 2, M, N, seed=3)}
+    assert_matches_reference(grid_inputs(2, 2, 2, M, N, 16, 8), torch.float32, "fused", "reluformer", **more)
+
+
+def learned_gamma(dtype, how, heads, key_heads):
+    """The gradient of gamma, and the sum of the absolute terms that it is the sum of."""
+    q, k, v, upstream = (tensor.to(dtype) for tensor in grid_inputs(2, heads, key_heads, M, N, 8, 8))
+    v.requires_grad_()
+    gamma = torch.linspace(0.5, 2, heads, dtype=dtype).requires_grad_()
+    call = check_call(q, k, v, "reluformer", True, None, None, None, None, None, 0.0, None, {"gamma": gamma})
+    out = long_attention(q, k, v, call) if how == "fused" else reference_attention(q, k, v, call, precision=dtype)
+    d_gamma, d_v = torch.autograd.grad(out, [gamma, v], upstream)
+    return d_gamma, (d_v * v).abs().sum() / gamma.min()
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(2, 2), (4, 2)])
+def test_a_learned_gamma_gets_its_gradient(heads, key_heads):
+    exact, terms = learned_gamma(torch.float64, "reference", heads, key_heads)
+    ours, _ = learned_gamma(torch.float32, "fused", heads, key_heads)
+    assert (ours.double() - exact).abs().max() <= torch.finfo(torch.float32).eps * terms
+
+
+BOUNDS = torch.tensor([0, 5, 5, 45, 80, 80]), torch.tensor([0, 40, 43, 43, 76, 80])
+
+
+def packed_results(dtype, backend, variant, **arguments):
+    q, k, v, upstream = (tensor[0].transpose(0, 1).to(dtype) for tensor in grid_inputs(1, 2, 2, 80, 80, 16, 8))
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    out = attention_varlen(*leaves, *BOUNDS, variant, backend=backend, **arguments)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+
+@pytest.mark.parametrize("most", [{}, {"max_seqlen_q": 40, "max_seqlen_k": 40}], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize("features", [{}, {"causal": True}, {"window": (7, 3), "dropout": 0.25, "seed": 5}], ids=str)
+@pytest.mark.parametrize("variant", ["rela", "reluformer"])
+def test_packed_sequences_match_the_reference(variant, features, most):
+    ours = packed_results(torch.float32, "fused", variant, **features, **most)
+    eager = packed_results(torch.float32, "reference", variant, **features)
+    exact = packed_results(torch.float64, "reference", variant, **features)
+    for name, *results in zip(["out", "d_q", "d_k", "d_v"], ours, eager, exact, strict=True):
+        assert_no_worse(name, *results)
+
+
+@pytest.mark.parametrize("arguments", [{"key_lengths": [30, 0]}, {"causal": True, "key_lengths": [64, 33]}], ids=str)
+def test_padding_may_hold_anything(arguments):
+    clean = grid_inputs(2, 2, 2, 40, 64, 16, 8)
+    dirty = [tensor.clone() for tensor in clean]
+    for sequence, length in enumerate(arguments["key_lengths"]):
+        dirty[1][sequence, :, length:] = torch.nan
+        dirty[2][sequence, :, length:] = torch.inf
+    expected, ours = (
+        outputs_and_gradients(inputs, torch.float32, "fused", "rela", **arguments) for inputs in (clean, dirty)
+    )
+    for name, value in expected.items():
+        assert torch.equal(ours[name], value), name
+
+
+def test_neighbors_in_a_pack_may_hold_anything():
+    q, k, v = (tensor[0].transpose(0, 1).float() for tensor in grid_inputs(1, 2, 2, 60, 60, 16, 8)[:3])
+    bounds = torch.tensor([0, 20, 60])
+    expected = attention_varlen(q, k, v, bounds, bounds, backend="fused")
+    for tensor in (q, k, v):
+        tensor[20:] = torch.nan
+    assert torch.equal(attention_varlen(q, k, v, bounds, bounds, backend="fused")[:20], expected[:20])
+
+
+def test_layouts_do_not_matter():
+    q, k, v, _ = (tensor.float() for tensor in grid_inputs(2, 2, 2, 40, 50, 16, 8))
+    expected = attention(q, k, v, causal=True, backend="fused")
+    turned = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
+    assert torch.equal(attention(*turned, causal=True, backend="fused"), expected)
+    spread = [torch.stack([tensor, tensor], -1)[..., 0] for tensor in (q, k, v)]  # columns two apart
+    assert torch.equal(attention(*spread, causal=True, backend="fused"), expected)
+    assert expected.transpose(1, 2).is_contiguous()
+
+
+def arguments_of(*, packed=False, bias=False, factors=False):
+    q, k, v, _ = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8))
+    bounds = [torch.tensor([0, 10, 40])] * 2 if packed else [None, None]
+    tables = [grid(1, 2, 40, 1).float().requires_grad_() if bias else None, None]
+    tables += [torch.tensor([0.5, 2.0], requires_grad=True) if factors else None, None, None, *bounds]
+    return [q, k, v, *tables, [0.5, 0.0, 0.5, 1.0], [1, 1 << 30, 0, 0, 0, 40, 40]]
+
+
+@pytest.mark.parametrize("how", [{}, {"packed": True}, {"bias": True}, {"factors": True}], ids=str)
+def test_operators_are_what_they_say_to_torch(how):
+    arguments = arguments_of(**how)
+    torch.library.opcheck(long, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(long_backward, [torch.ones_like(arguments[0]), *arguments], test_utils=checks)
+
+
+@pytest.mark.parametrize("how", [{}, {"packed": True}, {"bias": True}, {"factors": True}], ids=str)
+def test_second_derivatives_are_the_reference_s(how):
+    def penalty_gradients(dtype, run):
+        arguments = [
+            value.detach().to(dtype).requires_grad_()
+            if isinstance(value, torch.Tensor) and value.requires_grad
+            else value
+            for value in arguments_of(**how)
+        ]
+        leaves = [value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad]
+        first = torch.autograd.grad(run(*arguments).square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)
+
+    def plain(q, k, v, bias, _mask, factors, _lengths, _seed, bounds, _, numbers, sizes):
+        scores = numbers[0] * q @ k.mT + (0 if bias is None else bias)
+        rows, columns = torch.arange(40)[:, None], torch.arange(40)
+        seen = columns <= rows
+        if bounds is not None:
+            seen = seen & ((rows < 10) == (columns < 10))
+        weights = torch.where(seen, scores, 0).relu() * seen.sum(-1, keepdim=True) ** -numbers[2]
+        return (weights if factors is None else weights * factors[:, None, None]) @ v
+
+    exact = penalty_gradients(torch.float64, plain)
+    eager = penalty_gradients(torch.float32, plain)
+    ours = penalty_gradients(torch.float32, long)
+    for index, results in enumerate(zip(ours, eager, exact, strict=True)):
+        assert_no_worse(f"leaf {index}", *results)
+
+
+def test_reruns_are_bitwise_equal():
+    inputs = grid_inputs(2, 4, 2, M, N, 16, 8)
+    first, again = (outputs_and_gradients(inputs, torch.float32, "fused", "reluformer", causal=True) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(again[name], value), name
+
+
+def test_every_kernel_has_a_tiling_of_every_head_size():
+    for kernel in ("forward", "keys", "queries", "bias"):
+        for size in (1, 16, 64, 65, 128, 129, 256):
+            q = torch.empty(1, 1, 1, size, dtype=torch.bfloat16)
+            assert (
+                find_tiling(kernel, q, q, edges=True)
+                in TILINGS[kernel, 64 if size <= 64 else 128 if size <= 128 else 256]
+            )
+
+
+@pytest.mark.parametrize(
+    ("variant", "size", "dtype", "reason"),
+    [
+        ("softmax", 8, torch.float32, "no fused kernel for long sequences"),
+        ("rela", 257, torch.float32, "head sizes up to 256"),
+        ("rela", 8, torch.float64, "one of float32, bfloat16 and float16"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_said(variant, size, dtype, reason):
+    q = torch.zeros(1, 1, 4, size, dtype=dtype)
+    call = check_call(q, q, q, variant, False, None, None, None, None, None, 0.0, None, {})
+    assert reason in long_obstacle(q, q, q, call)

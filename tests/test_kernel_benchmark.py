@@ -1,0 +1,194 @@
+"""The benchmarks of kernels and of a language model run anywhere at small sizes, keep time, and judge as was asked."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from closeness import assert_no_worse
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import kernel_speed
+from kernel_errors import describe_call, part_errors
+from kernel_peers import add_wheels, flex_emulation
+from kernel_report import judge, name_row, write_table
+from kernel_sentences import decode_trial
+from kernel_setup import TINY, Bench, Row, Scale, Trial
+
+from rectiformer.ops.reference import reference_attention
+
+ROOT = Path(__file__).parent.parent
+BENCH = Bench("cpu", TINY, 1.0)
+CASE = {"size": 64, "mask": "full", "length": 16384}
+MATMUL = {"section": "matmul", "case": {"size": 8192}, "ms": {"cublas": 1.0}, "tflops": {"cublas": 800.0}}
+
+
+def run_script(name, *words):
+    command = [sys.executable, f"benchmarks/{name}.py", "--device", "cpu", *words]
+    settings = {**os.environ, "RECTIFORMER_COMMIT": "tested", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=settings)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    out = tmp_path_factory.mktemp("results") / "points.jsonl"
+    printed = run_script("kernel_speed", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+    return out, printed
+
+
+def test_every_section_is_measured_and_right(sweep):
+    points = read(sweep[0])
+    assert {point["section"] for point in points} == {"matmul", *kernel_speed.SECTIONS}
+    for point in points:
+        assert {"command", "commit", "device", "torch", "triton", "time"} <= point.keys()
+        assert not point.get("complaint"), point
+    assert all("errors" in point for point in points if point["section"] in ("forward", "backward", "short", "decode"))
+
+
+def test_a_ratio_is_the_quotient_of_two_times(sweep):
+    point = next(point for point in read(sweep[0]) if point["section"] == "backward")
+    assert point["ratios"]["flash"] == point["ms"]["flash"] / point["ms"]["ours"]
+    assert point["tflops"]["ours"] == pytest.approx(2.5 * 4 * 4 * 2 * 16**3 / point["ms"]["ours"] / 1e9)
+
+
+def test_a_peer_that_cannot_run_is_named_once_a_section(sweep):
+    assert sweep[1].count("forward: cudnn: left out: RuntimeError") == 1
+    assert "entmax: adasplash: left out: ModuleNotFoundError" in sweep[1]
+
+
+def test_a_second_run_measures_nothing_again(sweep):
+    before = read(sweep[0])
+    printed = run_script("kernel_speed", "--tiny", "--sections", "forward", "decode", "--out", str(sweep[0]))
+    assert read(sweep[0]) == before
+    assert printed.startswith("| what |")
+    assert "| decode H 4 K 2 D 16 B 4 beam 2 N 8 |" in printed
+
+
+def test_the_plot_has_a_panel_for_each_mask(sweep, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plots" / "rates.svg"
+    command = [sys.executable, "benchmarks/kernel_report.py", str(sweep[0]), "--plot", str(path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    for text in ("head size 16, full", "head size 16, causal", "ours forward", "flash backward", "cuBLAS"):
+        assert f">{text}</text>" in path.read_text()
+
+
+def test_a_row_is_given_up_when_the_time_is_over(capsys, tmp_path):
+    rows = [Row("forward", {"size": size}, lambda: time.sleep(60)) for size in (1, 2)]
+    options = argparse.Namespace(out=tmp_path / "points.jsonl", device="cpu", tiny=True, seconds=0.05)
+    start = time.monotonic()
+    assert kernel_speed.measure_rows(rows, options, start + options.seconds) == []
+    assert time.monotonic() - start < 20
+    assert capsys.readouterr().out == "0.05 seconds are over; left: forward D 1; forward D 2\n"
+    assert not options.out.exists()
+
+
+def test_a_row_that_may_take_too_long_is_not_begun(capsys):
+    rows = [Row("entmax", {"size": 1}, lambda: pytest.fail("begun"))]
+    options = argparse.Namespace(out=None, device="cpu", tiny=False, seconds=50.0)
+    assert kernel_speed.measure_rows(rows, options, time.monotonic() + options.seconds) == []
+    assert "left: entmax D 1" in capsys.readouterr().out
+
+
+def test_a_contestant_that_fails_is_left_out_of_its_row():
+    def fail():
+        raise ValueError("no such thing")
+
+    row = Row("forward", {}, lambda: Trial({"broken": fail, "ours": lambda: lambda: None}, lambda work: 1.0))
+    assert kernel_speed.measure(row)["ms"] == {"ours": 1.0}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_attention_off_by_one_percent_is_wrong(direction):
+    tensors = BENCH.draw_dense(16, 32)
+    right = BENCH.ours(causal=True)
+    assert not part_errors(right, tensors, direction, "rela", rows=8, causal=True).complaint
+    wrong = part_errors(lambda *qkv: 1.01 * right(*qkv), tensors, direction, "rela", rows=8, causal=True)
+    assert wrong.own == pytest.approx(0.01, rel=1e-3)
+    assert wrong.complaint
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_can_emulate_a_relu(causal):
+    q, k, v = (tensor.detach() for tensor in BENCH.draw_dense(16, 32)[:3])
+    call = describe_call(q, k, v, "rela", causal=causal)
+    exact = reference_attention(q.double(), k.double(), v.double(), call)
+    found = flex_emulation(32, causal, "cpu")(q.double(), k.double(), v.double())
+    plain = reference_attention(q, k, v, call)
+    assert_no_worse("flex", found.float(), plain, exact)
+
+
+def test_sparse_decoding_hides_one_key_in_twenty():
+    trial = decode_trial(Bench("cpu", Scale(layers=1), 1.0), (4, 2, 64), 4, 2, 2048)
+    assert trial.facts["sparsity"] == pytest.approx(0.95, abs=0.01)
+
+
+def test_wheels_are_unpacked_and_imported(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    with zipfile.ZipFile(tmp_path / "a_peer-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("a_peer_of_attention.py", "name = 'peer'\n")
+    add_wheels(tmp_path, tmp_path / "room")
+    import a_peer_of_attention
+
+    assert a_peer_of_attention.name == "peer"
+    assert Path(a_peer_of_attention.__file__).exists()
+
+
+@pytest.mark.parametrize(
+    ("point", "verdicts"),
+    [
+        ({"section": "forward", "ratios": {"cudnn": 1.2, "flash": 2.0}, "tflops": {"ours": 720.0}}, "reached reached"),
+        ({"section": "forward", "ratios": {"cudnn": 1.3, "flash": 1.1}, "tflops": {"ours": 700.0}}, "missed missed"),
+        ({"section": "backward", "ratios": {"cudnn": 1.15, "flash": 1.1}}, "reached "),
+        ({"section": "short", "ratios": {"varlen": 2.5, "padded sdpa": 1.9}}, "missed"),
+        ({"section": "decode", "ratios": {"sdpa": 6}, "ms": {"ours": 5, "ours y": 4, "sdpa": 6}}, "missed reached"),
+        ({"section": "entmax", "ratios": {"adasplash": 3.0}, "ms": {"ours": 1.0, "adasplash": 3.0}}, "reached"),
+        ({"section": "flex", "ratios": {"flex": 2.1}, "errors": {"ours": 2e-3, "flex": 1e-3}}, "reached missed"),
+        ({"section": "memory", "extra_percent": {"ours": 10.5, "cudnn": 0.4}}, "missed "),
+        ({"section": "plain", "ratios": {"eager": 5.0}}, ""),
+    ],
+)  # fmt: skip
+def test_figures_are_held_against_what_was_asked(point, verdicts):
+    marks = list(judge({"case": CASE, **point}, cublas=800.0))
+    assert [mark.verdict for mark in marks] == verdicts.split(" ")
+
+
+def test_a_wrong_answer_gets_no_ratio():
+    point = {"section": "backward", "case": CASE, "ms": {"ours": 1.0, "cudnn": 2.0}, "ratios": {"cudnn": 2.0}}
+    assert "| 2.00 |" in write_table([MATMUL, point])
+    table = write_table([MATMUL, {**point, "complaint": "d_q: error 1"}])
+    assert "wrong answer: d_q: error 1" in table
+    assert "2.00" not in table
+
+
+def test_rows_of_a_case_have_names_of_their_own():
+    rows = [row for section in kernel_speed.SECTIONS.values() for row in section(Bench("cpu", Scale(), 1.0))]
+    names = [name_row({"section": row.section, "case": row.case}) for row in rows]
+    assert len(set(names)) == len(names)
+
+
+def test_a_language_model_trains_with_both_attentions(tmp_path):
+    pytest.importorskip("transformers")
+    out = tmp_path / "points.jsonl"
+    words = ["--size", "tiny", "--head-size", "16", "--repeats", "1", "--turns", "1", "--out", str(out)]
+    printed = run_script("language_model", *words)
+    sdpa, ours = read(out)
+    assert (sdpa["contestant"], ours["contestant"]) == ("sdpa", "rectified")
+    assert ours["ratio"] == pytest.approx(sdpa["ms"] / ours["ms"])
+    assert ours["tokens_per_second"] == pytest.approx(32 / (ours["ms"] / 1e3))
+    assert sdpa["loss"] != ours["loss"]
+    assert all(torch.tensor(point["loss"]).isfinite() for point in (sdpa, ours))
+    assert "sdpa-cudnn: left out:" in printed

@@ -110,7 +110,16 @@ class LongCall:
         sequences = self.q.shape[0] if self.bounds_q is None else len(self.bounds_q) - 1
         with torch.cuda.device_of(self.q):  # Triton launches on the current device
             kernel[(-(-most // size), sequences * owners.shape[1])](
-                *sources, *written, *tables, *self._sizes(), self.numbers[0], *gains, *self._hidden(), **flags, **more
+                *sources,
+                *read,
+                *written,
+                *tables,
+                *self._sizes(),
+                self.numbers[0],
+                *gains,
+                *self._hidden(),
+                **flags,
+                **more,
             )
 
     def _tables(self) -> list[Tensor]:

@@ -26,7 +26,7 @@ from rectiformer.ops.kernels.tiles import (
 
 @triton.jit
 def add_queries(
-    d_k, d_v, keys, values, q, g, q_strides, g_strides, begin, end, n, head, pattern, place, band, cells,
+    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, pattern, place, band, cells,
     seed_ptr, threshold, inner, exponent, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, ROW_SCALE: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr, TMA: tl.constexpr,
@@ -38,10 +38,10 @@ def add_queries(
     VARY: tl.constexpr = ROW_SCALE > 0 and BANDED  # rows of one sequence have scales of their own
     for row in range(begin, end, BLOCK_M):
         m = row + tl.arange(0, BLOCK_M)
-        queries = load_tile(q, q_strides, b, head, q_start, row, M, D, BLOCK_M, BLOCK_D, TMA, EDGE and CLEAR)
+        queries = load_tile(q, q_ptr, q_strides, b, head, q_start, row, M, D, BLOCK_M, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(keys, queries.T, input_precision=PRECISION)
         scores = seen_scores(scores, m, n, place, band, cells, inner, 0, EDGE, BANDED, BIAS, MASK, INNER)
-        d_out = load_tile(g, g_strides, b, head, q_start, row, M, Dv, BLOCK_M, BLOCK_DV, TMA, EDGE and CLEAR)
+        d_out = load_tile(g, g_ptr, g_strides, b, head, q_start, row, M, Dv, BLOCK_M, BLOCK_DV, TMA, EDGE and CLEAR)
         d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
         if DROPS or VARY:
             weights = rectified_powers(scores, tl.float32, POWER, False)
@@ -64,7 +64,8 @@ def add_queries(
 
 @triton.jit
 def key_gradients(
-    q, k, v, g, dk_ptr, dv_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
+    q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dk_ptr, dv_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
+    k_bounds_ptr,
     bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides, v_strides, g_strides, dk_strides, dv_strides,
     band,
     H, group, M, N, D, Dv, inner, gain, d_gain, exponent, threshold,
@@ -87,8 +88,8 @@ def key_gradients(
     column = tile * BLOCK_N
     if column < columns:  # a packed sequence may have fewer tiles
         n = column + tl.arange(0, BLOCK_N)
-        keys = load_tile(k, k_strides, b, kh, k_start, column, length, D, BLOCK_N, BLOCK_D, TMA, CLEAR)
-        values = load_tile(v, v_strides, b, kh, k_start, column, length, Dv, BLOCK_N, BLOCK_DV, TMA, CLEAR)
+        keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, length, D, BLOCK_N, BLOCK_D, TMA, CLEAR)
+        values = load_tile(v, v_ptr, v_strides, b, kh, k_start, column, length, Dv, BLOCK_N, BLOCK_DV, TMA, CLEAR)
         begin, full_begin, full_end, end = query_range(column, BLOCK_N, place, band, BLOCK_M, BANDED)
         if column >= length:  # nobody sees these keys
             begin, full_begin, full_end, end = 0, 0, 0, 0
@@ -102,7 +103,8 @@ def key_gradients(
             for part in tl.static_range(3):  # an edge, what sees all keys, another edge
                 if LATER or TESTED if part == 0 else not TESTED and (PACKED or EARLIER or part == 1):
                     d_k, d_v = add_queries(
-                        d_k, d_v, keys, values, q, g, q_strides, g_strides, starts[part], stops[part], n, head,
+                        d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, starts[part], stops[part], n,
+                        head,
                         b * H + head, here, band, cells, seed_ptr, threshold, inner, exponent, D, Dv, part != 1, POWER,
                         ROW_SCALE, BANDED, PACKED, BIAS, MASK, DROPS, INNER, TMA, ASM, PRECISION, BLOCK_M, BLOCK_D,
                         BLOCK_DV,
@@ -116,7 +118,8 @@ def key_gradients(
 
 @triton.jit
 def add_keys(
-    d_q, queries, d_out, k, v, k_strides, v_strides, m, begin, end, pattern, place, band, cells, seed_ptr, threshold,
+    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, place, band, cells,
+    seed_ptr, threshold,
     inner, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
@@ -127,10 +130,12 @@ def add_keys(
     limit = length if EDGE else N
     for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
-        keys = load_tile(k, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
+        keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(queries, keys.T, input_precision=PRECISION)
         scores = seen_scores(scores, m, n, place, band, cells, inner, 1, EDGE, BANDED, BIAS, MASK, INNER)
-        values = load_tile(v, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR)
+        values = load_tile(
+            v, v_ptr, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR
+        )
         d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
         if DROPS:
             kept = survivors(seed_ptr, threshold, pattern, q_start + m, k_start + n, 1)
@@ -142,7 +147,7 @@ def add_keys(
 
 @triton.jit
 def query_gradients(
-    q, k, v, g, dq_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
+    q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dq_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
     bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides, v_strides, g_strides, dq_strides, band,
     H, group, M, N, D, Dv, inner, gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
@@ -163,8 +168,8 @@ def query_gradients(
     row = tile * BLOCK_M
     if row < rows:  # a packed sequence may have fewer tiles
         m = row + tl.arange(0, BLOCK_M)
-        queries = load_tile(q, q_strides, b, h, q_start, row, rows, D, BLOCK_M, BLOCK_D, TMA, False)
-        d_out = load_tile(g, g_strides, b, h, q_start, row, rows, Dv, BLOCK_M, BLOCK_DV, TMA, False)
+        queries = load_tile(q, q_ptr, q_strides, b, h, q_start, row, rows, D, BLOCK_M, BLOCK_D, TMA, False)
+        d_out = load_tile(g, g_ptr, g_strides, b, h, q_start, row, rows, Dv, BLOCK_M, BLOCK_DV, TMA, False)
         d_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, place, band, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
@@ -172,7 +177,8 @@ def query_gradients(
         for part in tl.static_range(3):  # an edge, what all queries see, another edge
             if EARLIER or TESTED if part == 0 else not TESTED and (CLEAR or LATER or part == 1):
                 d_q = add_keys(
-                    d_q, queries, d_out, k, v, k_strides, v_strides, m, starts[part], stops[part], b * H + h, place,
+                    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
+                    b * H + h, place,
                     band, cells, seed_ptr, threshold, inner, D, Dv, part != 1, POWER, BANDED, CLEAR, BIAS, MASK, DROPS,
                     INNER, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip

@@ -40,17 +40,17 @@ def bias_gradients(
             row_end = row + BLOCK_M if bias_M > 1 else M
             while row < row_end:
                 m = row + tl.arange(0, BLOCK_M)
-                queries = load_tile(q, q_strides, b, h, 0, row, M, D, BLOCK_M, BLOCK_D, False, False)
-                d_out = load_tile(g, g_strides, b, h, 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
+                queries = load_tile(q, q, q_strides, b, h, 0, row, M, D, BLOCK_M, BLOCK_D, False, False)
+                d_out = load_tile(g, g, g_strides, b, h, 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
                 rows_gain = row_gain(scale, exponent, m, M, N, length, band[0], band[1], 1, BANDED, ROW_SCALE)
                 column = tl.program_id(1) * BLOCK_N
                 column_end = tl.minimum(column + BLOCK_N if bias_N > 1 else N, length)
                 while column < column_end:
                     n = column + tl.arange(0, BLOCK_N)
-                    keys = load_tile(k, k_strides, b, kh, 0, column, length, D, BLOCK_N, BLOCK_D, False, False)
+                    keys = load_tile(k, k, k_strides, b, kh, 0, column, length, D, BLOCK_N, BLOCK_D, False, False)
                     scores = tl.dot(queries, keys.T, input_precision=PRECISION)
                     scores = seen_scores(scores, m, n, place, band, cells, inner, 1, True, BANDED, True, MASK, True)
-                    values = load_tile(v, v_strides, b, kh, 0, column, length, Dv, BLOCK_N, BLOCK_DV, False, False)
+                    values = load_tile(v, v, v_strides, b, kh, 0, column, length, Dv, BLOCK_N, BLOCK_DV, False, False)
                     d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
                     if DROPS:
                         d_weights = tl.where(survivors(seed_ptr, threshold, b * H + h, m, n, 1), d_weights, 0.0)

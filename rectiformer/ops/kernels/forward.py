@@ -16,7 +16,8 @@ from rectiformer.ops.kernels.tiles import find_place, key_range, load_tile, rect
 
 @triton.jit
 def mix_keys(
-    mixed, q, k, v, k_strides, v_strides, m, begin, end, pattern, place, band, cells, seed_ptr, threshold, inner, D, Dv,
+    mixed, q, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, place, band, cells, seed_ptr,
+    threshold, inner, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -26,21 +27,23 @@ def mix_keys(
     limit = length if EDGE else N
     for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
-        keys = load_tile(k, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
+        keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(q, keys.T, input_precision=PRECISION)
         scores = seen_scores(scores, m, n, place, band, cells, inner, 1, EDGE, BANDED, BIAS, MASK, INNER)
         weights = rectified_powers(scores, q.dtype, POWER, ASM)
         if DROPS:
             kept = survivors(seed_ptr, threshold, pattern, q_start + m, k_start + n, 1)
             weights = tl.where(kept, weights, 0.0).to(q.dtype)
-        values = load_tile(v, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR)
+        values = load_tile(
+            v, v_ptr, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR
+        )
         mixed = tl.dot(weights, values, mixed, input_precision=PRECISION)
     return mixed
 
 
 @triton.jit
 def forward(
-    q, k, v, out_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
+    q, k, v, q_ptr, k_ptr, v_ptr, out_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
     bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides, v_strides, out_strides, band,
     H, group, M, N, D, Dv, inner, gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
@@ -61,7 +64,7 @@ def forward(
     row = tile * BLOCK_M
     if row < rows:  # a packed sequence may have fewer tiles
         m = row + tl.arange(0, BLOCK_M)
-        queries = load_tile(q, q_strides, b, h, q_start, row, rows, D, BLOCK_M, BLOCK_D, TMA, False)
+        queries = load_tile(q, q_ptr, q_strides, b, h, q_start, row, rows, D, BLOCK_M, BLOCK_D, TMA, False)
         mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, place, band, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
@@ -69,7 +72,8 @@ def forward(
         for part in tl.static_range(3):  # an edge, what all queries see, another edge
             if EARLIER or TESTED if part == 0 else not TESTED and (CLEAR or LATER or part == 1):
                 mixed = mix_keys(
-                    mixed, queries, k, v, k_strides, v_strides, m, starts[part], stops[part], b * H + h, place, band,
+                    mixed, queries, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part], b * H + h,
+                    place, band,
                     cells, seed_ptr, threshold, inner, D, Dv, part != 1, POWER, BANDED, CLEAR, BIAS, MASK, DROPS, INNER,
                     TMA, ASM, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip

@@ -35,21 +35,19 @@ def find_place(
 
 @triton.jit
 def load_tile(
-    source, strides, b, h, start, row, limit, D,
+    source, ptr, strides, b, h, start, row, limit, D,
     BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr, CLEAR: tl.constexpr,
 ):  # fmt: skip
     """Rows `row` on of the sequence that begins at `start`: [BLOCK, BLOCK_D], zeros beyond the tensor.
 
-    CLEAR: zeros from `limit` on also where the tensor goes on. `source` is a descriptor if TMA, else a pointer.
+    CLEAR: zeros from `limit` on also where the tensor goes on. `source` is a descriptor if TMA. Tiles to clear are read
+    by pointers: clearing what the copy engine brought becomes wrong code under Triton 3.6's own ptxas (docs/log.md).
     """
-    rows = row + tl.arange(0, BLOCK)
-    if TMA:
+    if TMA and not CLEAR:
         tile = source.load([b, h, start + row, 0]).reshape([BLOCK, BLOCK_D])
-        if CLEAR:
-            tile = tl.where((rows < limit)[:, None], tile, 0.0).to(tile.dtype)
     else:
-        inside = (rows < limit)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
-        tile = tl.load(tile_pointers(source, strides, b, h, start + row, BLOCK, BLOCK_D), mask=inside, other=0.0)
+        inside = (row + tl.arange(0, BLOCK) < limit)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+        tile = tl.load(tile_pointers(ptr, strides, b, h, start + row, BLOCK, BLOCK_D), mask=inside, other=0.0)
     return tile
 
 

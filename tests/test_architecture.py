@@ -39,7 +39,7 @@ INSIDE_OPS = [
     "short long add_norm",
     "gated fused decode",
     "dispatch",
-    "weights packed cached explain",
+    "weights packed cached explain occupancy",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
 

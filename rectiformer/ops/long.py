@@ -40,10 +40,13 @@ def long_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return ""
 
 
-def long_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None) -> Tensor:
+def long_attention(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None, tiles: Tensor | None = None
+) -> Tensor:
     """`reference_attention` for rectified rows of any length.
 
-    With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
+    With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host. With `tiles`,
+    bool [B, H, tiles of 64 queries, tiles of 64 keys], only of those that are True.
     """
     if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
         q, call = -q, replace(call, scale=-call.scale)
@@ -55,7 +58,7 @@ def long_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing
     tables = (None if grouped else factors, seen.key_lengths, call.seed)
     bounds = (None, None) if packing is None else (packing.bounds_q, packing.bounds_k)
     sizes = [call.variant.power, seen.left, seen.right, *call.origin, *longest(call, packing)]
-    out = long(q, k, v, call.bias, seen.attn_mask, *tables, *bounds, numbers, sizes)
+    out = long(q, k, v, call.bias, seen.attn_mask, *tables, *bounds, tiles, numbers, sizes)
     if masked:
         return scale_rows(out, call).to(out.dtype)
     if grouped and factors is not None:  # the kernels cannot tell heads that share keys apart in a factor's gradient
@@ -83,15 +86,17 @@ def long(
     seed: Tensor | None,
     bounds_q: Tensor | None,
     bounds_k: Tensor | None,
+    tiles: Tensor | None,
     numbers: Sequence[float],
     sizes: Sequence[int],
 ) -> Tensor:
     """Sum over visible keys of factors[h] factor n^-exponent [scale q k + bias]+ ** power v.
 
     numbers: scale, dropout, exponent, factor. sizes: power, left, right, row and column of the dropout pattern, and the
-    most queries and keys of a sequence. With bounds, batch row 0 holds sequences end to end.
+    most queries and keys of a sequence. With bounds, batch row 0 holds sequences end to end. Tiles that
+    are False hold no positive score, and are not visited.
     """
-    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k)
+    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, tiles)
     return LongCall(q, k, v, *tables, numbers, sizes).forward()
 
 
@@ -108,11 +113,12 @@ def long_backward(
     seed: Tensor | None,
     bounds_q: Tensor | None,
     bounds_k: Tensor | None,
+    tiles: Tensor | None,
     numbers: Sequence[float],
     sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `long` for q, k, v, bias and factors; the last two are empty without them."""
-    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k)
+    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, tiles)
     call = LongCall(q, k, v, *tables, numbers, sizes)
     d_q, d_k, d_v = call.backward(d_out)
     d_bias = q.new_empty(0) if bias is None else call.bias_gradient(d_out)
@@ -140,11 +146,11 @@ def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
     inputs = recall(ctx)
     d_q, d_k, d_v, d_bias, d_factors = long_backward(d_out, *inputs)
     bias, factors = inputs[3], inputs[5]
-    return d_q, d_k, d_v, None if bias is None else d_bias, None, None if factors is None else d_factors, *[None] * 6
+    return d_q, d_k, d_v, None if bias is None else d_bias, None, None if factors is None else d_factors, *[None] * 7
 
 
 def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
-    d_out, q, k, v, bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, numbers, sizes = recall(ctx)
+    d_out, q, k, v, bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, _, numbers, sizes = recall(ctx)
     M, N = q.shape[2], k.shape[2]
     visibility = Visibility(M, N, sizes[1], sizes[2], key_lengths, mask, first=N - M)
 
@@ -156,7 +162,7 @@ def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
         second = second_derivatives(describe, inputs, cotangents)
     else:
         second = packed_second_derivatives(describe, Packing(bounds_q, bounds_k), inputs, cotangents)
-    return *second[:5], None, second[5], *[None] * 7
+    return *second[:5], None, second[5], *[None] * 8
 
 
 def describe_call(

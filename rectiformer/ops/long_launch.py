@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.launching import block, heads_last, interpreting
-from rectiformer.ops.tilings import Tiling, find_tiling
+from rectiformer.ops.tilings import LISTED, Tiling, find_tiling
 from rectiformer.ops.visibility import Visibility
 
 
@@ -28,6 +28,7 @@ class LongCall:
     seed: Tensor | None
     bounds_q: Tensor | None  # [sequences + 1]
     bounds_k: Tensor | None
+    tiles: Tensor | None  # bool [B, H, tiles of queries, tiles of keys]
     numbers: Sequence[float]
     sizes: Sequence[int]
 
@@ -59,7 +60,7 @@ class LongCall:
         d_bias = self.bias.new_empty(shape, dtype=torch.float32)
         tiling = find_tiling("bias", self.q, self.v, edges=False)
         flags = self._flags(tiling, [self.q])
-        for fixed in ("PACKED", "BIAS", "INNER", "TMA", "ASM"):
+        for fixed in ("PACKED", "BIAS", "LISTED", "INNER", "TMA", "ASM"):
             del flags[fixed]
         read = [self.q, self.k, self.v, d_out]
         strides = [tuple(tensor.stride()) for tensor in (*read, d_bias)]
@@ -98,12 +99,12 @@ class LongCall:
         self, kernel: Any, name: str, read: list[Tensor], written: list[Tensor], gains: list[float], **more: int
     ) -> None:
         """One program for each tile of keys ("keys") or of queries, head and sequence."""
-        tiling = find_tiling(name, self.q, self.v, any(self.edges()))
+        tiling = find_tiling(name, self.q, self.v, any(self.edges())) if self.tiles is None else LISTED
         flags = self._flags(tiling, read)
         rows = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
         sources = [source(tensor, size, flags["TMA"]) for tensor, size in zip(read, rows, strict=False)]
         strides = [tuple(tensor.stride()) for tensor in (*read, *written)]
-        tables = [*self._tables(), *self._cells(), *strides, tuple(self.sizes[1:3])]
+        tables = [*self._tables(), *self._lists(name), *self._cells(), *strides, tuple(self.sizes[1:3])]
         most, size, owners = (
             (self.sizes[6], tiling.keys, self.k) if name == "keys" else (self.sizes[5], tiling.queries, self.q)
         )
@@ -126,6 +127,13 @@ class LongCall:
         """Pointers to factors, key lengths, seed and bounds; those of None are never read."""
         tables = (self.factors, self.key_lengths, self.seed, self.bounds_q, self.bounds_k)
         return [self.q if tensor is None else tensor.contiguous() for tensor in tables]
+
+    def _lists(self, name: str) -> list[Tensor]:
+        """Of each tile of queries, or keys for "keys": the tiles to visit, first ones first, and how many they are."""
+        if self.tiles is None:
+            return [self.q, self.q]
+        tiles = (self.tiles.mT if name == "keys" else self.tiles).contiguous()
+        return [(~tiles).to(torch.uint8).argsort(dim=-1, stable=True).int(), tiles.sum(-1, dtype=torch.int32)]
 
     def _cells(self) -> list[Any]:
         """Pointers to bias and mask, and their strides; broadcast axes have stride 0."""
@@ -155,6 +163,7 @@ class LongCall:
             "PACKED": self.bounds_q is not None,
             "BIAS": self.bias is not None,
             "MASK": self.mask is not None,
+            "LISTED": self.tiles is not None,
             "DROPS": self.seed is not None and self.numbers[1] > 0,
             "INNER": self.inner,
             "TMA": all(describable(tensor) for tensor in read),

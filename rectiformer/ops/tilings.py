@@ -5,8 +5,10 @@ The length of a sequence chooses nothing, so no length makes a kernel compile ag
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -45,10 +47,25 @@ EXACT = {
 LISTED = Tiling(64, 64, 4, 2)
 """Of every kernel that visits only listed tiles, in any dtype."""
 
+LARGEST_TILES = 200 << 10
+"""Bytes of shared memory that the largest of `TILINGS` takes, and a little more."""
+
+SMALL = {64: Tiling(64, 64, 4, 2), 128: Tiling(64, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
+"""Of 16-bit numbers on devices with little shared memory, by head size; chosen to fit, not measured."""
+
 
 def find_tiling(kernel: str, q: Tensor, v: Tensor, edges: bool) -> Tiling:
     """The tiling of a kernel; `edges` says that causal order or a window hides some keys."""
     if q.element_size() != 2:
         return EXACT[kernel]
     size = next(size for size in (64, 128, 256) if max(q.shape[3], v.shape[3]) <= size)
-    return TILINGS[kernel, size][edges]
+    return TILINGS[kernel, size][edges] if has_large_tiles(q.device) else SMALL[size]
+
+
+@lru_cache
+def has_large_tiles(device: torch.device) -> bool:
+    """Whether the shared memory of a program holds the tiles of `TILINGS`: from Hopper on, on data center devices."""
+    if device.type != "cuda":
+        return True
+    room: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return room >= LARGEST_TILES

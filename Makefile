@@ -21,11 +21,18 @@ help:
 demo: .venv/installed
 	@$(BIN)/rectiformer demo
 
-test: .venv/installed
+# Pages are tested in Debian's Chromium. Where it cannot be installed, pytest says at its end what it skipped.
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || { echo "installing chromium for the tests of pages"; \
+	  timeout 300 sh -c "apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium" >/dev/null 2>&1 \
+	  || echo "chromium cannot be installed here: tests of pages are skipped"; }
+
+test: .venv/installed browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not gpu and not slow"
+	$(BIN)/pytest -n 2 -rs -m "not gpu and not slow"
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/attention.py

@@ -1,5 +1,7 @@
 """Attention with the softmax replaced by a ReLU: exact zeros, heads that can attend to nothing."""
 
+import typing
+
 from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
 from rectiformer.model.attention import LearnedOption, MultiHeadAttention, Observation
 from rectiformer.model.cache import KeyValueCache
@@ -9,6 +11,9 @@ from rectiformer.ops.explain import Explanation, explain
 from rectiformer.ops.packed import attention_varlen
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights
+
+if typing.TYPE_CHECKING:
+    from rectiformer.analyze.observe import observe
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,4 +35,14 @@ __all__ = [
     "attention_varlen",
     "attention_weights",
     "explain",
+    "observe",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    """`observe` brings the translator along, so it is imported when it is asked for."""
+    if name == "observe":
+        from rectiformer.analyze.observe import observe
+
+        return observe
+    raise AttributeError(f"module 'rectiformer' has no attribute {name!r}")

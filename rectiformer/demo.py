@@ -16,19 +16,20 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rectiformer.analyze.examples import record_examples
+from rectiformer.analyze.findings import AlignmentFindings, Findings, analyze
+from rectiformer.analyze.record import AttentionRecord, Example
+from rectiformer.analyze.report import write_report
 from rectiformer.config import Config
-from rectiformer.demo_page import Example, write_page
 from rectiformer.errors import RectiformerError
-from rectiformer.measure.alignment import Links
-from rectiformer.measure.words import merge_weights, pieces_to_words, word_spans
+from rectiformer.measure.alignment import Links, rows_for
+from rectiformer.measure.words import merge_weights, pieces_to_words
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.terminal import Terminal
 from rectiformer.text.grammar import Pair, draw_sentences
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config, to_toml
-from rectiformer.translate.align import AVERAGE, PairWeights, Row, alignment_table, choose, cross_weights
-from rectiformer.translate.evaluate import evaluate
-from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.align import AVERAGE
 from rectiformer.translate.translator import Translator
 
 VARIANTS = ("rela-g", "softmax")
@@ -49,23 +50,26 @@ TEST_SEED = 7
 
 
 @dataclass(frozen=True)
-class Finding:
+class Look:
     """What one trained model does on sentences it has not seen."""
 
-    variant: str
-    bleu: float
-    signature: str
-    translations: list[str]
-    alignment: Row
-    """The layer, head and induction whose links are nearest to the gold ones."""
-    sparsity: list[float]
-    """Share of exactly zero weights in attention to the source, a number a layer."""
-    null_rate: list[float]
-    """Share of rows without any weight, a number a layer."""
-    weights: list[PairWeights]
+    findings: Findings
+    record: AttentionRecord
+    """Of some of the sentences, those that show most first."""
+
+    @property
+    def best(self) -> AlignmentFindings:
+        """The layer, head and induction whose links are nearest to the gold ones."""
+        assert self.findings.alignment is not None
+        return min(self.findings.alignment, key=lambda row: row.aer)
+
+    def by_layer(self, name: str) -> list[float]:
+        """A measure of attention to the source, a number a layer: the mean of its heads, which see the same cells."""
+        heads = [getattr(site, name) for site in self.findings.sites if site.kind == "cross"]
+        return [float(np.mean(layer)) for layer in heads]
 
 
-def run_demo(folder: Path, terminal: Terminal) -> list[Finding]:
+def run_demo(folder: Path, terminal: Terminal) -> list[Look]:
     """Train both models in `folder` (or go on with them), print what they do, write a page about it."""
     start = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,16 +82,17 @@ def run_demo(folder: Path, terminal: Terminal) -> list[Finding]:
         terminal.end()
     train_side_by_side(folder, config, terminal)
     pairs = list(draw_sentences(TEST_SENTENCES, TEST_SEED, "test"))
-    findings = []
+    looks = []
     for variant in VARIANTS:
         with terminal.console.status(f"translating and aligning {TEST_SENTENCES} unseen sentences with {variant}"):
-            findings.append(examine(Translator.from_run(folder / variant, device="cpu"), variant, pairs))
-    print_findings(findings, pairs, terminal)
-    page = write_page(folder / "report.html", findings_table(findings), examples_of(findings, pairs))
+            looks.append(look(Translator.from_run(folder / variant, device="cpu"), variant, pairs))
+    print_looks(looks, terminal)
+    findings = [each.findings.to_json() for each in looks]
+    page = write_report(folder / "report.html", [each.record for each in looks], findings, " beside ".join(VARIANTS))
     terminal.note(f"\nreport: {page}    runs: {', '.join(str(folder / name) for name in VARIANTS)}")
     terminal.note(f"try: echo {pairs[0].source!r} | rectiformer translate {folder / VARIANTS[0]}")
     terminal.note(f"took {time.monotonic() - start:.0f} s")
-    return findings
+    return looks
 
 
 def train_side_by_side(folder: Path, config: Config, terminal: Terminal) -> None:
@@ -151,89 +156,79 @@ def latest(path: Path) -> tuple[int, str]:
     return int(last["step"]), "  ".join([*numbers, *bleu])
 
 
-def examine(translator: Translator, variant: str, pairs: list[Pair]) -> Finding:
+def look(translator: Translator, variant: str, pairs: list[Pair]) -> Look:
+    """Measure all the sentences, record some."""
     texts = [(pair.source, pair.target) for pair in pairs]
-    result = evaluate(translator, [s for s, _ in texts], [t for _, t in texts], SearchOptions(beam=4), ("bleu",))
     gold = [Links(pair.sure, pair.possible) for pair in pairs]
-    weights = list(cross_weights(translator, texts))
-    layers = range(len(weights[0].weights))
-    return Finding(
-        variant,
-        result.scores["bleu"].value,
-        result.scores["bleu"].signature,
-        result.hypotheses,
-        choose(alignment_table(translator, texts, gold)),
-        [share(weights, layer, lambda w: w == 0) for layer in layers],
-        [share(weights, layer, lambda w: (w == 0).all(-1)) for layer in layers],
-        weights,
+    shown = choose_examples(pairs)
+    return Look(
+        analyze(translator, texts, gold=gold, name="unseen sentences of the built-in grammar", model_name=variant),
+        record_examples(translator, [texts[i] for i in shown], [gold[i] for i in shown], name=variant),
     )
 
 
-def share(weights: list[PairWeights], layer: int, holds) -> float:  # type: ignore[no-untyped-def]
-    """Share of what `holds` is true of, over all sentences and heads of a layer."""
-    found = [holds(pair.weights[layer]) for pair in weights]
-    return float(sum(part.sum() for part in found) / sum(part.size for part in found))
-
-
-def findings_table(findings: list[Finding]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    columns = ("model", "BLEU", "AER", "aligned by", "exact zeros a layer", "rows of nothing a layer")
-    rows: list[tuple[str, ...]] = []
-    for each in findings:
-        best = each.alignment
-        head = "mean of heads" if best.head == AVERAGE else f"head {best.head}"
-        place = f"layer {best.layer}, {head}, {best.induction}"
-        zeros, nulls = (" ".join(f"{value:.1%}" for value in values) for values in (each.sparsity, each.null_rate))
-        rows.append((each.variant, f"{each.bleu:.1f}", f"{best.score.aer:.3f}", place, zeros, nulls))
-    return columns, rows
-
-
-def print_findings(findings: list[Finding], pairs: list[Pair], terminal: Terminal) -> None:
-    columns, rows = findings_table(findings)
-    terminal.note(f"\n{len(pairs)} unseen sentences, beam 4, attention to the source (layers and heads from 0):\n")
-    terminal.table(columns, rows, numbers=("BLEU", "AER"))
-    terminal.note(f"\nBLEU: {findings[0].signature}")
-    index = example_indices(pairs)[0]
-    terminal.note(f"\n{pairs[index].source}\n")
-    for example in [example_of(each, pairs, index) for each in findings]:
-        terminal.note(f"{example.model}: {example.translation}")
-        lines = []
-        for word, row in zip(example.target_words, example.weights, strict=True):
-            order = [int(key) for key in np.argsort(-row, kind="stable") if row[key] != 0]
-            shown = ", ".join(f"{example.source_words[key]} {row[key]:.2f}" for key in order[:3])
-            more = f" and {len(order) - 3} more" if len(order) > 3 else ""
-            lines.append((word, shown + more if order else "nothing", f"{row.sum():.2f}"))
-        terminal.table(("writing", "looks at", "row sum"), lines, numbers=("row sum",))
-        terminal.note("")
-
-
-def example_indices(pairs: list[Pair], count: int = 6) -> list[int]:
+def choose_examples(pairs: list[Pair], count: int = 20) -> list[int]:
     """Sentences that show something: some length, and words that no word of the other side stands for."""
     unlinked = [len(pair.target_words) - len({j for _, j in pair.sure | pair.possible}) for pair in pairs]
     fit = [i for i, pair in enumerate(pairs) if 8 <= len(pair.target_words) <= 12]
     return sorted(fit, key=lambda i: -unlinked[i])[:count]
 
 
-def examples_of(findings: list[Finding], pairs: list[Pair]) -> list[list[Example]]:
-    return [[example_of(each, pairs, index) for each in findings] for index in example_indices(pairs)]
+def print_looks(looks: list[Look], terminal: Terminal) -> None:
+    """A table of both models, then how each reads one sentence."""
+    sentences, quality = looks[0].findings.data.sentences, looks[0].findings.quality
+    terminal.note(f"\n{sentences} unseen sentences, beam 4, attention to the source (layers and heads from 0):\n")
+    terminal.table(*findings_table(looks), numbers=("BLEU", "AER"))
+    assert quality is not None
+    terminal.note(f"\nBLEU: {quality.signature}")
+    terminal.note(f"\n{looks[0].record.examples[0].source.text}\n")
+    for each in looks:
+        example = each.record.examples[0]
+        terminal.note(f"{each.findings.model.name}: {example.translation}")
+        terminal.table(("writing", "looks at", "row sum"), read_words(example, each.best), numbers=("row sum",))
+        terminal.note("")
 
 
-def example_of(finding: Finding, pairs: list[Pair], index: int) -> Example:
-    """How a model reads one sentence while it writes the reference, at the head that aligns best, word by word."""
-    pair, seen, best = pairs[index], finding.weights[index], finding.alignment
-    layer = seen.weights[best.layer]
-    head = layer.mean(0) if best.head == AVERAGE else layer[int(best.head)]
-    rows = head[:-1] if best.induction == "normal" else head[1:]
-    spans = [word_spans(text) for text in (seen.source, seen.target)]
+def findings_table(looks: list[Look]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns, and a row a model."""
+    columns = ("model", "BLEU", "AER", "aligned by", "exact zeros a layer", "rows of nothing a layer")
+    return columns, [summarize(each) for each in looks]
+
+
+def summarize(each: Look) -> tuple[str, ...]:
+    """A model in one row."""
+    best, quality = each.best, each.findings.quality
+    assert quality is not None
+    head = "mean of heads" if best.head == AVERAGE else f"head {best.head}"
+    place = f"layer {best.layer}, {head}, {best.induction}"
+    zeros, nulls = (" ".join(f"{value:.1%}" for value in each.by_layer(name)) for name in ("sparsity", "null_rate"))
+    return each.findings.model.name, f"{quality.bleu:.1f}", f"{best.aer:.3f}", place, zeros, nulls
+
+
+def read_words(example: Example, best: AlignmentFindings) -> list[tuple[str, str, str]]:
+    """What a model looks at while it writes each word of the reference, at the head that aligns best."""
+    source, target = example.source, example.target
+    assert target is not None
+    words = [[side.text[start:stop] for _, _, start, stop in side.words] for side in (source, target)]
+    lines = []
+    for word, row in zip(words[1], word_weights(example, best), strict=True):
+        order = [int(key) for key in np.argsort(-row, kind="stable") if row[key] != 0]
+        shown = ", ".join(f"{words[0][key]} {row[key]:.2f}" for key in order[:3])
+        more = f" and {len(order) - 3} more" if len(order) > 3 else ""
+        lines.append((word, shown + more if order else "nothing", f"{row.sum():.2f}"))
+    return lines
+
+
+def word_weights(example: Example, best: AlignmentFindings) -> np.ndarray:
+    """Weights [target words, source words] at a place that aligns."""
+    assert example.target is not None
+    heads = example.site("cross", best.layer).dense()
+    weights = heads.mean(0) if best.head == AVERAGE else heads[int(best.head)]
     source, target = (
-        pieces_to_words([(piece.start, piece.end) for piece in pieces], own)
-        for pieces, own in zip((seen.source_pieces, seen.target_pieces), spans, strict=True)
+        pieces_to_words(
+            [(piece.start, piece.stop) for piece in side.pieces[:-1]], [(start, stop) for *_, start, stop in side.words]
+        )
+        for side in (example.source, example.target)
     )
-    words = merge_weights(rows[:, : len(source)], source, target, len(spans[0]), len(spans[1]))
-    return Example(
-        finding.variant,
-        finding.translations[index],
-        [seen.source[a:b] for a, b in spans[0]],
-        [seen.target[a:b] for a, b in spans[1]],
-        words,
-        {(i, j) for i, j in pair.sure | pair.possible},
-    )
+    rows = rows_for(weights, best.induction, len(source))
+    return merge_weights(rows, source, target, len(example.source.words), len(example.target.words))

@@ -288,13 +288,3 @@ def print_alignments(terminal: Terminal, rows: Sequence[Row], chosen: Row) -> No
         cells = (str(row.layer), str(row.head), row.induction, *numbers)
         lines.append([Text(cell, style="bold" if row is chosen else "") for cell in cells])
     terminal.table(columns, lines, numbers=columns[3:])
-
-
-def describe_alignment(row: Row, interval: tuple[float, float]) -> str:
-    """One line about the alignments that were written."""
-    score = row.score
-    return (
-        f"layer {row.layer}, head {row.head}, {row.induction}: AER {score.aer:.4f} "
-        f"(95 % {interval[0]:.4f} to {interval[1]:.4f}), precision {score.precision:.4f}, recall {score.recall:.4f}; "
-        f"{score.predicted:,} links found, {score.sure:,} sure and {score.possible:,} more possible in the gold file"
-    )

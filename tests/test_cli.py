@@ -111,7 +111,7 @@ def test_one_variant_in_full(rectiformer, name):
         assert part in found.out
 
 
-COMMANDS = ["demo", "train", "translate", "score", "evaluate", "align", "variants", "config"]
+COMMANDS = ["demo", "train", "translate", "score", "evaluate", "align", "analyze", "explore", "variants", "config"]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,16 @@ from rectiformer.cli.options import (
 from rectiformer.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
+    from rectiformer.measure.alignment import Link, Links
+    from rectiformer.translate.directions import Direction
     from rectiformer.translate.lines import Translation
+
+Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
+How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]
+LinkFormat = Annotated[
+    str, option("Of all links: pharaoh, talp or naacl.", "--format", one_of=("pharaoh", "talp", "naacl"))
+]
+Intervals = Annotated[bool, option("Say 95 % intervals of precision and recall too.", "--intervals")]
 
 
 @app.command()
@@ -197,11 +206,15 @@ def align(
     run: RunFolder,
     source: Source,
     target: Target,
-    gold: Annotated[str, option("Right links, `i-j` or `ipj` with words counted from 0, a line a pair.")] = "",
+    gold: Annotated[str, option("Right links, in the format of --format.")] = "",
     layer: Annotated[str, option("Of the decoder, counted from 0; or best, with --gold.")] = "",
     head: Annotated[str, option("Counted from 0; or average, or best, with --gold.")] = "",
     induction: Annotated[str, option("normal, shifted, or best, with --gold.")] = "",
     tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
+    reverse: Reverse = None,
+    how: How = "",
+    form: LinkFormat = "pharaoh",
+    intervals: Intervals = False,
     out: OutFile = None,
     table: Annotated[bool, option("Print errors of all layers and heads, not the links.", "--table")] = False,
     checkpoint: Checkpoint = "best",
@@ -211,35 +224,73 @@ def align(
 ) -> None:
     """Link words of sentences and their translations.
 
-    Attention to the source decides; links are in the Pharaoh format, `i-j`, words counted from 0.
+    Attention to the source decides. A link is `i-j`, or `ipj` where --gold only allows it; words count from 0 (pharaoh)
+    or 1 (talp), a line a pair. A line of naacl is a link, `pair i j S`, or `P` where allowed, all counted from 1.
 
     Without --gold, what is not said is the last layer, the average of its heads and normal induction: a word looks
     where the step that predicts it looks (shifted: where the step that reads it looks). With --gold it is the best.
-    """
-    from rectiformer.measure.alignment import bootstrap_interval, format_links, read_gold
-    from rectiformer.terminal import Terminal, describe_alignment, print_alignments, write_all
-    from rectiformer.translate.align import align_pairs, alignment_table, choose
 
-    if not gold and (table or "best" in (layer, head, induction)):
-        raise ArgumentError("--table and the best layer, head or induction need --gold, the right links")
-    truth = read_gold(read_text(gold), gold) if gold else []
-    pairs = read_pairs(source, target)
-    translator = open_translator(run, checkpoint, device, precision)
-    if gold:
-        rows = alignment_table(translator, pairs, truth, tokenized=tokenized, batch_tokens=batch_tokens)
-        best = choose(rows, layer=number(layer or "best"), head=number(head or "best"), induction=induction or "best")
-        place: tuple[Any, Any, str] = (best.layer, best.head, best.induction)
-    else:
-        last = translator.model.config.decoder_layers - 1
-        place = (number(layer or str(last)), number(head or "average"), induction or "normal")
-    links = align_pairs(
-        translator, pairs, layer=place[0], head=place[1], induction=place[2],
-        tokenized=tokenized, batch_tokens=batch_tokens,
-    )  # fmt: skip
+        rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
+    """
+    from rectiformer.measure.alignment import write_links
+    from rectiformer.measure.symmetrize import check_heuristic, symmetrize
+    from rectiformer.terminal import write_all
+    from rectiformer.translate.directions import align_backward, align_direction
+
+    if not gold and (table or intervals or "best" in (layer, head, induction)):
+        asked = "--intervals" if intervals else "--table and the best layer, head or induction"
+        raise ArgumentError(f"{asked} need --gold, the right links")
+    if (reverse is None) != (not how):
+        raise ArgumentError("--reverse and --symmetrize need each other, as in --symmetrize grow-diag-final-and")
+    if how:
+        check_heuristic(how)
+    pairs, truth = read_aligned(source, target, gold, form, tokenized)
+    options: dict[str, Any] = {"layer": number(layer), "head": number(head), "induction": induction}
+    ways = []
+    for folder, follow in ((run, align_direction), (reverse, align_backward)):
+        if folder is not None:
+            model = open_translator(folder, checkpoint, device, precision)
+            ways.append(follow(model, pairs, truth, **options, tokenized=tokenized, batch_tokens=batch_tokens))
+    links = ways[0].links
+    if how:
+        links = [symmetrize(left, right, how) for left, right in zip(links, ways[1].links, strict=True)]
     if out or not table:
-        write_all(map(format_links, links), out, [source, target, gold])
-    if gold:
-        report = Terminal(stderr=not table)
-        if table:
-            print_alignments(report, rows, best)
-        report.note(describe_alignment(best, bootstrap_interval(links, truth)))
+        write_all(write_links(links, form), out, [source, target, gold])
+    if truth is not None:
+        report_scores(ways, links, truth, how, table, intervals)
+
+
+def read_aligned(
+    source: str, target: str, gold: str, form: str, tokenized: bool
+) -> tuple[list[tuple[str, str]], list[Links] | None]:
+    """Sentence pairs and, if there is a file of them, their gold links, which lie inside."""
+    from rectiformer.analyze.consistency import check_links
+    from rectiformer.measure.alignment import read_gold
+    from rectiformer.measure.words import given_spans, word_spans
+
+    pairs = read_pairs(source, target)
+    if not gold:
+        return pairs, None
+    gold_links = read_gold(read_text(gold), gold, form, len(pairs))
+    spans = given_spans if tokenized else word_spans
+    for line, (links, (left, right)) in enumerate(zip(gold_links, pairs, strict=False), 1):
+        check_links(links, len(spans(left)), len(spans(right)), f"{gold}: pair {line}")
+    return pairs, gold_links
+
+
+def report_scores(
+    ways: list[Direction], links: list[set[Link]], gold: list[Links], how: str, table: bool, intervals: bool
+) -> None:
+    """The errors of each direction and, where there are two, of both together."""
+    from rectiformer.measure.alignment import score_with_intervals
+    from rectiformer.terminal import Terminal, print_alignments
+
+    report = Terminal(stderr=not table)
+    for name, way in zip(("forward, ", "backward, ") if how else ("",), ways, strict=True):
+        if way.best is not None:
+            if table:
+                print_alignments(report, way.rows, way.best)
+            place = f"{name}layer {way.best.layer}, head {way.best.head}, {way.best.induction}"
+            report.note(f"{place}: {score_with_intervals(way.links, gold).describe(intervals)}")
+    if how:
+        report.note(f"{how}: {score_with_intervals(links, gold).describe(intervals)}")

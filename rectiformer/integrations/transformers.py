@@ -7,6 +7,7 @@ Masks of known pattern travel as a `Band`, which costs no [M, N] matrix; any oth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_tracing
 
 from rectiformer.errors import ArgumentError
+from rectiformer.model.attention import Observation
 from rectiformer.model.norms import EPSILON
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant
@@ -31,6 +33,9 @@ REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_
 
 HIDDEN = -5e3
 """An additive mask below this hides a key: -inf, the lowest number of a dtype, -1e9 and -10000 are all in use."""
+
+OBSERVERS: list[Callable[[nn.Module, Observation], None]] = []
+"""Told of every call of `attend`, and by which module; empty unless someone watches."""
 
 
 def register(name: str | None = None, variant: str | None = None, **options: float) -> None:
@@ -179,20 +184,18 @@ def attend(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    z = attention(
-        query,
-        key,
-        value,
-        variant,
-        causal=band.causal,
-        key_lengths=band.key_lengths,
-        attn_mask=None if band.attn_mask is None else band.attn_mask.to(query.device),  # layers may be on several
-        bias=None if bias is None else bias.to(query.dtype),
-        window=band.window,
-        scale=scaling,
-        dropout=dropout,
+    asked: dict[str, Any] = {
+        "causal": band.causal,
+        "key_lengths": band.key_lengths,
+        "attn_mask": None if band.attn_mask is None else band.attn_mask.to(query.device),  # layers may be on several
+        "bias": None if bias is None else bias.to(query.dtype),
+        "window": band.window,
+        "scale": scaling,
         **options,
-    )
+    }
+    z = attention(query, key, value, variant, dropout=dropout, **asked)
+    for observer in OBSERVERS:
+        observer(module, Observation(variant, query, key, z, asked))
     z = z.transpose(1, 2).contiguous()
     if find_variant(variant).output_norm == "rms":
         z = F.rms_norm(z, z.shape[-2:], eps=EPSILON).to(z.dtype)

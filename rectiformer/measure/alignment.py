@@ -1,9 +1,9 @@
-"""Word alignments: the Pharaoh format, links out of attention weights, and the alignment error rate."""
+"""Word alignments: their file formats, links out of attention weights, and the alignment error rate."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -14,7 +14,14 @@ from rectiformer.errors import ArgumentError, DataError, ShapeError, unknown_nam
 Link = tuple[int, int]
 """A source and a target word, both counted from 0."""
 
+Interval = tuple[float, float]
+"""Where 95 % of the scores of resampled corpora lie."""
+
+FORMATS = {"pharaoh": 0, "talp": 1, "naacl": 1}
+"""The number of a first word. Pharaoh and TALP have a line a sentence, of `i-j` and `ipj`; NAACL has a line a link."""
+
 TOKEN = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
+NUMBERED = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s+([0-9]{1,9})(?:\s+([SP]))?(?:\s+[0-9]{0,9}\.?[0-9]{1,20})?\s*")
 
 INDUCTIONS = {"normal": slice(None, -1), "shifted": slice(1, None)}
 """The decoder steps whose rows the target pieces take."""
@@ -45,38 +52,109 @@ class AlignmentScore:
     """Links that are possible but not sure."""
 
 
-def parse_links(line: str, where: str) -> Links:
-    """The links of a Pharaoh line: `i-j` is sure, `ipj` possible; one given as both is sure.
+@dataclass(frozen=True)
+class ScoredAlignment:
+    """A score, and the interval of each of its rates."""
+
+    score: AlignmentScore
+    aer: Interval
+    precision: Interval
+    recall: Interval
+
+    def describe(self, intervals: bool = True) -> str:
+        """One line: rates, their intervals (without `intervals` only that of the error), and the links counted."""
+        score, parts = self.score, []
+        for name, label in (("aer", "AER"), ("precision", "precision"), ("recall", "recall")):
+            low, high = getattr(self, name)
+            interval = f" (95 % {low:.4f} to {high:.4f})" if intervals or name == "aer" else ""
+            parts.append(f"{label} {getattr(score, name):.4f}{interval}")
+        counts = f"{score.predicted:,} links found, {score.sure:,} sure and {score.possible:,} more possible"
+        return f"{', '.join(parts)}; {counts} in the gold file"
+
+
+def parse_links(line: str, where: str, first: int = 0) -> Links:
+    """The links of a Pharaoh or TALP line: `i-j` is sure, `ipj` possible; one given as both is sure.
 
     Args:
         where: file and line, to which a message adds the byte.
+        first: number of the first word: 0 for Pharaoh, 1 for TALP.
     """
     found: dict[str, set[Link]] = {"-": set(), "p": set()}
     for token in re.finditer(r"\S+", line):
         link = TOKEN.fullmatch(token[0])
-        if link is None:
+        if link is None or min(int(link[1]), int(link[3])) < first:
             byte = len(line[: token.start()].encode("utf-8", "surrogatepass")) + 1
             raise DataError(
                 f"{where}:{byte}: {token[0][:40]!r} is not a link; "
-                "write i-j where it is sure and ipj where it is possible, words counted from 0"
+                f"write i-j where it is sure and ipj where it is possible, words counted from {first}"
             )
-        found[link[2]].add((int(link[1]), int(link[3])))
+        found[link[2]].add((int(link[1]) - first, int(link[3]) - first))
     return Links(frozenset(found["-"]), frozenset(found["p"] - found["-"]))
 
 
-def format_links(sure: Iterable[Link], possible: Iterable[Link] = ()) -> str:
-    """The Pharaoh line of these links, sorted; empty if there are none."""
+def format_links(sure: Iterable[Link], possible: Iterable[Link] = (), first: int = 0) -> str:
+    """The Pharaoh line of these links (TALP, if the first word is 1), sorted; empty if there are none."""
     sure = set(sure)
-    return " ".join(f"{i}-{j}" if (i, j) in sure else f"{i}p{j}" for i, j in sorted(sure.union(possible)))
+    marked = ((i, "-" if (i, j) in sure else "p", j) for i, j in sorted(sure.union(possible)))
+    return " ".join(f"{i + first}{mark}{j + first}" for i, mark, j in marked)
 
 
-def read_gold(lines: Iterable[str], where: str = "gold") -> list[Links]:
-    """The links of each line; an empty line is a sentence without links.
+def read_gold(
+    lines: Iterable[str], where: str = "gold", format: str = "pharaoh", sentences: int | None = None
+) -> list[Links]:
+    """The links of each sentence.
 
     Args:
         where: the file, to which a message adds line and byte.
+        format: one of FORMATS. Where a line is a sentence, an empty one has no links.
+        sentences: how many there are, which NAACL does not say: it has no lines for a sentence without links.
     """
-    return [parse_links(line, f"{where}:{number}") for number, line in enumerate(lines, 1)]
+    first = first_word(format)
+    if format == "naacl":
+        if sentences is None:
+            raise ArgumentError("NAACL does not say how many sentences there are; give their number as `sentences`")
+        return read_naacl(lines, where, sentences)
+    return [parse_links(line, f"{where}:{number}", first) for number, line in enumerate(lines, 1)]
+
+
+def read_naacl(lines: Iterable[str], where: str, sentences: int) -> list[Links]:
+    """Links in the format of the shared tasks of 2003 and 2005, `sentence source target [S|P] [confidence]`.
+
+    All are counted from 1, and the lines may come in any order. Without a letter a link is sure; word 0 is no word, so
+    a link to it says that the other one has none.
+    """
+    found: list[dict[str, set[Link]]] = [{"S": set(), "P": set()} for _ in range(sentences)]
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        link = NUMBERED.fullmatch(line)
+        if link is None:
+            raise DataError(
+                f"{where}:{number}: {line.strip()[:40]!r} is not a link; write `sentence source target S` where it is "
+                "sure and P where it is possible, all counted from 1"
+            )
+        sentence, source, target = (int(part) for part in link.group(1, 2, 3))
+        if not 1 <= sentence <= sentences:
+            raise DataError(f"{where}:{number}: a link of sentence {sentence}, but there are {sentences}, from 1")
+        if source and target:
+            found[sentence - 1][link[4] or "S"].add((source - 1, target - 1))
+    return [Links(frozenset(each["S"]), frozenset(each["P"] - each["S"])) for each in found]
+
+
+def write_links(links: Iterable[AbstractSet[Link]], format: str = "pharaoh") -> Iterator[str]:
+    """The lines of a file with the links of each sentence, all of them sure."""
+    first = first_word(format)
+    for number, each in enumerate(links, 1):
+        if format == "naacl":
+            yield from (f"{number} {i + first} {j + first} S" for i, j in sorted(each))
+        else:
+            yield format_links(each, first=first)
+
+
+def first_word(format: str) -> int:
+    if format not in FORMATS:
+        raise ArgumentError(unknown_name("alignment format", format, FORMATS))
+    return FORMATS[format]
 
 
 def rows_for(weights: np.ndarray, induction: str, source_pieces: int) -> np.ndarray:
@@ -111,29 +189,24 @@ def links_from_weights(weights: np.ndarray) -> set[Link]:
 
 def alignment_error(predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links]) -> AlignmentScore:
     """Compare predicted links with gold links, summed over all sentences."""
-    counts = count_links(predicted, gold)
-    found_sure, found_possible, links, sure, possible = (int(total) for total in counts.sum(0))
-    return AlignmentScore(
-        aer=float(error_rates(counts.sum(0))),
-        precision=found_possible / links if links else 1.0,
-        recall=found_sure / sure if sure else 1.0,
-        predicted=links,
-        sure=sure,
-        possible=possible,
-    )
+    totals = count_links(predicted, gold).sum(0)
+    aer, precision, recall = (float(rate) for rate in rates(totals))
+    _, _, links, sure, possible = (int(total) for total in totals)
+    return AlignmentScore(aer=aer, precision=precision, recall=recall, predicted=links, sure=sure, possible=possible)
 
 
-def bootstrap_interval(
-    predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links], samples: int = 1000, seed: int = 1
-) -> tuple[float, float]:
-    """Where 95 % of the alignment errors of resampled corpora lie: sentences are drawn with replacement."""
-    if samples < 2:
-        raise ArgumentError(f"samples = {samples}, but an interval needs at least 2; 1000 is usual")
+def score_with_intervals(
+    predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links], resamples: int = 1000, seed: int = 1
+) -> ScoredAlignment:
+    """`alignment_error` with 95 % intervals: percentiles over corpora of sentences drawn with replacement."""
+    if resamples < 2:
+        raise ArgumentError(f"resamples = {resamples}, but an interval needs at least 2; 1000 is usual")
     counts = count_links(predicted, gold)
     random = np.random.default_rng(seed)
-    totals = [counts[random.integers(len(counts), size=len(counts))].sum(0) for _ in range(samples)]
-    low, high = np.quantile(error_rates(np.array(totals)), [0.025, 0.975])
-    return float(low), float(high)
+    totals = [counts[random.integers(len(counts), size=len(counts))].sum(0) for _ in range(resamples)]
+    bounds = np.quantile(rates(np.array(totals)), [0.025, 0.975], axis=0)  # [2, 3]
+    aer, precision, recall = ((float(low), float(high)) for low, high in bounds.T)
+    return ScoredAlignment(alignment_error(predicted, gold), aer, precision, recall)
 
 
 def count_links(predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links]) -> np.ndarray:
@@ -156,8 +229,10 @@ def count_links(predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links]) -
     )
 
 
-def error_rates(totals: np.ndarray) -> np.ndarray:
-    """Alignment error of counts [..., 5] as `count_links` has them."""
-    found = totals[..., 0] + totals[..., 1]
-    links = totals[..., 2] + totals[..., 3]
-    return np.where(links > 0, 1 - found / np.maximum(links, 1), 0.0)
+def rates(totals: np.ndarray) -> np.ndarray:
+    """Alignment error, precision and recall [..., 3] of counts [..., 5] as `count_links` has them."""
+    found_sure, found_possible, links, sure, _ = np.moveaxis(totals, -1, 0)
+    error = np.where(links + sure > 0, 1 - (found_sure + found_possible) / np.maximum(links + sure, 1), 0.0)
+    precision = np.where(links > 0, found_possible / np.maximum(links, 1), 1.0)
+    recall = np.where(sure > 0, found_sure / np.maximum(sure, 1), 1.0)
+    return np.stack([error, precision, recall], axis=-1)

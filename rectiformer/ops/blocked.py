@@ -281,7 +281,9 @@ def runs_alone(matrices: int, dtype: torch.dtype) -> bool:
 
 
 def linear(a: Tensor, b: Tensor, activation: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(a, b, None, activation, [], "")
+    """a b^T. A second factor with gaps between its rows would send oneDNN down a path hundreds of times slower."""
+    dense = b.is_contiguous() or b.mT.is_contiguous()
+    return torch.ops.mkldnn._linear_pointwise(a, b if dense else b.contiguous(), None, activation, [], "")
 
 
 def ungroup(grad: Tensor, like: Tensor, heads: int) -> Tensor:

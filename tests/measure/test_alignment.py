@@ -12,56 +12,16 @@ from rectiformer.errors import DataError
 from rectiformer.measure.alignment import (
     Links,
     alignment_error,
-    bootstrap_interval,
     format_links,
     links_from_weights,
-    parse_links,
     read_gold,
     rows_for,
+    score_with_intervals,
 )
 from rectiformer.measure.words import given_spans, merge_links, pieces_to_words, word_spans
 
 LINK_SETS = st.frozensets(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
 SENTENCES = st.lists(st.tuples(LINK_SETS, LINK_SETS, LINK_SETS), min_size=1, max_size=5)
-
-
-@pytest.mark.parametrize(
-    ("line", "sure", "possible"),
-    [
-        ("", set(), set()),
-        ("0-0 12-3 1p2\n", {(0, 0), (12, 3)}, {(1, 2)}),
-        (" 1p1\t1-1  1-1\r\n", {(1, 1)}, set()),
-        ("007-1", {(7, 1)}, set()),
-    ],
-)
-def test_links_of_a_line(line, sure, possible):
-    assert parse_links(line, "gold:1") == Links(frozenset(sure), frozenset(possible))
-
-
-@pytest.mark.parametrize(
-    "token", ["1", "1-", "-1-2", "1-2-3", "1P2", "1?2", "a-b", "1-2\0", "²-1", "٣-1", "9" * 5000 + "-1"]
-)
-def test_what_is_no_link_is_named_with_its_place(token):
-    with pytest.raises(DataError) as caught:
-        read_gold(["0-0", f"0-0 1p1 {token} 2-2"], "gold.align")
-    message = str(caught.value)
-    assert message.startswith(f"gold.align:2:9: {token[:40]!r} is not a link; write i-j")
-    assert "\n" not in message
-
-
-def test_the_place_is_counted_in_bytes():
-    with pytest.raises(DataError, match="gold:1:4: 'x' is not a link"):
-        read_gold(["\u2028x"])
-
-
-def test_links_are_written_in_order():
-    assert format_links([(10, 0), (2, 1), (2, 0)], [(2, 0), (0, 5)]) == "0p5 2-0 2-1 10-0"
-    assert format_links(set()) == ""
-
-
-@given(LINK_SETS, LINK_SETS)
-def test_written_links_are_read_back(sure, possible):
-    assert parse_links(format_links(sure, possible), "gold:1") == Links(sure, possible - sure)
 
 
 def test_each_target_is_linked_to_its_largest_weight():
@@ -136,9 +96,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_weights_become_the_links_of_words(case):
-    source, source_offsets, target, target_offsets, looks_at, induction, expected = case
+def words_linked(case):
+    """The links of words that a case's weights give."""
+    source, source_offsets, target, target_offsets, looks_at, induction, _ = case
     weights = np.zeros((len(target_offsets) + 1, len(source_offsets) + 1))
     for step, piece in enumerate(looks_at):
         if piece is not None:
@@ -146,7 +106,36 @@ def test_weights_become_the_links_of_words(case):
     links = links_from_weights(rows_for(weights, induction, len(source_offsets)))
     source_words = pieces_to_words(source_offsets, word_spans(source))
     target_words = pieces_to_words(target_offsets, word_spans(target))
-    assert format_links(merge_links(links, source_words, target_words)) == expected
+    return merge_links(links, source_words, target_words)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_weights_become_the_links_of_words(case):
+    assert format_links(words_linked(case)) == case[-1]
+
+
+# Gold for four of the cases, and counted on paper: |A & S|, |A & P|, |A|, |S|.
+COUNTED = {
+    "looks at the end": ("0-0 1-1", (1, 1, 1, 2)),
+    "null word": ("0p0 0-1", (1, 1, 1, 1)),
+    "subwords": ("0-0 0p1 1-2 2-3", (3, 4, 6, 3)),
+    "no spaces": ("0-0 1-1 1p2 2-2 3-3", (4, 5, 6, 4)),
+}
+
+
+@pytest.mark.parametrize("names", [*([name] for name in COUNTED), list(COUNTED)], ids=" and ".join)
+def test_the_error_from_weights_to_rate_is_the_one_counted_on_paper(names):
+    gold = read_gold([COUNTED[name][0] for name in names])
+    found_sure, found_possible, links, sure = (sum(COUNTED[name][1][place] for name in names) for place in range(4))
+    score = alignment_error([words_linked(CASES[name]) for name in names], gold)
+    assert score.aer == pytest.approx(1 - (found_sure + found_possible) / (links + sure), abs=1e-15)
+    assert (score.precision, score.recall) == (found_possible / links, found_sure / sure)
+    assert (score.predicted, score.sure) == (links, sure)
+
+
+def test_the_error_of_all_four_is_a_sixth():
+    score = alignment_error([words_linked(CASES[name]) for name in COUNTED], read_gold(g for g, _ in COUNTED.values()))
+    assert score.aer == pytest.approx(1 - 20 / 24)
 
 
 def test_given_tokens_keep_the_numbers_of_the_gold():
@@ -189,7 +178,7 @@ def test_error_where_one_side_is_empty(predicted, sure, expected):
     assert (score.aer, score.precision, score.recall) == expected
 
 
-@pytest.mark.parametrize("measure", [alignment_error, bootstrap_interval])
+@pytest.mark.parametrize("measure", [alignment_error, score_with_intervals])
 def test_counts_that_differ_have_no_error_rate(measure):
     with pytest.raises(DataError, match="2 predicted alignments for 1 gold ones"):
         measure([set(), set()], [Links(frozenset())])
@@ -203,27 +192,56 @@ def half_right(sentences):
     return [{(0, 0)} if number % 2 else set() for number in range(sentences)], gold
 
 
-def test_the_interval_is_that_of_the_binomial_distribution():
-    """With k of n sentences right the error is 1 - 2k / (k + n), and k is binomial when sentences are drawn."""
-    low, high = bootstrap_interval(*half_right(400), samples=4000)
+def test_the_intervals_are_those_of_the_binomial_distribution():
+    """With k of n sentences right, recall is k / n and the error 1 - 2k / (k + n), and drawing makes k binomial."""
+    found = score_with_intervals(*half_right(400), resamples=4000)
     spread = 1.96 * np.sqrt(400 * 0.25)
-    bounds = [1 - 2 * k / (k + 400) for k in (200 + spread, 200 - spread)]
+    recalls = [k / 400 for k in (200 - spread, 200 + spread)]
     # A quantile of 4,000 draws moves by 0.04 standard deviations of k, and k is whole: two steps of k are ample.
-    assert [low, high] == pytest.approx(bounds, abs=2 * (1 - 2 * 200 / 600 - (1 - 2 * 201 / 601)))
-    assert low < alignment_error(*half_right(400)).aer < high
+    assert found.recall == pytest.approx(recalls, abs=2 / 400)
+    assert found.aer == pytest.approx([1 - 2 / (1 + 1 / recall) for recall in recalls[::-1]], abs=2 * 2 / 900)
+    assert found.precision == (1, 1)
+    assert found.aer[0] < found.score.aer < found.aer[1]
+    assert found.score == alignment_error(*half_right(400))
 
 
-def test_the_seed_decides_the_interval():
-    first, again, other = (bootstrap_interval(*half_right(21), seed=seed, samples=50) for seed in (1, 1, 2))
+def test_intervals_are_percentiles_of_the_scores_of_drawn_corpora():
+    """Scored one by one, by the function that scores a corpus."""
+    predicted = [{(0, 0)}, {(0, 0), (1, 0)}, set(), {(2, 2)}, {(1, 1), (0, 1)}]
+    gold = read_gold(["0-0", "1-0 0p0", "0-0 1-1", "2p2", "0-0"])
+    found = score_with_intervals(predicted, gold, resamples=200, seed=3)
+    random = np.random.default_rng(3)
+    scores = []
+    for _ in range(200):
+        drawn = random.integers(5, size=5)
+        scores.append(alignment_error([predicted[i] for i in drawn], [gold[i] for i in drawn]))
+    for name in ("aer", "precision", "recall"):
+        assert getattr(found, name) == pytest.approx(
+            np.percentile([getattr(score, name) for score in scores], [2.5, 97.5])
+        )
+
+
+def test_the_seed_decides_the_intervals():
+    first, again, other = (score_with_intervals(*half_right(21), seed=seed, resamples=50) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_an_interval_over_one_sentence_has_no_width():
-    predicted, gold = [{(0, 0), (1, 1)}], [Links(frozenset({(0, 0)}))]
-    aer = alignment_error(predicted, gold).aer
-    assert bootstrap_interval(predicted, gold, samples=10) == (pytest.approx(aer), pytest.approx(aer))
+    found = score_with_intervals([{(0, 0), (1, 1)}], [Links(frozenset({(0, 0)}))], resamples=10)
+    for name in ("aer", "precision", "recall"):
+        assert getattr(found, name) == (getattr(found.score, name),) * 2
 
 
-def test_an_interval_needs_samples():
-    with pytest.raises(ArgumentError, match="samples = 1, but an interval needs at least 2"):
-        bootstrap_interval(*half_right(4), samples=1)
+def test_an_interval_needs_resamples():
+    with pytest.raises(ArgumentError, match="resamples = 1, but an interval needs at least 2"):
+        score_with_intervals(*half_right(4), resamples=1)
+
+
+def test_a_scored_alignment_is_described_in_a_line():
+    found = score_with_intervals([{(0, 0), (1, 1)}], read_gold(["0-0 1p2"]), resamples=2)
+    counts = "; 2 links found, 1 sure and 1 more possible in the gold file"
+    assert (
+        found.describe(intervals=False)
+        == f"AER 0.3333 (95 % 0.3333 to 0.3333), precision 0.5000, recall 1.0000{counts}"
+    )
+    assert "precision 0.5000 (95 % 0.5000 to 0.5000), recall 1.0000 (95 % 1.0000 to 1.0000);" in found.describe()

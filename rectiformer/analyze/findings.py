@@ -1,0 +1,275 @@
+"""All that is measured of a model on a test set, and the JSON file it is kept in."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rectiformer.analyze.capture import model_card
+from rectiformer.analyze.consistency import check_links
+from rectiformer.analyze.diversity import Diversity
+from rectiformer.analyze.memory import MemorySummary
+from rectiformer.analyze.record import KINDS, ModelCard
+from rectiformer.analyze.restoring import restore
+from rectiformer.analyze.sparsity import HeadMeter, HeadSummary, LengthSummary, length_edges
+from rectiformer.analyze.survey import CrossSurvey, Pair, SiteMeter, Survey, run_survey, shuffle_sources
+from rectiformer.analyze.wire import shorten
+from rectiformer.errors import ArgumentError, DataError
+from rectiformer.measure.alignment import Links
+from rectiformer.measure.words import given_spans, word_spans
+from rectiformer.ops.variants import find_variant
+from rectiformer.translate.align import alignment_table
+from rectiformer.translate.evaluate import evaluate
+from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.score import EncodedPairs
+from rectiformer.translate.translator import Translator
+
+FORMAT, VERSION = "rectiformer-findings", 1
+
+
+@dataclass(frozen=True)
+class DataCard:
+    """What the model was measured on; tokens are subwords, ends included."""
+
+    name: str
+    sentences: int
+    source_tokens: int
+    target_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteFindings(HeadSummary):
+    """One attention."""
+
+    kind: str
+    layer: int
+    heads: int
+    diversity: Diversity
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthFindings(LengthSummary):
+    """One attention against the length of the source."""
+
+    kind: str
+    layer: int
+
+
+@dataclass(frozen=True)
+class AlignmentFindings:
+    """How well one head, or the "average" of a layer's heads, aligns words."""
+
+    layer: int
+    head: int | str
+    induction: str
+    aer: float
+    precision: float
+    recall: float
+
+
+@dataclass(frozen=True)
+class CrossFindings:
+    """Attention to the source, all heads of a layer together: a number a layer."""
+
+    null_rate: list[float]
+    mass: list[float]
+
+
+@dataclass(frozen=True)
+class ShuffleFindings:
+    """The same targets beside their own sources and beside those of other pairs."""
+
+    gold: CrossFindings
+    shuffled: CrossFindings
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFindings(MemorySummary):
+    """One memory."""
+
+    side: str
+    layer: int
+
+
+@dataclass(frozen=True)
+class Quality:
+    """BLEU of the model's own translations."""
+
+    bleu: float
+    signature: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything about one model on one test set; what could not be measured is None, or not in its list."""
+
+    model: ModelCard
+    data: DataCard
+    sites: list[SiteFindings]
+    by_length: list[LengthFindings]
+    alignment: list[AlignmentFindings] | None
+    shuffled: ShuffleFindings | None
+    memories: list[MemoryFindings]
+    quality: Quality | None
+
+    def site(self, kind: str, layer: int) -> SiteFindings:
+        """The attention of this kind in this layer, from 0."""
+        for site in self.sites:
+            if (site.kind, site.layer) == (kind, layer):
+                return site
+        known = ", ".join(f"{site.kind} {site.layer}" for site in self.sites) or "none"
+        raise ArgumentError(f"model {self.model.name!r} has no {kind} layer {layer}; measured are {known}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self), "model": self.model.to_json()}
+
+    @classmethod
+    def from_json(cls, content: Any, where: str = "findings") -> Findings:
+        """The findings of `to_json`; DataError, beginning with `where`, for anything else."""
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise DataError(f"{where} holds no findings: its format is {shorten(found)}, not {FORMAT!r}")
+        version = content.get("version")
+        if isinstance(version, int) and version > VERSION:
+            raise DataError(f"{where} is version {version}; this rectiformer reads {VERSION}; upgrade rectiformer")
+        return restore(cls, content, where)
+
+    def write(self, path: str | Path) -> None:
+        """Write a JSON file."""
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False)
+        try:
+            Path(path).write_text(text + "\n", encoding="ascii")
+        except OSError as error:
+            raise DataError(f"cannot write findings {path}: {error.strerror or error}") from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Findings:
+        """Read what `write` wrote; DataError, in one line, for anything else."""
+        try:
+            content = json.loads(Path(path).read_bytes())
+        except OSError as error:
+            raise DataError(f"cannot read findings {path}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not JSON, or not all of it; findings are one JSON object") from error
+        return cls.from_json(content, str(path))
+
+
+def analyze(
+    translator: Translator,
+    pairs: Sequence[Pair],
+    *,
+    gold: Sequence[Links] | None = None,
+    name: str = "",
+    quality: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    model_name: str = "",
+    tokenized: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
+) -> Findings:
+    """Measure every attention, head and memory of a model on (source, target) pairs, under forced decoding.
+
+    Args:
+        gold: the right word links of each pair, for the alignment error.
+        name: of the data.
+        quality: whether to translate the sources too, by beam search, and score that.
+        progress: told how many sentences went through the model, and of how many, after each batch of the measures.
+        model_name: what to call the model, in place of its variant.
+        tokenized: whether words, which `gold` counts, are what stands between spaces.
+        warn: told of each attention that is left out because its variant has no weights.
+    """
+    check_input(pairs, gold, tokenized)
+    model, encoded = translator.model, EncodedPairs(translator, pairs)
+    for kind in KINDS:
+        if not find_variant(model.config.variant_of(kind)).has_weights:
+            warn(f"{kind} attention is {model.config.variant_of(kind)!r}, which has no weights; it is left out")
+    survey, others = Survey(model, length_edges(encoded.source_lengths + 1)), CrossSurvey(model)
+    shuffling = bool(others.sites) and len(pairs) > 1
+    count = Progress(len(pairs) * (1 + shuffling), progress)
+    run_survey(survey, translator, pairs, count.advance)
+    if shuffling:
+        run_survey(others, translator, shuffle_sources(pairs), count.advance)
+    own = [meter.heads for meter in survey.sites if meter.site.kind == "cross"]
+    return Findings(
+        model=model_card(model, model_name),
+        data=DataCard(
+            name, len(pairs), int((encoded.source_lengths + 1).sum()), int((encoded.target_lengths + 1).sum())
+        ),
+        sites=[describe_site(meter) for meter in survey.sites],
+        by_length=[describe_lengths(meter) for meter in survey.sites],
+        alignment=align(translator, pairs, gold, tokenized) if gold is not None and own else None,
+        shuffled=ShuffleFindings(describe_cross(own), describe_cross(others.meters)) if shuffling else None,
+        memories=[
+            MemoryFindings(side=each.side, layer=each.index, **vars(each.meter.result())) for each in survey.memories
+        ],
+        quality=translate_and_score(translator, pairs, warn) if quality else None,
+    )
+
+
+class Progress:
+    """Counts sentences and passes the count on."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self.done, self.total, self.tell = 0, total, tell
+
+    def advance(self, sentences: int) -> None:
+        self.done += sentences
+        if self.tell is not None:
+            self.tell(self.done, self.total)
+
+
+def check_input(pairs: Sequence[Pair], gold: Sequence[Links] | None, tokenized: bool) -> None:
+    """DataError unless there are pairs, and gold links, if any, that belong to them."""
+    if not pairs:
+        raise DataError("0 sentence pairs; there is nothing to analyze")
+    if gold is None:
+        return
+    if len(gold) != len(pairs):
+        raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one")
+    spans = given_spans if tokenized else word_spans
+    for number, (links, (source, target)) in enumerate(zip(gold, pairs, strict=True), 1):
+        check_links(links, len(spans(source)), len(spans(target)), f"pair {number}")
+
+
+def describe_site(meter: SiteMeter) -> SiteFindings:
+    """What a meter has seen of its attention."""
+    site = meter.site
+    return SiteFindings(
+        kind=site.kind,
+        layer=site.layer,
+        heads=site.attention.heads,
+        diversity=meter.diversity.result(),
+        **vars(meter.heads.result()),
+    )
+
+
+def describe_lengths(meter: SiteMeter) -> LengthFindings:
+    """What a meter has seen against the length of the source."""
+    return LengthFindings(kind=meter.site.kind, layer=meter.site.layer, **vars(meter.lengths.result()))
+
+
+def describe_cross(meters: Sequence[HeadMeter]) -> CrossFindings:
+    """What the meters of all layers have seen of attention to the source."""
+    layers = [meter.pooled().result() for meter in meters]
+    return CrossFindings([layer.null_rate[0] for layer in layers], [layer.mass[0] for layer in layers])
+
+
+def align(
+    translator: Translator, pairs: Sequence[Pair], gold: Sequence[Links], tokenized: bool
+) -> list[AlignmentFindings]:
+    """The alignment error of every layer, head, average of heads and induction."""
+    return [
+        AlignmentFindings(row.layer, row.head, row.induction, row.score.aer, row.score.precision, row.score.recall)
+        for row in alignment_table(translator, pairs, gold, tokenized=tokenized)
+    ]
+
+
+def translate_and_score(translator: Translator, pairs: Sequence[Pair], warn: Callable[[str], None]) -> Quality:
+    """BLEU of beam search."""
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    bleu = evaluate(translator, sources, targets, SearchOptions(), ("bleu",), warn=warn).scores["bleu"]
+    return Quality(bleu.value, bleu.signature)

@@ -1,0 +1,143 @@
+"""What the feed-forward memories do: how loud beside the residual stream, how peaked, how alike their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rectiformer.model.layers import DecoderLayer, EncoderLayer
+from rectiformer.model.memory import MemoryObservation
+
+TOP_SHARES = (0.002, 0.01, 0.1)
+"""Of all slots: those whose part in a token's weights is measured."""
+BLOCK_CELLS = 1 << 20
+"""Weights sorted at once."""
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """One memory over all tokens that it saw."""
+
+    variance_ratio: float
+    """Variance of what the memory adds over that of the residual stream it is added to, all tokens and dimensions."""
+    top_score_ratio: dict[str, float]
+    """What part of a token's weights its largest hold, by their share of the slots (at least one slot): the mean over
+    the tokens that have weights."""
+    anisotropy: float
+    """Mean cosine of two different values."""
+    slots: int
+    used_slots: float
+    """Share of slots that some token gave a weight other than exactly 0."""
+    usage_entropy: float
+    """In nats, of how the weights of all tokens together are spread over the slots; log(slots) if evenly."""
+
+
+class VarianceMeter:
+    """The variance of all numbers seen, without the loss of digits that sums of squares would bring."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+
+    def update(self, x: Tensor) -> None:
+        if x.numel():
+            x = x.double()
+            mean = x.mean()
+            self._add(x.numel(), float(mean), float((x - mean).square().sum()))
+
+    def merge(self, other: VarianceMeter) -> None:
+        if other.count:
+            self._add(other.count, other.mean, other.squares)
+
+    def result(self) -> float:
+        return self.squares / max(1, self.count)
+
+    def _add(self, count: int, mean: float, squares: float) -> None:
+        step, total = mean - self.mean, self.count + count
+        self.squares += squares + step**2 * self.count * count / total
+        self.mean += step * count / total
+        self.count = total
+
+
+class MemoryMeter:
+    """Sums over tokens of one memory, whose `values` [N, E] are read when the result is asked for."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.kept = [max(1, round(share * len(values))) for share in TOP_SHARES]
+        self.output, self.residual = VarianceMeter(), VarianceMeter()
+        self.top = torch.zeros(len(TOP_SHARES), dtype=torch.float64)
+        self.tokens = 0
+        self.used = torch.zeros(len(values), dtype=torch.bool)
+        self.usage = torch.zeros(len(values), dtype=torch.float64)
+
+    def update(self, weights: Tensor, output: Tensor, residual: Tensor) -> None:
+        """Add T tokens: their weights [T, N], what the memory gave them [T, E] and what that is added to [T, E]."""
+        self.output.update(output)
+        self.residual.update(residual)
+        for block in weights.split(max(1, BLOCK_CELLS // len(self.values))):
+            block = block.double()
+            self.used |= (block != 0).any(0).cpu()
+            self.usage += block.sum(0).cpu()
+            total = block.sum(-1)
+            weighed = total > 0
+            held = block[weighed].topk(max(self.kept)).values.cumsum(-1) / total[weighed, None]
+            self.top += held[:, [count - 1 for count in self.kept]].sum(0).cpu()
+            self.tokens += int(weighed.sum())
+
+    def merge(self, other: MemoryMeter) -> None:
+        """Add what another meter of the same memory has seen."""
+        self.output.merge(other.output)
+        self.residual.merge(other.residual)
+        self.top += other.top
+        self.tokens += other.tokens
+        self.used |= other.used
+        self.usage += other.usage
+
+    def result(self) -> MemorySummary:
+        """What was seen; 0 for each measure that saw nothing."""
+        ratios = (self.top / max(1, self.tokens)).tolist()
+        residual, total = self.residual.result(), float(self.usage.sum())
+        return MemorySummary(
+            variance_ratio=self.output.result() / residual if residual else 0.0,
+            top_score_ratio={str(share): ratio for share, ratio in zip(TOP_SHARES, ratios, strict=True)},
+            anisotropy=anisotropy(self.values),
+            slots=len(self.values),
+            used_slots=float(self.used.double().mean()),
+            usage_entropy=math.log(total) - float(torch.special.xlogy(self.usage, self.usage).sum()) / total
+            if total
+            else 0.0,
+        )
+
+
+def anisotropy(values: Tensor) -> float:
+    """Mean cosine of two different rows of values [N, E], in N E steps: the squared sum of unit vectors has all pairs.
+
+    Rows of zeros have no direction and are left out; fewer than two others give 0.
+    """
+    values = values.detach().double()
+    directions = F.normalize(values[values.any(-1)], dim=-1)
+    count = len(directions)
+    if count < 2:
+        return 0.0
+    return (float(directions.sum(0).square().sum()) - count) / (count * (count - 1))
+
+
+@contextmanager
+def watched(layer: EncoderLayer | DecoderLayer, see: Callable[[MemoryObservation, Tensor], None]) -> Iterator[None]:
+    """While the model runs inside, `see` gets each observation of the layer's memory and the residual stream [B, M, E]
+    that its output is added to."""
+    entering: list[Tensor] = []
+    hook = layer.around_memory.register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0]))
+    before = layer.memory.observer
+    layer.memory.observer = lambda seen: see(seen, entering.pop())
+    try:
+        yield
+    finally:
+        hook.remove()
+        layer.memory.observer = before

@@ -1,0 +1,256 @@
+"""The attention record: what the heads of one model did with some sentences, in one file that others can read.
+
+record.schema.json is the format. Only weights other than 0 are stored, as compressed sparse rows, so that a head that
+attends to nothing costs nothing, and a row that weighs none of the keys it sees is marked as such. Offsets into texts
+count Unicode characters.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import rectiformer
+from rectiformer.analyze.consistency import check_example
+from rectiformer.analyze.wire import check_schema, load_schema, pack, shorten, unpack
+from rectiformer.errors import ArgumentError, DataError
+from rectiformer.measure.alignment import Links
+
+FORMAT, VERSION = "rectiformer-attention", 1
+KINDS = ("cross", "encoder", "decoder")
+DTYPES = {"row_starts": "u4", "columns": "u4", "weights": "f4", "mass": "f4", "null": "u1", "visible": "u4"}
+"""The arrays of a site, and how their numbers are stored."""
+
+
+class PieceSpan(NamedTuple):
+    """A subword and the characters of the text it covers: text[start:stop]; the end of a sentence covers none."""
+
+    text: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """A sentence, its pieces (the last one its end), and which of them make up each word."""
+
+    text: str
+    pieces: list[PieceSpan]
+    words: list[tuple[int, int, int, int]]
+    """First piece, piece after the last, first character, character after the last."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRecord:
+    """One attention over one example: H heads, M queries, N keys; row r of the arrays is head r // M, query r % M."""
+
+    kind: str
+    """cross, encoder or decoder. A decoder's own key 0 is the start symbol, key j the target piece j - 1."""
+    layer: int
+    heads: int
+    queries: int
+    keys: int
+    row_starts: np.ndarray
+    """[H * M + 1]: row r has the columns and weights from row_starts[r] up to row_starts[r + 1]."""
+    columns: np.ndarray
+    weights: np.ndarray
+    mass: np.ndarray
+    """[H * M], the sum of each row."""
+    null: np.ndarray
+    """[H * M], 1 where a query sees keys and weighs none of them."""
+    visible: np.ndarray
+    """[H * M], how many keys each query sees."""
+
+    @classmethod
+    def from_dense(cls, kind: str, layer: int, weights: np.ndarray, visible: np.ndarray) -> SiteRecord:
+        """The record of weights [H, M, N], where each query sees `visible` [H, M] keys."""
+        heads, queries, keys = weights.shape
+        weights = weights.astype(np.float32, copy=False)
+        row, column = weights.reshape(heads * queries, keys).nonzero()
+        nonzero = np.bincount(row, minlength=heads * queries)
+        seen = visible.reshape(-1)
+        return cls(
+            kind,
+            layer,
+            heads,
+            queries,
+            keys,
+            row_starts=np.concatenate([[0], nonzero.cumsum()]).astype(np.uint32),
+            columns=column.astype(np.uint32),
+            weights=weights.reshape(heads * queries, keys)[row, column],
+            mass=weights.sum(-1, dtype=np.float64).astype(np.float32).reshape(-1),
+            null=((nonzero == 0) & (seen > 0)).astype(np.uint8),
+            visible=seen.astype(np.uint32),
+        )
+
+    def dense(self) -> np.ndarray:
+        """The weights [H, M, N] in float32, zeros included."""
+        weights = np.zeros((self.heads * self.queries, self.keys), dtype=np.float32)
+        weights[np.repeat(np.arange(len(weights)), np.diff(self.row_starts)), self.columns] = self.weights
+        return weights.reshape(self.heads, self.queries, self.keys)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sentence pair, or one sentence for a model without a decoder, and what the heads did with it."""
+
+    source: Side
+    target: Side | None
+    forced: bool
+    """Whether the target was given; otherwise it is the model's own translation."""
+    translation: str | None
+    """The model's own translation, where it is known."""
+    gold: Links | None
+    sites: list[SiteRecord]
+
+    def site(self, kind: str, layer: int) -> SiteRecord:
+        """The attention of this kind in this layer, from 0."""
+        for site in self.sites:
+            if (site.kind, site.layer) == (kind, layer):
+                return site
+        known = ", ".join(f"{site.kind} {site.layer}" for site in self.sites) or "none"
+        raise ArgumentError(f"the example has no {kind} attention of layer {layer}; it has {known}")
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Which model it was."""
+
+    name: str
+    id: str
+    """SHA-256 of configuration and weights, or empty where they are not known."""
+    variants: dict[str, str]
+    """The variant at encoder, decoder and cross."""
+    layers: dict[str, int]
+    """How many layers encoder and decoder have."""
+    heads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The card as a record or findings carry it."""
+        return {**asdict(self), "written_by": f"rectiformer {rectiformer.__version__}"}
+
+
+@dataclass(frozen=True)
+class AttentionRecord:
+    """One model and some examples."""
+
+    model: ModelCard
+    examples: list[Example]
+
+
+def write_record(record: AttentionRecord, path: str | Path) -> None:
+    """Write a record, compressed where the name ends in .gz; what was there stays until the new one is complete."""
+    path = Path(path)
+    content = to_json(record)
+    partial = path.with_name(f"{path.name}.tmp")
+    try:
+        # Level 1: the arrays are compressed already, and what base64 added goes at any level.
+        with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, 0) if is_gzip(path) else raw as file:
+            for part in json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode(content):
+                file.write(part.encode("ascii"))
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"cannot write attention record {path}: {error.strerror or error}") from error
+
+
+def read_record(path: str | Path) -> AttentionRecord:
+    """Read a record; DataError, in one line, for anything that is not one."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        content = json.loads(gzip.decompress(data) if is_gzip(path) else data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is truncated or not gzip ({error}); write it again, or name it without .gz") from error
+    except OSError as error:
+        raise DataError(f"cannot read attention record {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON, or not all of it; an attention record is one JSON object") from error
+    return from_json(content, str(path))
+
+
+def is_gzip(path: Path) -> bool:
+    return path.suffix == ".gz"
+
+
+def to_json(record: AttentionRecord) -> dict[str, Any]:
+    """The record as plain JSON values; DataError where it does not hold together, so that all that is written reads."""
+    for index, example in enumerate(record.examples):
+        check_example(example, f"examples[{index}]")
+    examples = [example_to_json(example) for example in record.examples]
+    return {"format": FORMAT, "version": VERSION, "model": record.model.to_json(), "examples": examples}
+
+
+def example_to_json(example: Example) -> dict[str, Any]:
+    gold = example.gold
+    links = gold and {"sure": [*map(list, sorted(gold.sure))], "possible": [*map(list, sorted(gold.possible))]}
+    return {
+        "source": side_to_json(example.source),
+        "target": None if example.target is None else side_to_json(example.target),
+        "forced": example.forced,
+        "translation": example.translation,
+        "gold": links,
+        "sites": [site_to_json(site) for site in example.sites],
+    }
+
+
+def side_to_json(side: Side) -> dict[str, Any]:
+    return {"text": side.text, "pieces": [*map(list, side.pieces)], "words": [*map(list, side.words)]}
+
+
+def site_to_json(site: SiteRecord) -> dict[str, Any]:
+    values = {field.name: getattr(site, field.name) for field in fields(site)}
+    return {name: pack(value, DTYPES[name]) if name in DTYPES else value for name, value in values.items()}
+
+
+def from_json(content: Any, where: str) -> AttentionRecord:
+    """The record of `to_json`; DataError, beginning with `where`, for anything else."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise DataError(f"{where} is no attention record: its format is {shorten(found)}, not {FORMAT!r}")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise DataError(f"{where} is version {version}; this rectiformer reads {VERSION}; upgrade rectiformer")
+    check_schema(content, load_schema(), f"{where}: record")
+    model = {key: content["model"][key] for key in ("name", "id", "variants", "layers", "heads")}
+    examples = []
+    for index, each in enumerate(content["examples"]):
+        place = f"{where}: examples[{index}]"
+        examples.append(example_from_json(each, place))
+        check_example(examples[-1], place)
+    return AttentionRecord(ModelCard(**model), examples)
+
+
+def example_from_json(content: dict[str, Any], where: str) -> Example:
+    gold, target = content["gold"], content["target"]
+    links = gold and Links(frozenset(map(tuple, gold["sure"])), frozenset(map(tuple, gold["possible"])))
+    sites = [site_from_json(site, f"{where}.sites[{index}]") for index, site in enumerate(content["sites"])]
+    return Example(
+        side_from_json(content["source"]),
+        None if target is None else side_from_json(target),
+        content["forced"],
+        content["translation"],
+        links,
+        sites,
+    )
+
+
+def side_from_json(content: dict[str, Any]) -> Side:
+    return Side(
+        content["text"],
+        [PieceSpan(*piece) for piece in content["pieces"]],
+        [(first, last, start, stop) for first, last, start, stop in content["words"]],
+    )
+
+
+def site_from_json(content: dict[str, Any], where: str) -> SiteRecord:
+    values = {field.name: content[field.name] for field in fields(SiteRecord)}
+    arrays = {name: unpack(values[name], f"{where}.{name}") for name in DTYPES}
+    return SiteRecord(**{**values, **arrays})

@@ -1,0 +1,153 @@
+"""Sentence pairs through a model under forced decoding, every attention and memory measured while it runs.
+
+What an observer sees is summed up at once, so that nothing of a batch is kept, however long its sentences are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rectiformer.analyze.diversity import DiversityMeter, weight_blocks
+from rectiformer.analyze.memory import MemoryMeter, watched
+from rectiformer.analyze.sparsity import HeadMeter, LengthMeter
+from rectiformer.model.attention import Observation
+from rectiformer.model.layers import DecoderLayer, EncoderLayer
+from rectiformer.model.memory import MemoryObservation
+from rectiformer.model.transformer import Site, Transformer
+from rectiformer.ops.variants import find_variant
+from rectiformer.text.batches import Batch, collate, shuffled
+from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
+from rectiformer.translate.translator import Translator, cut_batches
+
+Pair = tuple[str, str]
+BATCH_TOKENS = 4096
+
+
+class SiteMeter:
+    """All that is measured of one attention."""
+
+    def __init__(self, site: Site, edges: Sequence[int]) -> None:
+        self.site = site
+        self.heads = HeadMeter(site.attention.heads)
+        self.lengths = LengthMeter(edges, site.attention.heads)
+        self.diversity = DiversityMeter()
+
+    def update(self, seen: Observation, batch: Batch) -> None:
+        """Add what the attention did with a batch."""
+        real = real_queries(self.site.kind, batch).to(seen.q.device)
+        stats = seen.stats()
+        self.heads.update(stats, real)
+        self.lengths.update(stats, real, batch.source_lengths.to(real.device))
+        visible = torch.where(real[:, None], stats.visible, 0)
+        for rows, weights in weight_blocks(seen):
+            self.diversity.update(weights, visible[:, :, rows])
+
+
+class LayerMemory:
+    """What is measured of the memory of one layer."""
+
+    def __init__(self, side: str, index: int, layer: EncoderLayer | DecoderLayer) -> None:
+        self.side, self.index, self.layer = side, index, layer
+        self.meter = MemoryMeter(layer.memory.values)
+
+    def update(self, batch: Batch, seen: MemoryObservation, residual: Tensor) -> None:
+        """Add what the memory did with a batch."""
+        real = real_queries(self.side, batch).to(residual.device)
+        self.meter.update(seen.weights()[real], seen.output[real], residual[real])
+
+
+class Survey:
+    """Meters of every attention that has weights and of every memory."""
+
+    def __init__(self, model: Transformer, edges: Sequence[int]) -> None:
+        self.sites = [SiteMeter(site, edges) for site in weighing_sites(model)]
+        self.memories = [LayerMemory(*place) for place in memory_layers(model)]
+
+    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+        """The contexts in which the model adds this batch to the meters."""
+        for meter in self.sites:
+            yield observing(meter.site, partial(meter.update, batch=batch))
+        for memory in self.memories:
+            yield watched(memory.layer, partial(memory.update, batch))
+
+
+class CrossSurvey:
+    """Meters of the heads of every attention to the source, and of nothing else."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.sites = [site for site in weighing_sites(model) if site.kind == "cross"]
+        self.meters = [HeadMeter(site.attention.heads) for site in self.sites]
+
+    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+        """The contexts in which the model adds this batch to the meters."""
+
+        def add(seen: Observation, meter: HeadMeter) -> None:
+            meter.update(seen.stats(), real_queries("cross", batch).to(seen.q.device))
+
+        for site, meter in zip(self.sites, self.meters, strict=True):
+            yield observing(site, partial(add, meter=meter))
+
+
+def run_survey(
+    survey: Survey | CrossSurvey, translator: Translator, pairs: Sequence[Pair], advance: Callable[[int], None]
+) -> None:
+    """Put the pairs through the model while the meters of `survey` run; `advance` is told how many each batch has."""
+    for batch in forced_batches(translator, pairs):
+        with translator.inference(), ExitStack() as stack:
+            for context in survey.watching(batch):
+                stack.enter_context(context)
+            decode_forced(translator, batch)
+        advance(len(batch.pairs))
+
+
+def shuffle_sources(pairs: Sequence[Pair], seed: int = 1) -> list[Pair]:
+    """Each target with the source of another pair; every source is used once. There must be two pairs or more."""
+    order = shuffled(len(pairs), "sources", seed)
+    given = np.empty_like(order)
+    given[order] = np.roll(order, 1)  # one cycle through all pairs leaves none in its place
+    return [(pairs[int(other)][0], target) for other, (_, target) in zip(given, pairs, strict=True)]
+
+
+def forced_batches(translator: Translator, pairs: Sequence[Pair]) -> Iterator[Batch]:
+    """The pairs in batches of similar length, the longest first: it shows at once if it fits."""
+    encoded, symbols = EncodedPairs(translator, pairs), symbols_of(translator)
+    lengths = encoded.padded_lengths
+    order = sorted(range(len(pairs)), key=lambda index: -lengths[index])
+    for indices in cut_batches(order, lengths, BATCH_TOKENS):
+        yield collate(encoded, np.array(indices), symbols)
+
+
+def real_queries(kind: str, batch: Batch) -> Tensor:
+    """Which positions of an attention or memory of this kind are no padding: [B, M]."""
+    ids, lengths = (batch.source, batch.source_lengths) if kind == "encoder" else (batch.target, batch.target_lengths)
+    return torch.arange(ids.shape[1]) < lengths[:, None]
+
+
+def weighing_sites(model: Transformer) -> list[Site]:
+    """The attentions whose variants have weights, encoder first."""
+    return [site for site in model.sites() if find_variant(site.attention.variant).has_weights]
+
+
+def memory_layers(model: Transformer) -> Iterator[tuple[str, int, EncoderLayer | DecoderLayer]]:
+    """Side, number and layer of every memory, encoder first."""
+    for side, layers in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for index, layer in enumerate(layers):
+            assert isinstance(layer, EncoderLayer | DecoderLayer)
+            yield side, index, layer
+
+
+@contextmanager
+def observing(site: Site, see: Callable[[Observation], None]) -> Iterator[None]:
+    """While the model runs inside, `see` gets each call of this attention."""
+    before = site.attention.observer
+    site.attention.observer = see
+    try:
+        yield
+    finally:
+        site.attention.observer = before

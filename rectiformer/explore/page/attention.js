@@ -1,0 +1,261 @@
+// One site: its edges, its null queries, the row in numbers, and the whole matrix as a map.
+
+import { drawBipartite } from "./bipartite.js";
+import {
+  colorControl,
+  filterControl,
+  headControl,
+  kindControl,
+  layerControl,
+  modelControl,
+  thresholdControl,
+  thresholdOf,
+  unitControl,
+} from "./controls.js";
+import { drawDetails } from "./details.js";
+import { el } from "./dom.js";
+import { figure } from "./figure.js";
+import { gutterLegend, scaleLegend } from "./legend.js";
+import { drawMinimap, isPooled } from "./minimap.js";
+import { edgesOf, sceneOf, stateOf } from "./scene.js";
+import { resolve } from "./selection.js";
+import { brief, count, number, plural } from "./text.js";
+import { RULE } from "./units.js";
+
+export const NAMES = {
+  cross: { keys: "source (keys)", rows: "target (queries)" },
+  encoder: { keys: "source (keys)", rows: "source (queries)" },
+  decoder: { keys: "written so far (keys)", rows: "target (queries)" },
+};
+const STEPS_NOTE = "A row is the decoder step that writes this token.";
+
+// {element, update}: `update` answers changes that need no new page.
+export async function attentionView(context) {
+  const now = resolve(context);
+  if (!now.site) return { element: nothing(now) };
+  await now.site.load();
+  const scene = sceneOf(now, context.store.get());
+  const stage = el("div", { class: "stage" });
+  const show = () => stage.replaceChildren(...picture(context, now, scene));
+  show();
+  const element = el("div", { class: "attention" }, sentence(now), controls(context, now, scene), stage);
+  return {
+    element,
+    rows: scene.indices.length,
+    inWindow: scene.rows.length,
+    update: (patch) => update(patch, context, scene, show),
+  };
+}
+
+function nothing({ example }) {
+  return el(
+    "p",
+    { class: "empty" },
+    example ? "No attention of this example is in this file." : "Nothing to show yet: type a sentence above.",
+  );
+}
+
+function sentence({ example }) {
+  const line = (name, text) =>
+    text ? el("p", { class: "sentence" }, el("span", { class: "label" }, name), el("bdi", {}, brief(text, 240))) : null;
+  const own = example.forced && example.translation !== null && example.translation !== example.target?.text;
+  return el(
+    "div",
+    { class: "sentences" },
+    line("source", example.source.text),
+    line(example.forced ? "given target" : "translation", example.target?.text),
+    own ? line("model writes", example.translation) : null,
+  );
+}
+
+function controls(context, now, scene) {
+  const { store } = context;
+  return el(
+    "div",
+    { class: "controls" },
+    el(
+      "div",
+      { class: "control-row" },
+      modelControl(context),
+      kindControl(now, store),
+      layerControl(now, (layer) => store.set({ layer, heads: now.heads, keyFirst: null })),
+      headControl(now, (heads) => store.set({ heads, layer: now.layer }), {
+        colored: store.get().color === "head",
+        off: context.live?.switchFor(now),
+      }),
+    ),
+    el(
+      "div",
+      { class: "control-row" },
+      unitControl(store),
+      colorControl(store),
+      filterControl(store),
+      thresholdControl(store, (state) => number(thresholdOf(state, scene.most))),
+    ),
+  );
+}
+
+function picture(context, now, scene) {
+  const state = context.store.get();
+  const drawn = edgesOf(scene, thresholdOf(state, scene.most), state.color);
+  const details = el("div", { class: "details", "aria-live": "polite" });
+  const cursor = state.row - scene.first;
+  const rest = scene.rows[cursor] === undefined ? undefined : { row: cursor };
+  const point = (spot) => {
+    art.highlight(spot ?? (context.moved ? rest : null));
+    details.replaceChildren(drawDetails(scene, spot ?? rest));
+  };
+  const art = drawBipartite({
+    keys: scene.keys,
+    rows: scene.rows.map((index) => scene.queries[index]),
+    window: scene.keyWindow,
+    edges: drawn.edges,
+    width: context.width,
+    gutter: { heads: scene.heads, state: (row, head) => stateOf(scene, row, head) },
+    sums: scene.heads.length === 1 ? scene.cells.map((byHead) => byHead.get(scene.heads[0]).mass) : null,
+    names: NAMES[now.kind],
+    hover: point,
+    pick: (row) => {
+      context.moved = true;
+      context.store.set({ row: scene.first + row });
+    },
+  });
+  Object.assign(art.element.dataset, {
+    total: drawn.total,
+    hidden: drawn.hidden,
+    first: scene.first,
+    rows: scene.rows.length,
+  });
+  point(null);
+  const body = scene.rows.length ? art.element : el("p", { class: "empty" }, "No row fits this filter.");
+  const main = figure({
+    title: `${NAMES[now.kind].rows.split(" ")[0]} on ${NAMES[now.kind].keys.split(" (")[0]}, layer ${now.layer}`,
+    wide: true,
+    body: el("div", {}, body, windowNote(context, scene)),
+    note: counts(drawn, scene, now),
+    table: () => edgeTable(scene, drawn),
+    name: `${now.kind}-${now.layer}`,
+  });
+  main.append(
+    el("div", { class: "legends" }, scaleLegend(scene, state.unit), gutterLegend()),
+    el(
+      "p",
+      { class: "note" },
+      [state.unit === "word" ? RULE : "", now.kind === "encoder" ? "" : STEPS_NOTE].join(" ").trim(),
+    ),
+  );
+  const panels = [el("section", { class: "figure" }, el("h3", {}, "Row"), details), map(context, now, scene)];
+  return [main, el("aside", {}, scene.rows.length < scene.indices.length ? panels.reverse() : panels)];
+}
+
+function counts({ total, hidden, crowded }, scene, { site }) {
+  const nulls = scene.cells.reduce(
+    (sum, byHead) => sum + Array.from(byHead.values()).filter((cell) => cell.isNull).length,
+    0,
+  );
+  const whole =
+    scene.rows.length === scene.queries.length
+      ? ""
+      : ` in ${plural(scene.rows.length, "row")} of ${count(scene.queries.length)}`;
+  const why = crowded ? " (the weakest, to keep the picture readable)" : "";
+  return el(
+    "span",
+    { class: "counts", "data-nulls": nulls, "data-total": total, "data-hidden": hidden },
+    `${plural(total, "edge")}${whole}, ${plural(nulls, "null row")}; heads: ${scene.heads.length} of ${site.heads}; `,
+    el("span", { class: hidden ? "warn" : "" }, `${count(hidden)} of ${count(total)} edges hidden${why}`),
+  );
+}
+
+function windowNote(context, scene) {
+  if (scene.rows.length === scene.indices.length) return null;
+  const shift = (by) => () =>
+    context.store.set({ first: Math.max(0, scene.first + by), row: Math.max(0, scene.first + by), keyFirst: null });
+  const button = (text, by) =>
+    el("button", { type: "button", class: "quiet", "data-value": text, on: { click: shift(by) } }, text);
+  return el(
+    "div",
+    { class: "window-note" },
+    button("\u2191 earlier", -scene.size),
+    `rows ${count(scene.first)}\u2013${count(scene.first + scene.rows.length - 1)} of ${count(scene.indices.length)}`,
+    button("later \u2193", scene.size),
+  );
+}
+
+function map(context, now, scene) {
+  const { rows, queries, keys, keyWindow, first, size } = scene;
+  const windowed = rows.length < scene.indices.length || keyWindow.count < keys.length;
+  const box =
+    windowed && rows.length
+      ? {
+          firstQuery: queries[rows[0]].first,
+          lastQuery: queries[rows.at(-1)].last,
+          firstKey: keys[keyWindow.first].first,
+          lastKey: keys[keyWindow.first + keyWindow.count - 1].last,
+        }
+      : null;
+  const unitAt = (units, place) =>
+    Math.max(
+      0,
+      units.findIndex((unit) => unit.last > place),
+    );
+  const move = (query, key) => {
+    const start = Math.max(
+      0,
+      scene.indices.findIndex((index) => index >= unitAt(queries, query)) - Math.floor(size / 2),
+    );
+    context.store.set({
+      first: start,
+      row: start,
+      keyFirst: Math.max(0, unitAt(keys, key) - Math.floor(keyWindow.count / 2)),
+    });
+  };
+  return figure({
+    title: "Whole matrix",
+    name: `map-${now.kind}-${now.layer}`,
+    body: drawMinimap({ site: now.site, heads: now.heads, box, move: windowed ? move : null }),
+    note: mapNote(now.site, windowed, first),
+    table: () => headTable(now.site),
+  });
+}
+
+function mapNote(site, windowed, first) {
+  const pooled = isPooled(site) ? " A dot is the largest weight it covers." : "";
+  const moving = windowed ? ` Click to move the window (now from row ${count(first)}).` : "";
+  return `${count(site.queries)} \u00d7 ${count(site.keys)} pieces; rows are queries.${pooled}${moving}`;
+}
+
+// Every edge that is drawn, in numbers.
+export function edgeTable(scene, { edges }) {
+  const rows = edges.map(({ row, key, head, weight }) => [
+    scene.rows[row],
+    scene.queries[scene.rows[row]].label,
+    key,
+    scene.keys[key].label,
+    head,
+    weight,
+  ]);
+  return {
+    columns: ["row", "query", "key number", "key", "head", "weight"],
+    rows: rows.sort((a, b) => a[0] - b[0] || a[4] - b[4] || a[2] - b[2]),
+  };
+}
+
+function headTable(site) {
+  const rows = Array.from({ length: site.heads }, (_, head) => {
+    const { queries, nulls, seen, edges } = site.counts(head);
+    return [head, queries, nulls, seen, edges];
+  });
+  return { columns: ["head", "queries", "null", "keys seen", "non-zero"], rows };
+}
+
+// Threshold and cursor change the picture only; true if that was all.
+function update(patch, context, scene, show) {
+  const names = Object.keys(patch);
+  const { row } = context.store.get();
+  const inside = row >= scene.first && row < scene.first + scene.rows.length;
+  if (names.every((name) => name === "threshold") || (names.every((name) => name === "row") && inside)) {
+    show();
+    return true;
+  }
+  return false;
+}

@@ -1,0 +1,274 @@
+// The test set: sparsity, null rate, diversity and alignment error by layer and kind, against length, and memories.
+
+import { chart } from "./charts.js";
+import { el } from "./dom.js";
+import { tableOf } from "./figure.js";
+import { KINDS } from "./model.js";
+import { bestPlace } from "./selection.js";
+import { count, percent } from "./text.js";
+
+const BY_HEAD = [
+  ["sparsity", "Sparsity", "share of visible keys with weight exactly 0", 1],
+  ["null_rate", "Null rate", "share of queries that weigh no key", 1],
+  ["mass", "Row sum", "mean sum of a row's weights (softmax: 1)", null],
+  ["entropy", "Entropy", "mean over rows that are not null, in nats", null],
+];
+const DIVERSITY = [
+  ["js", "Head diversity", "Jensen-Shannon divergence of heads, null rows dropped"],
+  ["js_zero", "Head diversity, null as zero", "the same, with null rows as zero vectors"],
+  ["support_overlap", "Support overlap", "how far heads weigh the same keys"],
+];
+const MEMORY = [
+  ["variance_ratio", "Variance ratio", "of a memory's output to the stream it is added to"],
+  ["used_slots", "Used slots", "share of slots ever active"],
+  ["usage_entropy", "Usage entropy", "how evenly slots are used"],
+  ["anisotropy", "Anisotropy", "of the slots' values"],
+];
+
+export async function dashboardView(context) {
+  const models = context.findings
+    .map((findings, index) => ({ findings, index, name: nameOf(context, findings, index) }))
+    .filter(({ findings }) => findings);
+  if (!models.length)
+    return {
+      element: el(
+        "p",
+        { class: "empty" },
+        "This file has no findings over a test set. Make a report with rectiformer analyze to have them here.",
+      ),
+    };
+  const section = (title, note, charts) => {
+    const drawn = charts.filter(Boolean);
+    return drawn.length
+      ? el(
+          "section",
+          { class: "board" },
+          el("h2", {}, title),
+          note ? el("p", { class: "note" }, note) : null,
+          el("div", { class: "figures" }, drawn),
+        )
+      : null;
+  };
+  const dots = "Lines are means over the heads of a layer, dots are heads.";
+  return {
+    element: el(
+      "div",
+      { class: "boards" },
+      glance(models),
+      ...BY_HEAD.map(([key, title, note, high]) =>
+        section(
+          title,
+          `${capital(note)}. ${dots}`,
+          KINDS.map((kind) => byHead(models, kind, key, title, high)),
+        ),
+      ),
+      section(
+        "Head diversity",
+        "How much the heads of a layer differ.",
+        DIVERSITY.flatMap(([key, title, note]) => KINDS.map((kind) => diversity(models, kind, key, title, note))),
+      ),
+      section(
+        "Alignment error by layer",
+        "Best head and mean of the heads, rows read where a word is written (normal) or read (shifted).",
+        models.map(alignment),
+      ),
+      section("Against length", "By length of the source in pieces; a line a layer.", models.flatMap(byLength)),
+      section(
+        "Own sources and others",
+        "The same targets beside their own source and beside a source of another sentence.",
+        shuffled(models),
+      ),
+      section("Memories", "Feed-forward layers as key-value memories.", memories(models)),
+    ),
+  };
+}
+
+function nameOf({ findings: all }, findings, index) {
+  const own = findings?.model?.name || "model";
+  return all.filter(Boolean).length > 1 ? `${"AB"[index]} \u00b7 ${own}` : own;
+}
+
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
+function mean(values) {
+  const known = values.filter(Number.isFinite);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+}
+
+function layersOf(models, kind) {
+  return Array.from(
+    new Set(
+      models.flatMap(({ findings }) => findings.sites.filter((site) => site.kind === kind).map((site) => site.layer)),
+    ),
+  ).sort((a, b) => a - b);
+}
+
+function siteOf({ findings }, kind, layer) {
+  return findings.sites.find((site) => site.kind === kind && site.layer === layer);
+}
+
+function glance(models) {
+  const columns = [
+    "",
+    "BLEU",
+    "best AER",
+    ...KINDS.flatMap((kind) => [`${kind} zeros`, `${kind} null`]),
+    "sentences",
+    "source / target pieces",
+  ];
+  const share = (model, kind, key) =>
+    percent(mean(model.findings.sites.filter((site) => site.kind === kind).flatMap((site) => site[key])) ?? NaN);
+  const rows = models.map((model) => {
+    const { quality, data } = model.findings;
+    return [
+      model.name,
+      quality ? quality.bleu.toFixed(1) : "\u2013",
+      bestPlace(model.findings)?.aer.toFixed(3) ?? "\u2013",
+      ...KINDS.flatMap((kind) => [share(model, kind, "sparsity"), share(model, kind, "null_rate")]),
+      count(data.sentences),
+      `${count(data.source_tokens)} / ${count(data.target_tokens)}`,
+    ];
+  });
+  const signature = models.find(({ findings }) => findings.quality)?.findings.quality.signature;
+  return el(
+    "section",
+    { class: "figure wide" },
+    el("h3", {}, `At a glance${models[0].findings.data.name ? `: ${models[0].findings.data.name}` : ""}`),
+    tableOf({ columns, rows }),
+    signature ? el("p", { class: "note" }, `BLEU: ${signature}`) : null,
+  );
+}
+
+function byHead(models, kind, key, title, high) {
+  const layers = layersOf(models, kind);
+  const series = models.map((model) => {
+    const heads = layers.map((layer) => siteOf(model, kind, layer)?.[key] ?? []);
+    return { name: models.length > 1 ? model.name : "", look: model.index, values: heads.map(mean), heads };
+  });
+  return chart({ title: `${title}, ${kind}`, categories: layers, axis: "layer", series, high });
+}
+
+function diversity(models, kind, key, title, note) {
+  const layers = layersOf(models, kind);
+  const series = models.map((model) => ({
+    name: models.length > 1 ? model.name : "",
+    look: model.index,
+    values: layers.map((layer) => siteOf(model, kind, layer)?.diversity?.[key] ?? null),
+  }));
+  return chart({ title: `${title}, ${kind}`, note, categories: layers, axis: "layer", series });
+}
+
+function alignment({ findings, name }) {
+  const rows = findings.alignment ?? [];
+  const layers = Array.from(new Set(rows.map((row) => row.layer))).sort((a, b) => a - b);
+  const least = (layer, induction, average) => {
+    const fit = rows.filter(
+      (row) => row.layer === layer && row.induction === induction && (row.head === "average") === average,
+    );
+    return fit.length ? Math.min(...fit.map((row) => row.aer)) : null;
+  };
+  const series = ["normal", "shifted"].flatMap((induction) =>
+    [false, true].map((average) => ({
+      name: `${induction}, ${average ? "mean of heads" : "best head"}`,
+      values: layers.map((layer) => least(layer, induction, average)),
+    })),
+  );
+  return chart({ title: `AER, ${name}`, categories: layers, axis: "layer", series });
+}
+
+function byLength({ findings, name }) {
+  const measures = [
+    ["sparsity", "Sparsity"],
+    ["null_rate", "Null rate"],
+  ];
+  return measures.flatMap(([key, title]) =>
+    KINDS.map((kind) => {
+      const sites = findings.by_length.filter((site) => site.kind === kind);
+      return chart({
+        title: `${title}, ${kind}, ${name}`,
+        categories: (sites[0]?.rows ?? []).map((_, i) => binName(sites[0].lengths, i)),
+        axis: "source pieces",
+        high: 1,
+        series: sites.map((site) => ({
+          name: `layer ${site.layer}`,
+          look: site.layer,
+          values: site[key].map((value, i) => (site.rows[i] ? value : null)),
+        })),
+      });
+    }),
+  );
+}
+
+function binName(edges, i) {
+  const [first, after] = [edges[i], edges[i + 1]];
+  if (after === undefined) return `\u2265${first}`;
+  return after - first === 1 ? String(first) : `${first}\u2013${after - 1}`;
+}
+
+function shuffled(models) {
+  const known = models.filter(({ findings }) => findings.shuffled);
+  const series = (key) =>
+    known.flatMap(({ findings, name, index }) =>
+      ["gold", "shuffled"].map((which, i) => ({
+        name: `${which === "gold" ? "own source" : "another"}${models.length > 1 ? `, ${name}` : ""}`,
+        look: index * 2 + i,
+        values: findings.shuffled[which][key],
+      })),
+    );
+  const layers = Math.max(0, ...known.map(({ findings }) => findings.shuffled.gold.mass.length));
+  return [
+    ["null_rate", "Null rate", 1],
+    ["mass", "Row sum", null],
+  ].map(([key, title, high]) =>
+    chart({
+      title: `${title}, by source`,
+      categories: Array.from({ length: layers }, (_, layer) => layer),
+      axis: "layer",
+      high,
+      series: series(key),
+    }),
+  );
+}
+
+function memories(models) {
+  const sides = ["encoder", "decoder"];
+  const layers = Array.from(
+    new Set(models.flatMap(({ findings }) => findings.memories.map((memory) => memory.layer))),
+  ).sort((a, b) => a - b);
+  const series = (read) =>
+    models.flatMap((model) =>
+      sides.map((side, i) => ({
+        name: models.length > 1 ? `${side}, ${model.name}` : side,
+        look: model.index * 2 + i,
+        values: layers.map(
+          (layer) =>
+            read(model.findings.memories.find((memory) => memory.side === side && memory.layer === layer) ?? {}) ??
+            null,
+        ),
+      })),
+    );
+  const ratios = Array.from(
+    new Set(
+      models.flatMap(({ findings }) =>
+        findings.memories.flatMap((memory) => Object.keys(memory.top_score_ratio ?? {})),
+      ),
+    ),
+  );
+  return [
+    ...MEMORY.map(([key, title, note]) =>
+      chart({ title, note, categories: layers, axis: "layer", series: series((memory) => memory[key]) }),
+    ),
+    ...ratios.map((share) =>
+      chart({
+        title: `Top scores, ${percent(Number(share))} of slots`,
+        note: "share of the score mass they hold",
+        categories: layers,
+        axis: "layer",
+        series: series((memory) => memory.top_score_ratio?.[share]),
+        high: 1,
+      }),
+    ),
+  ];
+}

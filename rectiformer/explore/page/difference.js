@@ -1,0 +1,100 @@
+// What only one of two models weighs, and what both do.
+
+import { NAMES } from "./attention.js";
+import { drawBipartite } from "./bipartite.js";
+import { headColor } from "./colors.js";
+import { thresholdOf } from "./controls.js";
+import { el } from "./dom.js";
+import { figure } from "./figure.js";
+import { strongest } from "./scene.js";
+import { count, plural } from "./text.js";
+
+const GROUPS = { "only-a": "only A", "only-b": "only B", both: "both" };
+
+// sides: two selections with their scenes, whose rows and keys are the same words.
+export function difference(context, sides) {
+  const pairs = comparePairs(sides, context.store.get());
+  const drawn = strongest(pairs);
+  const { scene, kind } = sides[0];
+  const picture = drawBipartite({
+    keys: scene.keys,
+    rows: scene.rows.map((index) => scene.queries[index]),
+    window: scene.keyWindow,
+    edges: drawn,
+    width: Math.min(900, context.full - 40),
+    gutter: null,
+    sums: null,
+    names: NAMES[kind],
+    hover: (spot) => picture.highlight(spot),
+  });
+  const sizes = Object.keys(GROUPS).map((group) => pairs.filter((pair) => pair.group === group).length);
+  const [onlyA, onlyB, both] = sizes;
+  Object.assign(picture.element.dataset, { onlyA, onlyB, both });
+  return figure({
+    title: "Difference",
+    name: "difference",
+    wide: true,
+    body: picture.element,
+    note: legend(sizes, pairs.length - drawn.length),
+    table: () => ({
+      columns: ["query", "key", "in", "largest weight in A", "in B"],
+      rows: pairs.map(({ row, key, group, weights }) => [
+        scene.queries[scene.rows[row]].label,
+        scene.keys[key].label,
+        GROUPS[group],
+        ...weights,
+      ]),
+    }),
+  });
+}
+
+function groupColors() {
+  const muted = getComputedStyle(document.documentElement).getPropertyValue("--muted").trim();
+  return { "only-a": headColor(0), "only-b": headColor(1), both: muted };
+}
+
+// Every pair that a model weighs, as an edge; weights are the largest of each model's chosen heads, or 0.
+function comparePairs(sides, state) {
+  const [a, b] = sides.map(({ scene }) => pairsOf(scene, thresholdOf(state, scene.most)));
+  const colors = groupColors();
+  return Array.from(new Set([...a.keys(), ...b.keys()]), (name) => {
+    const group = a.has(name) ? (b.has(name) ? "both" : "only-a") : "only-b";
+    const weights = [a.get(name)?.weight ?? 0, b.get(name)?.weight ?? 0];
+    const shares = weights.map((weight, side) => Math.abs(weight) / (sides[side].scene.most || 1));
+    const size = 1 + 2.5 * Math.max(...shares);
+    return { ...(a.get(name) ?? b.get(name)), group, weights, color: colors[group], size };
+  });
+}
+
+// A pair is in a model if any of its chosen heads weighs the key.
+function pairsOf(scene, threshold) {
+  const found = new Map();
+  scene.cells.forEach((byHead, row) =>
+    byHead.forEach(({ keys, weights }, head) =>
+      keys.forEach((key, i) => {
+        const name = `${row} ${key}`;
+        const size = Math.abs(weights[i]);
+        if (size < threshold || size <= Math.abs(found.get(name)?.weight ?? 0)) return;
+        found.set(name, { row, key, head, weight: weights[i] });
+      }),
+    ),
+  );
+  return found;
+}
+
+function legend(sizes, hidden) {
+  const colors = groupColors();
+  const series = Object.entries(GROUPS).map(([group, text], i) => {
+    const line = el("span", { class: `swatch ${group}` });
+    line.style.borderTopColor = colors[group];
+    return el("span", { class: "series" }, line, `${text}: ${plural(sizes[i], "pair")}`);
+  });
+  const rule = "a pair counts for a model if any chosen head weighs it";
+  return el(
+    "span",
+    { class: "legend" },
+    series,
+    el("span", { class: "note" }, rule),
+    hidden ? el("span", { class: "warn" }, `${count(hidden)} of the weakest pairs hidden`) : null,
+  );
+}

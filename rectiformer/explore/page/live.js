@@ -1,0 +1,172 @@
+// The served page: type a sentence, force a target, switch heads off, and see what changes.
+
+import { el, svg } from "./dom.js";
+import { Book, Example } from "./model.js";
+import { brief } from "./text.js";
+
+const LONGEST = 20000;
+
+// The panel above the views, and a switch for each head in them.
+export class Live {
+  constructor(context, names) {
+    Object.assign(this, { context, models: Math.max(1, names.length), off: [], whole: null, busy: false });
+    this.source = field("Source", "Type a sentence to translate");
+    this.target = field("Forced target", "Force this target instead of the model\u2019s own (optional)");
+    this.button = el("button", { type: "submit", class: "primary" }, "Translate");
+    this.switches = el("div", { class: "live-off" });
+    this.result = el("div", { class: "live-result", "aria-live": "polite" });
+    this.form = el(
+      "form",
+      { class: "live", on: { submit: (event) => this.submit(event), keydown: (event) => this.enter(event) } },
+      el("div", { class: "live-fields" }, this.source, this.target, this.button),
+      this.switches,
+      this.result,
+    );
+  }
+
+  submit(event) {
+    event.preventDefault();
+    this.ask(this.off);
+  }
+
+  // Enter sends, Shift-Enter starts a line.
+  enter(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || !event.target.matches("textarea")) return;
+    event.preventDefault();
+    this.form.requestSubmit();
+  }
+
+  // Translate with some heads off, by every model.
+  async ask(off) {
+    if (!this.source.value.trim() || this.busy) return;
+    this.busy = true;
+    this.button.disabled = true;
+    this.result.replaceChildren(el("p", { class: "note" }, "Translating\u2026"));
+    try {
+      const answers = [];
+      for (let model = 0; model < this.models; model += 1) {
+        answers.push(await translate(this.question(model, off)));
+      }
+      this.busy = false;
+      this.take(answers, off);
+    } catch (error) {
+      this.result.replaceChildren(el("p", { class: "error", role: "alert" }, brief(String(error.message))));
+    } finally {
+      this.busy = false;
+      this.button.disabled = false;
+    }
+  }
+
+  // What to ask of a model; a head that is off is off in one model only.
+  question(model, off) {
+    const own = off.filter((place) => place[0] === model).map((place) => place.slice(1));
+    const target = this.target.value.trim() ? { target: this.target.value } : {};
+    return { source: this.source.value, ...target, off: own, model };
+  }
+
+  take(answers, off) {
+    this.off = off;
+    const source = this.source.value;
+    if (!off.length) this.whole = { source, answers };
+    answers.forEach(({ record }, model) => {
+      const { books } = this.context;
+      if (books[model]) books[model].examples.push(new Example(record.examples[0]));
+      else books[model] = new Book(record);
+      books[model].examples.at(-1).remark = off.length
+        ? `without ${off.map((place) => this.nameOf(place)).join(", ")}`
+        : "";
+    });
+    const before = off.length && this.whole?.source === source ? this.whole.answers : null;
+    this.result.replaceChildren(
+      ...answers.map((answer, model) =>
+        translationLine(this.context.books, model, answer, before?.[model].translation),
+      ),
+    );
+    this.showSwitches();
+    const example = this.context.books[0].examples.length - 1;
+    this.context.store.set({ example, row: 0, first: 0, keyFirst: null });
+  }
+
+  showSwitches() {
+    const chips = this.off.map((place) => {
+      const on = { click: () => this.flip(place) };
+      return el(
+        "button",
+        { type: "button", class: "quiet", title: "switch on again", on },
+        `${this.nameOf(place)} \u00d7`,
+      );
+    });
+    this.switches.replaceChildren(...(chips.length ? [el("span", { class: "label" }, "Switched off"), ...chips] : []));
+  }
+
+  nameOf([model, kind, layer, head]) {
+    return `${this.models > 1 ? `${"AB"[model]} ` : ""}${kind} layer ${layer} head ${head}`;
+  }
+
+  isOff(place) {
+    return this.off.some((each) => String(each) === String(place));
+  }
+
+  flip(place) {
+    this.ask(this.isOff(place) ? this.off.filter((each) => String(each) !== String(place)) : [...this.off, place]);
+  }
+
+  // For the heads of a site: a button that takes one out of the model, or puts it back.
+  switchFor({ model, kind, layer }) {
+    return (head) => {
+      const place = [model, kind, layer, head];
+      const off = this.isOff(place);
+      const title = off ? `switch head ${head} on again` : `switch head ${head} off and translate again`;
+      const props = { type: "button", class: "power", title, "aria-label": title, "aria-pressed": String(off) };
+      return el("button", { ...props, "data-power": head, on: { click: () => this.flip(place) } }, powerSign());
+    };
+  }
+}
+
+function powerSign() {
+  const shape = svg("path", {
+    d: "M6 1v5M3 2.6a4.4 4.4 0 1 0 6 0",
+    fill: "none",
+    stroke: "currentColor",
+    "stroke-width": 1.5,
+  });
+  return svg("svg", { width: 12, height: 12, "aria-hidden": "true" }, shape);
+}
+
+function field(label, placeholder) {
+  return el("textarea", { rows: 2, maxlength: LONGEST, dir: "auto", "aria-label": label, placeholder });
+}
+
+async function translate(question) {
+  const body = JSON.stringify(question);
+  const headers = { "Content-Type": "application/json" };
+  const answer = await fetch("api/translate", { method: "POST", headers, body });
+  const content = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(content.detail ?? `the server answered ${answer.status}`);
+  return content;
+}
+
+// A model's translation; where heads are off, beside what it was with all of them.
+function translationLine(books, model, { translation, score }, before) {
+  const changed = before !== undefined && before !== translation;
+  const name = books.length > 1 ? `${"AB"[model]} \u00b7 ${books[model].name}` : "translation";
+  const same = before === translation ? ", unchanged" : "";
+  const line = (label, ...parts) => el("p", { class: "sentence" }, el("span", { class: "label" }, label), parts);
+  return el(
+    "div",
+    { "data-translation": translation, "data-changed": changed ? "1" : "0" },
+    line(name, marked(translation, before), el("span", { class: "note" }, ` score ${score.toFixed(3)}${same}`)),
+    changed ? line("with all heads", el("bdi", { class: "note" }, brief(before, 600))) : null,
+  );
+}
+
+// A translation with the words marked that the one before did not have.
+function marked(text, before = text) {
+  const known = new Set(before.split(" "));
+  const words = brief(text, 600).split(" ");
+  return el(
+    "bdi",
+    {},
+    words.map((word, i) => [i ? " " : "", known.has(word) ? word : el("mark", {}, word)]),
+  );
+}

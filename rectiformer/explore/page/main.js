@@ -1,0 +1,197 @@
+// The page: reads its data, shows the view the state asks for, and keeps both in step.
+
+import { attentionView } from "./attention.js";
+import { compareView } from "./compare.js";
+import { dashboardView } from "./dashboards.js";
+import { el, segmented } from "./dom.js";
+import { goldView } from "./gold.js";
+import { helpDialog, listenToKeys, VIEWS } from "./keyboard.js";
+import { Live } from "./live.js";
+import { mapView } from "./map.js";
+import { Book } from "./model.js";
+import { createStore, fromAddress, toAddress } from "./state.js";
+import { brief, plural } from "./text.js";
+
+const DRAW = { attention: attentionView, heads: mapView, gold: goldView, test: dashboardView, compare: compareView };
+const CAUTION = "What a head weighs is what it could use, not proof of what it did: attention is no proof of cause.";
+const place = (id) => document.getElementById(id);
+
+const data = JSON.parse(place("page-data").textContent);
+const store = createStore(fromAddress(location.hash));
+const context = {
+  store,
+  books: [],
+  findings: data.findings ?? [],
+  live: null,
+  moved: false,
+  shown: null,
+  width: 0,
+  full: 0,
+};
+let turn = 0;
+
+function start() {
+  document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  context.books = readRecords();
+  if (data.live) {
+    context.live = new Live(context, data.models ?? []);
+    place("live").append(context.live.form);
+  }
+  const dialog = helpDialog();
+  document.body.append(dialog);
+  place("top").append(...heading(dialog));
+  place("foot").append(el("p", { class: "note" }, CAUTION), ...provenance());
+  for (const note of data.left_out ?? [])
+    place("notices").append(el("p", { class: "note warn", "data-left-out": "" }, note));
+  listenToKeys(context, dialog, switchTheme);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) =>
+    setTheme(matches ? "dark" : "light"),
+  );
+  store.listen((state, patch) => {
+    toAddress(state);
+    if (!context.shown?.update?.(patch)) render();
+  });
+  let resizing = 0;
+  addEventListener("resize", () => {
+    clearTimeout(resizing);
+    resizing = setTimeout(render, 150);
+  });
+  render();
+}
+
+function readRecords() {
+  try {
+    return (data.records ?? []).map((record) => new Book(record));
+  } catch (error) {
+    place("notices").append(el("p", { class: "error", role: "alert" }, brief(String(error.message))));
+    return [];
+  }
+}
+
+// Which models these are, as exactly as the records know.
+function provenance() {
+  return context.books.map(({ name, card }) =>
+    el(
+      "p",
+      { class: "note" },
+      brief([name, card.id && `id ${card.id.slice(0, 16)}`, card.written_by].filter(Boolean).join(" \u00b7 ")),
+    ),
+  );
+}
+
+function heading(dialog) {
+  const models = data.live
+    ? (data.models ?? []).map((name) => [name, ""])
+    : context.books.map((book) => [book.name, variants(book.card)]);
+  const names = models.map(([name, note], i) =>
+    el(
+      "span",
+      { class: "model" },
+      `${models.length > 1 ? `${"AB"[i]} \u00b7 ` : ""}${brief(name, 80)}`,
+      el("span", { class: "note" }, ` ${brief(note, 80)}`),
+    ),
+  );
+  return [
+    el(
+      "div",
+      { class: "title" },
+      el("h1", {}, el("bdi", {}, brief(data.title || "rectiformer", 200))),
+      el("div", { class: "models" }, names),
+    ),
+    el("div", { id: "tabs" }),
+    el(
+      "div",
+      { class: "tools" },
+      el("button", { type: "button", class: "quiet", id: "theme", on: { click: switchTheme } }, "Light / dark"),
+      el("button", { type: "button", class: "quiet", id: "help", on: { click: () => dialog.showModal() } }, "Keys ?"),
+    ),
+  ];
+}
+
+// The variants of a model, where its name does not already say them.
+function variants({ variants: each, name }) {
+  const used = Object.entries(each).filter(([, variant]) => variant);
+  const distinct = new Set(used.map(([, variant]) => variant));
+  if (distinct.size > 1) return used.map((pair) => pair.join(" ")).join(", ");
+  return distinct.has(name) ? "" : Array.from(distinct).join("");
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  render();
+}
+
+function switchTheme() {
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+}
+
+function listExamples(state) {
+  const examples = context.books[0]?.examples ?? [];
+  place("examples").hidden = examples.length < 2 || state.view === "test";
+  const shown = `${state.example} of ${examples.length}`;
+  if (place("examples").dataset.shown === shown) return;
+  place("examples").dataset.shown = shown;
+  const list = examples.map((example, i) =>
+    el(
+      "button",
+      {
+        type: "button",
+        class: "example",
+        "data-value": i,
+        "aria-current": i === state.example ? "true" : null,
+        on: { click: () => store.set({ example: i, row: 0, first: 0, keyFirst: null }) },
+      },
+      el("span", { class: "note" }, `${i + 1}`),
+      el(
+        "span",
+        {},
+        el("bdi", {}, brief(example.source.text, 90).replace(/ \(.*characters\)$/, "")),
+        example.remark ? el("span", { class: "note" }, ` ${example.remark}`) : null,
+      ),
+    ),
+  );
+  place("examples").replaceChildren(
+    el("p", { class: "label" }, plural(examples.length, "example")),
+    el("div", { class: "example-list" }, list),
+  );
+  place("examples").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+}
+
+// The switch that has the focus, so that drawing anew does not lose it.
+function focused() {
+  const active = document.activeElement;
+  const group = active?.closest("[role=group],nav,section,.control-row")?.getAttribute("aria-label");
+  if (active?.dataset?.value === undefined) return () => {};
+  return () => {
+    const groups = group ? document.querySelectorAll(`[aria-label="${CSS.escape(group)}"]`) : [document];
+    for (const each of groups)
+      each.querySelector(`[data-value="${CSS.escape(active.dataset.value)}"]`)?.focus({ preventScroll: true });
+  };
+}
+
+async function render() {
+  const mine = (turn += 1);
+  const state = store.get();
+  const restore = focused();
+  document.body.dataset.view = state.view;
+  listExamples(state);
+  const views = data.live ? VIEWS.filter(({ value }) => value !== "gold" && value !== "test") : VIEWS;
+  place("tabs").replaceChildren(segmented("View", views, state.view, (view) => store.set({ view })));
+  context.full = place("view").clientWidth;
+  context.width = Math.max(480, Math.min(880, context.full - 390));
+  let drawn;
+  try {
+    drawn = await (DRAW[state.view] ?? attentionView)(context);
+  } catch (error) {
+    drawn = {
+      element: el("p", { class: "error", role: "alert" }, `This cannot be shown: ${brief(String(error.message), 400)}`),
+    };
+  }
+  if (mine !== turn) return;
+  context.shown = drawn;
+  place("view").replaceChildren(drawn.element);
+  restore();
+  document.body.dataset.ready = String(mine);
+}
+
+start();

@@ -1,0 +1,109 @@
+// What the picture of one site shows: its rows after filtering, the window on them, and the edges in it.
+
+import { headColor, weightColor } from "./colors.js";
+import { membership, rowOfUnit, unitIsNull, unitsOf } from "./units.js";
+
+const WHOLE = 64; // units that are shown without a window
+export const WINDOW = 40;
+const MOST_EDGES = 6000;
+
+export const FILTERS = [
+  { value: "all", text: "all rows" },
+  { value: "every-null", text: "rows where every head is null" },
+  { value: "some-null", text: "rows where a chosen head is null" },
+];
+
+// All that is known before weights are filtered; `site` is loaded.
+export function sceneOf({ example, site, heads }, state) {
+  const queries = unitsOf(example, site, "query", state.unit);
+  const keys = unitsOf(example, site, "key", state.unit);
+  const members = membership(keys, site.keys);
+  const indices = filtered(site, queries, heads, state.filter);
+  const size = indices.length > WHOLE ? WINDOW : indices.length;
+  const first = Math.max(0, Math.min(state.first, indices.length - size));
+  const rows = indices.slice(first, first + size);
+  const cells = rows.map(
+    (index) => new Map(heads.map((head) => [head, rowOfUnit(site, head, queries[index], members)])),
+  );
+  const scene = { site, heads, queries, keys, members, indices, first, size, rows, cells };
+  return { ...scene, keyWindow: keyWindow(scene, state.keyFirst), most: largestOf(site, queries, members, state.unit) };
+}
+
+function filtered(site, queries, heads, filter) {
+  const all = Array.from(queries.keys());
+  const every = Array.from({ length: site.heads }, (_, head) => head);
+  if (filter === "every-null")
+    return all.filter((index) => every.every((head) => unitIsNull(site, head, queries[index])));
+  if (filter === "some-null")
+    return all.filter((index) => heads.some((head) => unitIsNull(site, head, queries[index])));
+  return all;
+}
+
+function keyWindow({ keys, queries, rows, size }, asked) {
+  if (keys.length <= WHOLE) return { first: 0, count: keys.length };
+  const count = Math.min(keys.length, Math.max(WINDOW, size));
+  const along = Math.round(((rows[0] ?? 0) / Math.max(1, queries.length)) * keys.length);
+  return { first: Math.max(0, Math.min(asked ?? along, keys.length - count)), count };
+}
+
+// The largest absolute weight of all heads, in the units that are shown.
+function largestOf(site, queries, members, unit) {
+  if (unit === "piece") return site.largest();
+  if (site.mostOfWords) return site.mostOfWords;
+  const sums = new Float64Array(site.keys * 2 + 2);
+  let most = 0;
+  for (let head = 0; head < site.heads; head += 1) {
+    for (const query of queries) most = Math.max(most, largestOfRow(site, head, query, members, sums));
+  }
+  site.mostOfWords = most;
+  return most;
+}
+
+function largestOfRow(site, head, query, members, sums) {
+  const touched = [];
+  const pieces = query.last - query.first;
+  for (let row = site.rowOf(head, query.first); row < site.rowOf(head, query.last); row += 1) {
+    for (let at = site.rowStarts[row]; at < site.rowStarts[row + 1]; at += 1) {
+      for (const key of members[site.columns[at]]) {
+        touched.push(key);
+        sums[key] += site.weights[at] / pieces;
+      }
+    }
+  }
+  const most = touched.reduce((largest, key) => Math.max(largest, Math.abs(sums[key])), 0);
+  for (const key of touched) sums[key] = 0;
+  return most;
+}
+
+// The edges of the window that are at least `threshold`, and how many are not drawn.
+export function edgesOf(scene, threshold, color) {
+  const edges = [];
+  let total = 0;
+  scene.cells.forEach((byHead, row) =>
+    byHead.forEach(({ keys, weights }, head) => {
+      total += keys.length;
+      keys.forEach((key, i) => {
+        if (Math.abs(weights[i]) >= threshold) edges.push({ row, key, head, weight: weights[i] });
+      });
+    }),
+  );
+  const kept = strongest(edges);
+  for (const edge of kept) {
+    edge.color = color === "head" ? headColor(edge.head) : weightColor(edge.weight, scene.most);
+    edge.size = 1 + 3 * Math.min(1, Math.abs(edge.weight) / (scene.most || 1));
+  }
+  return { edges: kept, total, hidden: total - kept.length, crowded: kept.length < edges.length };
+}
+
+// As many edges as a picture holds, the weakest left out.
+export function strongest(edges) {
+  if (edges.length <= MOST_EDGES) return edges;
+  return [...edges].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, MOST_EDGES);
+}
+
+// What a query does in a head: "null", "active", or "blind" where it sees no key.
+export function stateOf(scene, row, head) {
+  const cell = scene.cells[row].get(head);
+  if (cell.isNull) return "null";
+  return cell.sees > 0 ? "active" : "blind";
+}

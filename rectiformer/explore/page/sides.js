@@ -1,0 +1,76 @@
+// Two models beside each other, pointed at together.
+
+import { NAMES, edgeTable } from "./attention.js";
+import { drawBipartite } from "./bipartite.js";
+import { thresholdOf } from "./controls.js";
+import { drawDetails } from "./details.js";
+import { el } from "./dom.js";
+import { figure } from "./figure.js";
+import { gutterLegend, scaleLegend } from "./legend.js";
+import { edgesOf, stateOf } from "./scene.js";
+import { brief, count, plural } from "./text.js";
+
+const LETTERS = "AB";
+
+// sides: two selections with their scenes; `same` says whether their rows are the same words.
+export function sideBySide(context, sides, same) {
+  const panels = [];
+  const point = (from) => (spot) => panels.forEach((panel, i) => panel.show(i === from ? spot : elsewhere(spot, same)));
+  for (const side of sides) panels.push(drawSide(context, side, point(panels.length)));
+  return el(
+    "div",
+    { class: "pair" },
+    panels.map((panel) => panel.element),
+  );
+}
+
+// What a spot in one picture is in the other: the same row where rows are the same, else the same source word.
+function elsewhere(spot, same) {
+  if (same && spot?.row !== undefined) return { row: spot.row };
+  return spot?.key === undefined ? null : { key: spot.key };
+}
+
+function drawSide(context, side, hover) {
+  const { scene, example, kind } = side;
+  const state = context.store.get();
+  const drawn = edgesOf(scene, thresholdOf(state, scene.most), "weight");
+  const picture = drawBipartite({
+    keys: scene.keys,
+    rows: scene.rows.map((index) => scene.queries[index]),
+    window: scene.keyWindow,
+    edges: drawn.edges,
+    width: Math.max(420, Math.floor((context.full - 70) / 2)),
+    gutter: { heads: scene.heads, state: (row, head) => stateOf(scene, row, head) },
+    sums: null,
+    names: NAMES[kind],
+    hover,
+  });
+  const details = el("div", { class: "details small", "aria-live": "polite" }, drawDetails(scene, null));
+  const element = frameOf(side, drawn, picture.element);
+  const own = example.translation ?? (example.forced ? null : example.target?.text);
+  element.append(
+    own ? sentence("model writes", own) : "",
+    el("div", { class: "legends" }, scaleLegend(scene, state.unit), gutterLegend()),
+    details,
+  );
+  const show = (spot) => {
+    picture.highlight(spot);
+    details.replaceChildren(drawDetails(scene, spot));
+  };
+  return { element, show };
+}
+
+function frameOf({ model, book, layer, scene }, drawn, body) {
+  const hidden = `${count(drawn.hidden)} of ${count(drawn.total)} edges hidden`;
+  return figure({
+    title: `${LETTERS[model]} \u00b7 ${book.name}, layer ${layer}`,
+    name: `compare-${LETTERS[model]}`,
+    body,
+    note: el("span", {}, `${plural(drawn.total, "edge")}; `, el("span", { class: drawn.hidden ? "warn" : "" }, hidden)),
+    table: () => edgeTable(scene, drawn),
+  });
+}
+
+function sentence(label, text) {
+  return el("p", { class: "sentence" }, el("span", { class: "label" }, label), el("bdi", {}, brief(text, 400)));
+}

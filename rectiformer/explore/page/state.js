@@ -1,0 +1,74 @@
+// What is shown: one object, changed in one place, kept in the address so that a view can be linked to.
+
+const DEFAULTS = {
+  view: "attention",
+  model: 0,
+  example: 0,
+  kind: "cross",
+  layer: null,
+  heads: null,
+  unit: "word",
+  color: "weight",
+  threshold: 0,
+  filter: "all",
+  row: 0,
+  first: 0,
+  keyFirst: null,
+  scope: "example",
+  place: null,
+  comparing: "sides",
+  otherLayer: null,
+  otherHeads: null,
+};
+const LINKED = [
+  "view",
+  "model",
+  "example",
+  "kind",
+  "layer",
+  "heads",
+  "unit",
+  "color",
+  "filter",
+  "row",
+  "first",
+  "comparing",
+];
+
+// A store: `get` the state, `set` some of it, hear of changes.
+export function createStore(initial = {}) {
+  const listeners = [];
+  let state = { ...DEFAULTS, ...initial };
+  return {
+    get: () => state,
+    set(patch) {
+      state = { ...state, ...patch };
+      listeners.forEach((listener) => listener(state, patch));
+    },
+    listen: (listener) => listeners.push(listener),
+  };
+}
+
+// The part of the state that an address says.
+export function fromAddress(hash) {
+  const found = {};
+  for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!LINKED.includes(name)) continue;
+    if (name === "heads") found.heads = text.split(",").filter(Boolean).map(Number).filter(Number.isInteger);
+    else if (typeof DEFAULTS[name] === "number" || name === "layer")
+      found[name] = Math.max(0, Number.parseInt(text, 10) || 0);
+    else found[name] = text;
+  }
+  return found;
+}
+
+// Put the state into the address; a page inside an iframe has none of its own and goes without.
+export function toAddress(state) {
+  const words = LINKED.filter((name) => state[name] !== null && String(state[name]) !== String(DEFAULTS[name]));
+  const hash = words.map((name) => `${name}=${encodeURIComponent(state[name])}`).join("&");
+  try {
+    history.replaceState(null, "", `#${hash}`);
+  } catch {
+    // about:srcdoc refuses; nothing else depends on the address
+  }
+}

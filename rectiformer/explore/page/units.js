@@ -1,0 +1,80 @@
+// Rows and columns as pieces or as words. A word's row is the mean over its pieces, its column the sum over them.
+
+import { wordTexts } from "./text.js";
+
+export const RULE =
+  "Words: sum over source (key) pieces, mean over target (query) pieces; null when all of a word's pieces are.";
+
+// What stands at one axis of a site: [{label, first, last, word, special}], positions first up to last of the matrix.
+export function unitsOf(example, site, axis, mode) {
+  const own = site.kind === "encoder" || (site.kind === "cross" && axis === "key") || !example.target;
+  const side = own ? example.source : example.target;
+  const shift = site.kind === "decoder" && axis === "key" && example.target ? 1 : 0;
+  const length = axis === "key" ? site.keys : site.queries;
+  const pieces = Array.from({ length }, (_, place) => pieceUnit(side, place, shift));
+  return mode === "piece" ? pieces : merged(side, pieces, shift);
+}
+
+function pieceUnit(side, place, shift) {
+  const piece = side.pieces[place - shift];
+  const unit = { first: place, last: place + 1, word: -1 };
+  if (place < shift) return { ...unit, label: "start", special: true };
+  if (!piece) return { ...unit, label: "end", special: true };
+  const end = place - shift === side.pieces.length - 1 && piece[1] === piece[2];
+  return end ? { ...unit, label: "end", special: true } : { ...unit, label: piece[0] };
+}
+
+function merged(side, pieces, shift) {
+  const free = new Set(pieces.keys());
+  const labels = wordTexts(side);
+  const units = [];
+  side.words.forEach(([first, last], word) => {
+    for (let place = first; place < last; place += 1) free.delete(place + shift);
+    units.push({
+      label: labels[word],
+      first: first + shift,
+      last: Math.min(last + shift, pieces.length),
+      word,
+    });
+  });
+  const rest = Array.from(free, (place) => pieces[place]);
+  return [...units, ...rest].sort((a, b) => a.first - b.first || a.last - b.last || a.word - b.word);
+}
+
+// For each position of the axis, the units it belongs to.
+export function membership(units, length) {
+  const members = Array.from({ length }, () => []);
+  units.forEach((unit, index) => {
+    for (let place = unit.first; place < unit.last; place += 1) members[place].push(index);
+  });
+  return members;
+}
+
+// One head's row for a query unit: {keys, weights, mass, isNull, sees}, keys as indices into the key units.
+export function rowOfUnit(site, head, unit, members) {
+  const sums = new Map();
+  const row = { mass: 0, sees: 0, isNull: false };
+  const pieces = unit.last - unit.first;
+  let nulls = 0;
+  for (let query = unit.first; query < unit.last; query += 1) {
+    const index = site.rowOf(head, query);
+    row.mass += site.mass[index] / pieces;
+    row.sees = Math.max(row.sees, site.visible[index]);
+    nulls += site.nulls[index];
+    for (let at = site.rowStarts[index]; at < site.rowStarts[index + 1]; at += 1) {
+      for (const key of members[site.columns[at]]) sums.set(key, (sums.get(key) ?? 0) + site.weights[at] / pieces);
+    }
+  }
+  const keys = Array.from(sums.keys())
+    .filter((key) => sums.get(key) !== 0)
+    .sort((a, b) => a - b);
+  return { ...row, keys, weights: keys.map((key) => sums.get(key)), isNull: pieces > 0 && nulls === pieces };
+}
+
+// Whether a query unit is null in a head, without looking at weights.
+export function unitIsNull(site, head, unit) {
+  for (let query = unit.first; query < unit.last; query += 1) {
+    if (!site.isNull(head, query)) return false;
+  }
+  return unit.last > unit.first;
+}

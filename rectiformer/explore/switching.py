@@ -1,0 +1,95 @@
+"""Heads that are switched off: what they mix is zero before the norm and the output projection."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rectiformer.analyze.record import SiteRecord
+from rectiformer.analyze.survey import observing
+from rectiformer.errors import ArgumentError
+from rectiformer.model.attention import Observation
+from rectiformer.model.transformer import Site, Transformer
+
+
+class Head(NamedTuple):
+    """One head of a model; layers and heads count from 0."""
+
+    kind: str
+    layer: int
+    head: int
+
+
+@contextmanager
+def switched_off(model: Transformer, heads: Collection[Head]) -> Iterator[None]:
+    """While the model runs inside, these heads add nothing, whatever they weigh; ArgumentError if it lacks one."""
+    check_heads(model, heads)
+    with ExitStack() as stack:
+        for site in model.sites():
+            numbers = heads_at(heads, site.kind, site.layer)
+            if numbers:
+                stack.enter_context(silenced(site, numbers))
+        yield
+
+
+def check_heads(model: Transformer, heads: Collection[Head]) -> None:
+    known = {(site.kind, site.layer): site.attention.heads for site in model.sites()}
+    for kind, layer, head in heads:
+        if head not in range(known.get((kind, layer), 0)):
+            config = model.config
+            raise ArgumentError(
+                f"there is no head {head} of {kind} layer {layer}; the encoder has {config.encoder_layers} layers, the "
+                f"decoder {config.decoder_layers}, and each attention {config.heads} heads, all counted from 0"
+            )
+
+
+def heads_at(heads: Collection[Head], kind: str, layer: int) -> list[int]:
+    """Which heads of this attention are among `heads`."""
+    return sorted({each.head for each in heads if (each.kind, each.layer) == (kind, layer)})
+
+
+@contextmanager
+def silenced(site: Site, heads: Sequence[int]) -> Iterator[None]:
+    """Zeros in place of what these heads of an attention give to its norm."""
+
+    def mute(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        mixed = inputs[0].unflatten(-1, (site.attention.heads, -1))  # [B, M, H, D]
+        return (mixed.index_fill(2, torch.tensor(heads, device=mixed.device), 0).flatten(-2),)
+
+    handle = site.attention.norm.register_forward_pre_hook(mute)
+    try:
+        with observing(
+            site, see_nothing
+        ):  # a captured graph or fused step would pass the hook by; a watched one cannot
+            yield
+    finally:
+        handle.remove()
+
+
+def see_nothing(_: Observation) -> None:
+    pass
+
+
+def without_heads(site: SiteRecord, heads: Collection[Head]) -> SiteRecord:
+    """The record of a site in which the heads that are switched off weigh nothing."""
+    numbers = heads_at(heads, site.kind, site.layer)
+    if not numbers:
+        return site
+    off = np.repeat(np.isin(np.arange(site.heads), numbers), site.queries)  # [H * M]
+    starts = site.row_starts.astype(np.int64)
+    counts = starts[1:] - starts[:-1]
+    kept = ~np.repeat(off, counts)
+    return dataclasses.replace(
+        site,
+        row_starts=np.concatenate([[0], np.where(off, 0, counts).cumsum()]).astype(site.row_starts.dtype),
+        columns=site.columns[kept],
+        weights=site.weights[kept],
+        mass=np.where(off, 0, site.mass).astype(site.mass.dtype),
+        null=np.where(off, site.visible > 0, site.null).astype(site.null.dtype),
+    )

@@ -1,0 +1,136 @@
+"""A real browser, kept from the network, and records made up for it."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
+from rectiformer.analyze.report import write_report
+from rectiformer.measure.alignment import Links
+
+LAYERS, HEADS = 2, 3
+
+
+def side(text, length=3):
+    """Words between spaces, in pieces of some characters, and the end."""
+    pieces, words, start = [], [], 0
+    for word in text.split(" "):
+        first, stop = len(pieces), start + len(word)
+        pieces += [
+            PieceSpan(text[at : min(at + length, stop)], at, min(at + length, stop))
+            for at in range(start, stop, length)
+        ]
+        words.append((first, len(pieces), start, stop))
+        start = stop + 1
+    return Side(text, [*pieces, PieceSpan("</s>", len(text), len(text))], words)
+
+
+def site(random, kind, layer, queries, keys, heads=HEADS, signed=False):
+    """Weights of which most are 0; in layer 0 the first head is dead and the last one always on."""
+    sees = np.tri(queries, keys, dtype=bool) if kind == "decoder" else np.ones((queries, keys), bool)
+    weights = np.maximum(random.normal(-0.5, 1.5, (heads, queries, keys)), 0) * sees
+    weights[:, random.random(queries) < 0.3] = 0
+    if layer == 0:
+        weights[0], weights[-1, :, 0] = 0, 0.5
+    if signed:
+        weights *= random.choice([-1, 1], weights.shape)
+    return SiteRecord.from_dense(kind, layer, weights.astype(np.float32), np.tile(sees.sum(1), (heads, 1)))
+
+
+def example(
+    random, source="einsam wohnen drei alte Leute", target="three old people live alone", signed=False, length=3
+):
+    own, other = side(source, length), side(target, length)
+    sizes = {"cross": (other, own), "encoder": (own, own), "decoder": (other, other)}
+    sites = [
+        site(random, kind, layer, len(queries.pieces), len(keys.pieces), signed=signed)
+        for kind, (queries, keys) in sizes.items()
+        for layer in range(LAYERS)
+    ]
+    pairs = [(i, j) for i in range(len(own.words)) for j in range(len(other.words))]
+    chosen = random.permutation(len(pairs))[:7]
+    gold = Links(frozenset(pairs[i] for i in chosen[:4]), frozenset(pairs[i] for i in chosen[4:]))
+    return Example(own, other, True, target, gold, sites)
+
+
+def record(examples, name="made up"):
+    variants = {"encoder": "rela-g", "decoder": "rela-g", "cross": "rela-g"}
+    return AttentionRecord(ModelCard(name, "", variants, {"encoder": LAYERS, "decoder": LAYERS}, HEADS), examples)
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(5)
+
+
+@pytest.fixture
+def make_example(random):
+    return lambda *texts, **options: example(random, *texts, **options)
+
+
+@pytest.fixture
+def make_record():
+    return record
+
+
+@pytest.fixture
+def made_up(random):
+    """Three examples, all kinds of attention, gold links."""
+    texts = [(), ("eins zwei drei", "one two three four"), ("שלום עולם 日本語 テキスト", "hello world of text")]
+    return record([example(random, *pair) for pair in texts])
+
+
+@pytest.fixture(scope="session")
+def browser():
+    sync = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs Chromium: apt install chromium")
+    with sync.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open an address in a page whose requests and errors are kept; each test ends with neither."""
+    contexts, trouble = [], []
+
+    def open_page(url, offline=True, ready=True, **options):
+        contexts.append(browser.new_context(offline=offline, viewport={"width": 1400, "height": 1000}, **options))
+        page = contexts[-1].new_page()
+        page.on(
+            "console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        if offline:
+            page.on("request", lambda request: None if harmless(request) else trouble.append(request.url))
+        page.goto(url)
+        if ready:
+            page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert trouble == []
+
+
+def harmless(request):
+    """The page itself, opened from disk, and data inside it: no request to anywhere else."""
+    own = request.is_navigation_request() and request.url.startswith("file://")
+    return own or request.url.startswith(("data:", "blob:"))
+
+
+@pytest.fixture
+def show(visit, tmp_path):
+    """The page of a report, opened from disk; `at` is the part of the address that says what to show."""
+
+    def open_report(records, findings=None, at="", title="", **options):
+        path = write_report(tmp_path / "report.html", records, findings, title)
+        return visit(f"file://{path}#{at}", **options)
+
+    return open_report

@@ -1,0 +1,160 @@
+"""Map of heads, gold links, dashboards and comparison in a real browser: their numbers are those of Python."""
+
+import numpy as np
+import pytest
+from explore.reading import KINDS, drawn_edges, edges_of, make_findings, settle, words_of_pieces
+
+from rectiformer.measure.alignment import alignment_error, count_links, links_from_weights, rows_for
+from rectiformer.measure.words import merge_links
+
+
+@pytest.mark.parametrize("scope", ["this example", "all 3 examples here"])
+def test_map_shows_shares_and_marks_dead_and_always_on_heads(show, made_up, scope):
+    page = show([made_up], at="view=heads")
+    if scope != "this example":
+        settle(page, page.get_by_role("button", name=scope).click)
+    examples = made_up.examples if scope != "this example" else made_up.examples[:1]
+    for kind in KINDS:
+        for layer in (0, 1):
+            sites = [example.site(kind, layer) for example in examples]
+            null = np.concatenate([site.null.reshape(site.heads, -1) for site in sites], 1)
+            seen = sum(site.visible.reshape(site.heads, -1).sum(1) for site in sites)
+            used = sum(np.count_nonzero(site.dense(), (1, 2)) for site in sites)
+            for head in range(3):
+                cell = page.locator(f"[data-kind={kind}] [data-layer='{layer}'][data-head='{head}']")
+                active = 1 - null[head].mean()
+                assert float(cell.get_attribute("data-active")) == pytest.approx(active, abs=1e-12)
+                assert float(cell.get_attribute("data-nonzero")) == pytest.approx(used[head] / seen[head], abs=1e-12)
+                assert cell.get_attribute("data-badge") == {0: "dead", 1: "always on"}.get(active, "")
+
+
+def test_choosing_a_cell_of_the_map_opens_its_head(show, made_up):
+    page = show([made_up], at="view=heads&unit=piece")
+    settle(page, page.locator("[data-kind=encoder] [data-layer='1'][data-head='2']").click)
+    assert drawn_edges(page) == edges_of(made_up.examples[0].site("encoder", 1).dense(), heads={2})
+
+
+def predicted_links(example, layer, head, induction):
+    weights = example.site("cross", layer).dense()
+    matrix = weights.mean(0) if head == "average" else weights[head]
+    rows = rows_for(matrix, induction, len(example.source.pieces) - 1)
+    return merge_links(links_from_weights(rows), words_of_pieces(example.source), words_of_pieces(example.target))
+
+
+def choose_place(page, layer, head, induction):
+    settle(page, page.get_by_role("group", name="Reading").get_by_role("button", name=induction).click)
+    settle(page, page.get_by_role("group", name="Layer").get_by_role("button", name=str(layer)).click)
+    settle(page, lambda: page.get_by_label("Links from").select_option(str(head)))
+
+
+@pytest.mark.parametrize(
+    "place", [(1, 0, "normal"), (0, "average", "normal"), (1, "average", "shifted"), (0, 2, "shifted")]
+)
+def test_gold_verdicts_and_scores_are_those_of_python(show, made_up, place):
+    page = show([made_up], at="view=gold")
+    choose_place(page, *place)
+    predicted = [predicted_links(example, *place) for example in made_up.examples]
+    gold = [example.gold for example in made_up.examples]
+    found_sure, found, links, sure, _ = count_links(predicted, gold)[0]
+    counts = [page.locator(f"[data-link][data-verdict={verdict}]").count() for verdict in ("hit", "miss", "false")]
+    assert counts == [found, sure - found_sure, links - found]
+    rows = page.locator(".scores tbody tr").all()
+    for row, score in zip(
+        rows, (alignment_error(predicted[:1], gold[:1]), alignment_error(predicted, gold)), strict=True
+    ):
+        shown = [float(row.get_attribute(f"data-{name}")) for name in ("aer", "precision", "recall")]
+        assert shown == pytest.approx([score.aer, score.precision, score.recall], abs=1e-12)
+
+
+def test_place_with_the_least_error_is_chosen(show, made_up):
+    gold = [example.gold for example in made_up.examples]
+    places = [(la, h, i) for la in (0, 1) for h in (0, 1, 2, "average") for i in ("normal", "shifted")]
+    errors = {
+        place: alignment_error([predicted_links(example, *place) for example in made_up.examples], gold).aer
+        for place in places
+    }
+    page = show([made_up], at="view=gold")
+    layer, head, induction = page.locator("[data-place]").get_attribute("data-place").split(" ")
+    chosen = (int(layer), head if head == "average" else int(head), induction)
+    assert errors[chosen] == min(errors.values())
+
+
+def test_hits_misses_and_false_links_differ_in_shape(show, made_up):
+    page = show([made_up], at="view=gold")
+    shapes = {}
+    for kind in ("hit", "miss", "false", "allowed"):
+        node = page.locator(f".legend .link-{kind}")
+        shapes[kind] = node.evaluate("e => e.tagName + (e.getAttribute('d') ?? getComputedStyle(e).strokeDasharray)")
+    assert len(set(shapes.values())) == 4
+
+
+def points(page, figure):
+    return page.eval_on_selector_all(
+        f"[data-figure='{figure}'] [data-series]",
+        "nodes => nodes.map(e => [...e.querySelectorAll('.point')].map(p => +p.dataset.value))",
+    )
+
+
+def test_dashboards_draw_the_numbers_of_the_findings(show, made_up):
+    findings = make_findings([(kind, layer) for kind in KINDS for layer in (0, 1)])
+    page = show([made_up], [findings], at="view=test")
+    of = {(site["kind"], site["layer"]): site for site in findings["sites"]}
+    for kind in KINDS:
+        means = [np.mean(of[kind, layer]["sparsity"]) for layer in (0, 1)]
+        assert points(page, f"Sparsity, {kind}") == [pytest.approx(means)]
+        assert points(page, f"Support overlap, {kind}") == [
+            [of[kind, la]["diversity"]["support_overlap"] for la in (0, 1)]
+        ]
+    best = [
+        [
+            row["aer"]
+            for row in findings["alignment"]
+            if row["layer"] == la and row["induction"] == "normal" and row["head"] != "average"
+        ]
+        for la in (0, 1)
+    ]
+    assert points(page, "AER, measured")[0] == [min(errors) for errors in best]
+    first = findings["by_length"][0]["null_rate"]
+    assert points(page, "Null rate, cross, measured")[0] == [first[0], first[2]]  # the empty bin is left out
+    assert points(page, "Used slots") == [[0.75], [0.75]]
+    assert points(page, "Anisotropy") == [[-0.1], [-0.1]]
+    assert "31.3" in page.locator(".boards table").first.inner_text()
+
+
+def test_dashboards_draw_two_models_in_one_chart(show, made_up):
+    findings = [make_findings([("cross", 0), ("cross", 1)]), make_findings([("cross", 0)])]
+    page = show([made_up, made_up], findings, at="view=test")
+    assert [len(series) for series in points(page, "Row sum, cross")] == [2, 1]
+
+
+def test_models_side_by_side_are_pointed_at_together(show, make_example, make_record):
+    records = [make_record([make_example()], name) for name in ("one", "other")]
+    page = show(records, at="view=compare&unit=piece")
+    for index, record in enumerate(records):
+        assert drawn_edges(page, f".pair > :nth-child({index + 1})") == edges_of(
+            record.examples[0].site("cross", 1).dense()
+        )
+    page.locator(".pair > :first-child .rows [data-row='2']").hover()
+    for index, record in enumerate(records):
+        lit = page.locator(f".pair > :nth-child({index + 1}) .edge.lit").count()
+        assert lit == np.count_nonzero(record.examples[0].site("cross", 1).dense()[:, 2])
+
+
+def test_difference_sorts_pairs_into_only_one_model_and_both(show, make_example, make_record):
+    records = [make_record([make_example()], name) for name in ("one", "other")]
+    page = show(records, at="view=compare&unit=piece&comparing=difference")
+    a, b = ((record.examples[0].site("cross", 1).dense() != 0).any(0) for record in records)
+    counts = page.locator(".bipartite").evaluate("e => [+e.dataset.onlyA, +e.dataset.onlyB, +e.dataset.both]")
+    assert counts == [(a & ~b).sum(), (b & ~a).sum(), (a & b).sum()]
+    classes = [page.locator(f".edge.{group}").count() for group in ("only-a", "only-b", "both")]
+    assert classes == counts
+
+
+def test_difference_is_not_offered_for_different_words(show, make_example, make_record):
+    records = [
+        make_record([make_example()]),
+        make_record([make_example("einsam wohnen drei alte Leute", "they live alone")]),
+    ]
+    page = show(records, at="view=compare&comparing=difference")
+    assert page.get_by_role("button", name="difference").is_disabled()
+    assert page.locator(".pair .bipartite").count() == 2

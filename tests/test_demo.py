@@ -27,7 +27,8 @@ def short(monkeypatch):
     monkeypatch.setattr(demo, "TEST_SENTENCES", 12)
 
 
-def test_both_models_are_trained_and_looked_at(short, tmp_path, capsys):
+def test_both_models_are_trained_and_looked_at(short, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")  # rows of the table in one line each
     with Terminal() as terminal:
         looks = demo.run_demo(tmp_path / "demo", terminal)
     printed = capsys.readouterr().out

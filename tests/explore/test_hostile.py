@@ -65,8 +65,11 @@ def test_page_works_in_the_frame_of_a_notebook(visit, made_up, tmp_path):
     (tmp_path / "notebook.html").write_text(f"<!doctype html><meta charset=utf-8>{frame}", encoding="utf-8")
     page = visit(f"file://{tmp_path}/notebook.html", ready=False)
     inner = page.frame_locator("iframe")
-    inner.locator("[data-head-switch='0']").click()
+    switch = inner.locator("[data-head-switch='0']")
+    assert switch.get_attribute("aria-pressed") == "true"
+    switch.click()
     inner.locator("[data-head-switch='0'][aria-pressed=false]").wait_for()
+    assert switch.get_attribute("aria-pressed") == "false"
 
 
 def test_corrupt_arrays_are_said_in_words(visit, tmp_path, made_up):

@@ -26,8 +26,11 @@ WIDEST_ROW = 1024
 """Most numbers of all heads that one program holds, filled up to powers of two."""
 TILE = 4096
 """Numbers of keys that a program without matrix products holds at once, 16 or 32 for each of its threads."""
-KEYS_A_SPLIT = 256
+KEYS_A_SPLIT = 128
 """Least keys that are worth a split."""
+MOST_SPLITS = 64
+PROGRAMS = 4
+"""Programs that a multiprocessor runs at once, with what each has asked for on its way from memory."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,10 @@ def fused_decoding(
     if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
         q, call = -q, replace(call, scale=-call.scale)
     exponent, factor, factors = row_scale_parts(q, call)
-    together = splits in (None, 1) and holds_all_heads(q, keys, values)
+    together = splits in (None, 1) and holds_all_heads(q, keys, values) and (norm is not None or fills_device(q))
     bounds = None if together else bounds
     splits = 1 if together else splits or count_splits(q, keys)
-    skip = (not together if skip is None else skip) and call.variant.rectified
+    skip = (keys.shape[2] > SHORT_ROOM if skip is None else skip) and call.variant.rectified
     inside = norm if together else None
     numbers = [call.scale, exponent, factor, 0.0 if inside is None else inside.epsilon]
     sizes = [call.variant.power, call.visibility.left, splits, int(skip), int(together)]
@@ -114,11 +117,19 @@ def holds_all_heads(q: Tensor, keys: Tensor, values: Tensor) -> bool:
     return queries_a_key_head(q, keys) == 1 and keys.shape[2] <= SHORT_ROOM and width <= WIDEST_ROW
 
 
+def fills_device(q: Tensor) -> bool:
+    """Whether one program a row is enough."""
+    return len(q) > 2 * processors(q)
+
+
 def count_splits(q: Tensor, keys: Tensor) -> int:
-    """Enough programs to fill the device twice, as long as each has keys enough to be worth it."""
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+    """Enough programs to fill the device, as long as each has keys enough to be worth it."""
     programs = max(1, len(q) * keys.shape[1])
-    return max(1, min(-(-2 * processors // programs), keys.shape[2] // KEYS_A_SPLIT))
+    return max(1, min(PROGRAMS * processors(q) // programs, keys.shape[2] // KEYS_A_SPLIT, MOST_SPLITS))
+
+
+def processors(q: Tensor) -> int:
+    return torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
 
 
 def power_of_two(least: int) -> int:
@@ -159,7 +170,8 @@ def decode(
     with torch.cuda.device_of(q):  # Triton launches on the current device
         launch((q, keys, values), parts, [new_key, new_value], flat, numbers, sizes)
         if splits > 1:
-            shape = {"ROWS": max(1, 1024 // block(Dv)), "BLOCK_DV": block(Dv)}
+            held = power_of_two(splits) * block(Dv)
+            shape = {"SPLITS": power_of_two(splits), "ROWS": max(1, 2048 // held), "BLOCK_DV": block(Dv)}
             programs = -(-R * Q * H // shape["ROWS"])
             decode_merge[(programs,)](parts, sums[0], sums[1], out, R * Q * H, Dv, splits, SOFTMAX=power == 0, **shape)
     return out
@@ -211,15 +223,18 @@ def choose_blocks(
     *_, skip, together, _ = sizes
     blocks = {"BLOCK_D": block(q.shape[3]), "BLOCK_DV": block(values.shape[3])}
     width, rows = max(blocks.values()), queries_a_key_head(q, keys)
+    blocks["SKIP"] = skip
     if rows == 1:
         heads = power_of_two(q.shape[1]) if together else 1
-        blocks |= {"HEADS": heads, "SKIP": skip, "NORM": (flat[5] is not None) + (flat[6] is not None)}
-        keys_held, warps = min(SMALLEST_PAGE, TILE // (heads * width)), 8 if together else 4
+        blocks |= {"HEADS": heads, "NORM": (flat[5] is not None) + (flat[6] is not None)}
+        keys_held = min(SMALLEST_PAGE, TILE // (heads * width), block(keys.shape[2]))
+        warps = 8 if together else 4
     else:
         blocks["BLOCK_M"] = block(rows)
         wide = width > 128 or q.dtype == torch.float32
         keys_held, warps = SMALLEST_PAGE if width <= 64 else 32, 8 if wide else 4
         keys_held = 16 if q.dtype == torch.float32 else keys_held
+        blocks["STAGES"] = 3
     return blocks | {"BLOCK_N": keys_held, "num_warps": warps}
 
 

@@ -15,8 +15,8 @@ from rectiformer.ops.operators import recall, remember
 TRITON = find_spec("triton") is not None
 WIDEST = 8192
 """Longest row that one program can hold."""
-PROGRAMS = 528
-"""Programs of the backward pass, four for each of an H200's 132 multiprocessors. A fixed number fixes the order of the
+PROGRAMS = 1056
+"""Programs of the backward pass, eight for each of an H200's 132 multiprocessors. A fixed number fixes the order of the
 sums."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -61,7 +61,8 @@ def fused_rms_norm_backward(
     from rectiformer.ops.kernels.norm import column_sums, norm_backward
 
     d_out, z, width = d_out.contiguous(), z.contiguous(), z.shape[-1]
-    count, blocks, parts = z.numel() // width, block_shape(width), 1 if gate is None else 2
+    count, parts = z.numel() // width, 1 if gate is None else 2
+    blocks = {**block_shape(width), "ROWS": 1, "num_warps": max(1, width // 512)}  # sums of a row that one warp holds
     programs = min(PROGRAMS, -(-count // blocks["ROWS"]))
     d_z = torch.empty_like(z)
     partial = z.new_empty(programs, parts, width, dtype=torch.float32)

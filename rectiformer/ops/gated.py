@@ -61,7 +61,8 @@ def short_gated(
     x, squares = heads_last(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
     flat = [gain, gate, squares, None, None]
     for room in problem.rooms(packed=False):
-        problem.launch(short_forward, q.shape[0] * q.shape[1], [q, k, v, x], flat, {**room, "NORM": norm(gate)})
+        room |= {"NORM": norm(gate), **problem.tune(room, backward=False)}
+        problem.launch(short_forward, q.shape[0] * q.shape[1], [q, k, v, x], flat, room)
     return x, squares
 
 
@@ -94,7 +95,8 @@ def short_gated_backward(
     by_sequence = vectors.new_empty(q.shape[:2] if factors is not None else (0, 0))
     strided, flat = [d_x, q, k, v, d_q, d_k, d_v, d_squares], [gain, gate, by_batch, by_sequence]
     room = {"BLOCK_M": block(q.shape[2]), "BLOCK_N": block(k.shape[2]), "NORM": norm(gate)}
-    problem.launch(gated_backward, q.shape[0] * k.shape[1], strided, flat, room, heavy=True)
+    room["num_warps"] = problem.warps(max(room["BLOCK_M"], room["BLOCK_N"]), heavy=True)
+    problem.launch(gated_backward, q.shape[0] * k.shape[1], strided, flat, room)
     width = vectors.numel()
     with torch.cuda.device_of(q):
         column_sums[(-(-width // 16),)](by_batch, vectors, len(by_batch), width, BLOCK_ROWS=128, BLOCK_COLUMNS=16)

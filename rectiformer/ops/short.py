@@ -25,7 +25,7 @@ from rectiformer.ops.visibility import Visibility
 LARGEST = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
 """Most queries or keys, and largest head size: what one program can hold and, in float32, compile in seconds."""
 BUCKETS = (32, 64, 128)
-"""Packed sequences are done in one launch for each of these lengths, so that a short one costs no long block."""
+"""Packed sequences are as long as one of these at most."""
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None) -> Tensor:
@@ -99,19 +99,12 @@ class Problem:
         strided: list[Tensor],
         flat: list[Tensor | None],
         room: dict[str, int],
-        heavy: bool = False,
     ) -> None:
-        """Run `programs` of a kernel that takes tensors with strides, tensors without, this problem and a room.
-
-        heavy: its blocks do not fit the registers of one warp, however short the sequences are.
-        """
+        """Run `programs` of a kernel that takes tensors with strides, tensors without, this problem and a room."""
         q, D, Dv = self.q, self.q.shape[3], self.v.shape[3]
         strides = [stride for tensor in strided for stride in tensor.stride()]
         flat = [*flat, self.factors, self.key_lengths, self.seed]
         pointers = [q if tensor is None else tensor.contiguous() for tensor in flat]  # those of None are never read
-        longest = max(room["BLOCK_M"], room["BLOCK_N"])
-        exact = q.dtype == torch.float32  # products without tensor units hold all their numbers in registers
-        few = 4 if heavy or exact or max(D, Dv) > 64 else 1
         with torch.cuda.device_of(q):  # Triton launches on the current device
             kernel[(programs,)](
                 *strided,
@@ -122,7 +115,6 @@ class Problem:
                 **room,
                 BLOCK_D=block(D),
                 BLOCK_DV=block(Dv),
-                num_warps={16: few, 32: few, 64: 8 if exact else 4, 128: 8}[longest],
                 num_stages=2,
             )
 
@@ -150,13 +142,30 @@ class Problem:
     def rooms(self, packed: bool) -> Iterator[dict[str, int]]:
         """Blocks of each launch, and the packed sequences it does: those of over LEAST and up to MOST rows."""
         M, N = self.sizes[3:]
-        least = 0
-        for most in BUCKETS if packed else ():
-            if most < max(M, N):
-                yield {"PACKED": True, "LEAST": least, "MOST": most, "BLOCK_M": min(M, most), "BLOCK_N": min(N, most)}
-                least = most
-        most = max(block(M), block(N))  # the same for all lengths of a block, for each value is compiled anew
-        yield {"PACKED": packed, "LEAST": least, "MOST": most, "BLOCK_M": block(M), "BLOCK_N": block(N)}
+        least, most = 0, max(block(M), block(N))  # the same for all lengths of a block: each value is compiled anew
+        if packed and most == 128:  # a launch of their own, so that short sequences cost no long block
+            least = 64
+            yield {"PACKED": True, "LEAST": 0, "MOST": 64, "ROWS": min(M, 64), "BLOCK_N": min(N, 64)}
+        yield {"PACKED": packed, "LEAST": least, "MOST": most, "ROWS": block(M), "BLOCK_N": block(N)}
+
+    def tune(self, room: dict[str, int], backward: bool) -> dict[str, int]:
+        """Queries that a program holds at a time, its warps and registers, as measured on an H200 (docs/log.md)."""
+        longest, largest = max(room["ROWS"], room["BLOCK_N"]), max(self.q.shape[3], self.v.shape[3])
+        if longest <= 64 or largest > 64:
+            return {"BLOCK_M": room["ROWS"], "num_warps": self.warps(longest, heavy=self.grouped and backward)}
+        if backward:  # with no more registers, two programs run at once
+            return {"BLOCK_M": min(room["ROWS"], 32), "num_warps": 8, "maxnreg": 128}
+        return {"BLOCK_M": min(room["ROWS"], 64), "num_warps": 4}
+
+    def warps(self, longest: int, heavy: bool = False) -> int:
+        """heavy: blocks do not fit the registers of one warp, however short the sequences are."""
+        exact = self.q.dtype == torch.float32  # products without tensor units hold all their numbers in registers
+        few = 4 if heavy or exact or max(self.q.shape[3], self.v.shape[3]) > 64 else 1
+        return {16: few, 32: few, 64: 8 if exact else 4, 128: 8}[longest]
+
+    @property
+    def grouped(self) -> bool:
+        return self.k.shape[1] < self.q.shape[1]
 
 
 @torch.library.custom_op("rectiformer::short", mutates_args=())
@@ -182,7 +191,8 @@ def short(
     problem = Problem(q, k, v, factors, key_lengths, seed, numbers, sizes)
     out, flat = heads_last(q, v.shape[3]), [None, None, None, bounds_q, bounds_k]
     for room in problem.rooms(bounds_q is not None):
-        problem.launch(short_forward, sequences(q, bounds_q) * q.shape[1], [q, k, v, out], flat, {**room, "NORM": 0})
+        room |= {"NORM": 0, **problem.tune(room, backward=False)}
+        problem.launch(short_forward, sequences(q, bounds_q) * q.shape[1], [q, k, v, out], flat, room)
     return out
 
 
@@ -210,9 +220,9 @@ def short_backward(
     shape = (sequences(q, bounds_q), q.shape[1]) if factors is not None else (0, 0)
     by_sequence = room_for_sums(shape, dtype=torch.float32)
     strided, flat = [d_out, q, k, v, d_q, d_k, d_v], [by_sequence, bounds_q, bounds_k]
-    programs, grouped = sequences(q, bounds_q) * k.shape[1], k.shape[1] < q.shape[1]
+    programs = sequences(q, bounds_q) * k.shape[1]
     for room in problem.rooms(bounds_q is not None):
-        problem.launch(kernels.short_backward, programs, strided, flat, room, heavy=grouped)
+        problem.launch(kernels.short_backward, programs, strided, flat, room | problem.tune(room, backward=True))
     return d_q, d_k, d_v, by_sequence.sum(0)
 
 

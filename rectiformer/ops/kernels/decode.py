@@ -5,6 +5,9 @@ each of the BLOCK_N places of a block keeps sums of its own until the end. `deco
 share a key head and uses matrix products. Both walk over the part of the keys that is their split's; with more than
 one split they leave float32 parts for `decode_merge`, which adds them up in a fixed order.
 
+A step is bound by the bytes of the cache, so the next keys are on their way while a block's scores are made, and values
+while those of the block after it are. Values are asked for when their weights are known: only those above 0 are read.
+
 The key and value of the newest position come from the inputs and are written to the cache in passing (APPEND), so no
 program reads what another one writes. ancestors[r, n] is the cache row that holds position n of row r (INDEXED).
 """
@@ -55,20 +58,21 @@ def cache_rows(ancestors_ptr, ancestor_step, r, n, seen, INDEXED: tl.constexpr):
 
 
 @triton.jit
-def may_count(
-    q, norms, centers_ptr, radii_ptr, sequence, start, known, room, D, PAGE: tl.constexpr, BLOCK_D: tl.constexpr
+def seen_places(
+    n, first, stop, q, norms, centers_ptr, radii_ptr, sequence, known, room, D,
+    PAGE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """False where a ball around the keys of a page proves every score of the rows q [M, BLOCK_D] to be at most 0."""
-    counts = True
+    """Which places of a block are to be read: none of a page whose ball proves all scores of q [M, BLOCK_D] below 0."""
+    seen = (n >= first) & (n < stop)
     if PAGE > 0:
-        columns = tl.arange(0, BLOCK_D)
+        columns, start = tl.arange(0, BLOCK_D), tl.min(n, 0)
         whole = start // PAGE * PAGE + PAGE <= known
         page = sequence * (room // PAGE) + start // PAGE
         center = tl.load(centers_ptr + page * D + columns, mask=(columns < D) & whole, other=0.0)
         radius = tl.load(radii_ptr + page, mask=whole, other=0.0)
         below = (tl.sum(q * center[None, :], 1) + norms * radius <= 0.0) & whole
-        counts = tl.min(below.to(tl.int32), 0) == 0
-    return counts
+        seen = seen & (tl.min(below.to(tl.int32), 0) == 0)
+    return seen
 
 
 @triton.jit
@@ -128,6 +132,57 @@ def norm_heads(z, gain_ptr, gate_ptr, cells, inside, E, epsilon, NORM: tl.conste
 
 
 @triton.jit
+def walk_keys(
+    q, k_cells, v_cells, inside, inside_v, k_steps, v_steps, r, span, ancestry, page_facts, scale,
+    POWER: tl.constexpr, INDEXED: tl.constexpr, PAGE: tl.constexpr, SKIP: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """What each of BLOCK_N places adds up over the blocks of `span`: values, and of a softmax highest score and sum.
+
+    In a turn the keys of the next block are asked for, and so are the values of this one, which the next turn adds.
+    """
+    start, stop, first = span
+    ancestors_ptr, ancestor_step = ancestry
+    centers_ptr, radii_ptr, sequence, known, room, D = page_facts
+    norms = tl.sqrt(tl.sum(q * q, 1)) + LEAST_NORM
+    facts = (q, norms, centers_ptr, radii_ptr, sequence, known, room, D)
+    n = start + tl.arange(0, BLOCK_N)
+    seen = seen_places(n, first, stop, *facts, PAGE, BLOCK_D)
+    rows = cache_rows(ancestors_ptr, ancestor_step, r, n, seen, INDEXED)
+    cells = k_cells[None] + (rows * k_steps[0] + n * k_steps[1])[:, None, None]
+    k = tl.load(cells, mask=seen[:, None, None] & inside[None], other=0.0)
+    rows_ahead = cache_rows(ancestors_ptr, ancestor_step, r, n + BLOCK_N, n + BLOCK_N < stop, INDEXED)
+    most = tl.full([BLOCK_N, HEADS], NEVER, tl.float32)
+    total = tl.zeros([BLOCK_N, HEADS], tl.float32)
+    mixed = tl.zeros([BLOCK_N, HEADS, BLOCK_DV], tl.float32)
+    weights = tl.zeros([BLOCK_N, HEADS], tl.float32)
+    v = tl.zeros([BLOCK_N, HEADS, BLOCK_DV], v_cells.dtype.element_ty)
+    while start < stop:
+        asked = seen[:, None, None] & inside_v[None]
+        cells = v_cells[None] + (rows * v_steps[0] + n * v_steps[1])[:, None, None]
+        if not SKIP:
+            v_now = tl.load(cells, mask=asked, other=0.0)
+        held, rows, n = seen, rows_ahead, n + BLOCK_N
+        seen = seen_places(n, first, stop, *facts, PAGE, BLOCK_D)
+        ahead = k_cells[None] + (rows * k_steps[0] + n * k_steps[1])[:, None, None]
+        k_ahead = tl.load(ahead, mask=seen[:, None, None] & inside[None], other=0.0)
+        rows_ahead = cache_rows(ancestors_ptr, ancestor_step, r, n + BLOCK_N, n + BLOCK_N < stop, INDEXED)
+        scores = tl.sum(k.to(tl.float32) * q[None], 2)  # [BLOCK_N, HEADS]
+        mixed += weights[:, :, None] * v.to(tl.float32)  # of the block before
+        if POWER == 0:
+            scores = tl.where(held[:, None], scores * scale, NEVER)
+            highest = tl.maximum(most, scores)
+            weights, shrink = soften(scores, most, highest)
+            most, total, mixed = highest, total * shrink + weights, mixed * shrink[:, :, None]
+        else:
+            weights = rectify(scores, POWER)
+        v = tl.load(cells, mask=asked & (weights > 0.0)[:, :, None], other=0.0) if SKIP else v_now
+        k = k_ahead
+        start += BLOCK_N
+    return mixed + weights[:, :, None] * v.to(tl.float32), most, total
+
+
+@triton.jit
 def decode_heads(
     q_ptr, k_ptr, v_ptr, out_ptr, new_k_ptr, new_v_ptr, most_ptr, total_ptr,
     lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr, centers_ptr, radii_ptr,
@@ -155,33 +210,11 @@ def decode_heads(
         new_v = append(new_v + dv * b_column, v_cells + r * v_batch + known * v_row, inside_v, mine)
         score = tl.sum(q * new_k, 1) * (scale if POWER == 0 else 1.0)
         score = tl.where(mine, score, NEVER)
-    norms = tl.sqrt(tl.sum(q * q, 1)) + LEAST_NORM
-    most = tl.full([BLOCK_N, HEADS], NEVER, tl.float32)
-    total = tl.zeros([BLOCK_N, HEADS], tl.float32)
-    mixed = tl.zeros([BLOCK_N, HEADS, BLOCK_DV], tl.float32)
-    while start < stop:
-        if may_count(q, norms, centers_ptr, radii_ptr, r * K + tl.program_id(1), start, known, room, D, PAGE, BLOCK_D):
-            n = start + tl.arange(0, BLOCK_N)
-            held = (n >= first) & (n < known)
-            rows = cache_rows(ancestors_ptr, ancestor_step, r, n, held, INDEXED)
-            cells = k_cells[None] + (rows * k_batch + n * k_row)[:, None, None]
-            k = tl.load(cells, mask=held[:, None, None] & inside[None], other=0.0)
-            cells = v_cells[None] + (rows * v_batch + n * v_row)[:, None, None]
-            asked = held[:, None, None] & inside_v[None]
-            if not SKIP:  # on its way while the scores are made
-                v = tl.load(cells, mask=asked, other=0.0)
-            scores = tl.sum(k.to(tl.float32) * q[None], 2)  # [BLOCK_N, HEADS]
-            if POWER == 0:
-                scores = tl.where(held[:, None], scores * scale, NEVER)
-                highest = tl.maximum(most, scores)
-                weights, shrink = soften(scores, most, highest)
-                most, total, mixed = highest, total * shrink + weights, mixed * shrink[:, :, None]
-            else:
-                weights = rectify(scores, POWER)
-            if SKIP:
-                v = tl.load(cells, mask=asked & (weights > 0.0)[:, :, None], other=0.0)
-            mixed += weights[:, :, None] * v.to(tl.float32)
-        start += BLOCK_N
+    mixed, most, total = walk_keys(
+        q, k_cells, v_cells, inside, inside_v, (k_batch, k_row), (v_batch, v_row), r, (start, stop, first),
+        (ancestors_ptr, ancestor_step), (centers_ptr, radii_ptr, r * K + tl.program_id(1), known, room, D), scale,
+        POWER, INDEXED, PAGE, SKIP, HEADS, BLOCK_N, BLOCK_D, BLOCK_DV,
+    )  # fmt: skip
     highest = tl.max(most, 0)
     if POWER == 0:
         _, shrink = soften(most, most, highest[None, :])
@@ -208,7 +241,7 @@ def decode_groups(
     o_batch, o_head, o_row, o_column, a_batch, a_head, a_row, a_column, b_batch, b_head, b_row, b_column,
     length_step, ancestor_step, o_split, R, H, K, Q, room, D, Dv, left, scale, gain, exponent, epsilon,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
-    SPLIT: tl.constexpr, PAGE: tl.constexpr,
+    SPLIT: tl.constexpr, PAGE: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All queries of all heads that read one key head: row m is query m % Q of the group's head m // Q."""
@@ -235,24 +268,29 @@ def decode_groups(
         score = tl.sum(wide * new_k, 1) * (scale if POWER == 0 else 1.0)
         score = tl.where(mine, score, NEVER)
         mixed, most, total = add_new(mixed, most, total, score, new_v, gain, POWER)
-    while start < stop:
-        if may_count(wide, norms, centers_ptr, radii_ptr, r * K + head, start, known, room, D, PAGE, BLOCK_D):
-            n = start + tl.arange(0, BLOCK_N)
-            held = (n >= first) & (n < known)
-            rows = cache_rows(ancestors_ptr, ancestor_step, r, n, held, INDEXED)
-            k = tl.load(k_cells + (rows * k_batch + n * k_row)[:, None], mask=held[:, None] & (d < D), other=0.0)
-            v = tl.load(v_cells + (rows * v_batch + n * v_row)[:, None], mask=held[:, None] & (dv < Dv), other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
-            if POWER == 0:
-                scores = tl.where(held[None, :], scores * scale, NEVER)
-                highest = tl.maximum(most, tl.max(scores, 1))
-                weights, _ = soften(scores, scores, highest[:, None])
-                _, shrink = soften(most, most, highest)
-                most, total, mixed = highest, total * shrink + tl.sum(weights, 1), mixed * shrink[:, None]
-            else:
-                weights = rectify(scores, POWER) * gain
-            mixed += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        start += BLOCK_N
+    weights = tl.zeros([BLOCK_M, BLOCK_N], v_ptr.dtype.element_ty)
+    v = tl.zeros([BLOCK_N, BLOCK_DV], v_ptr.dtype.element_ty)
+    for begin in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
+        n = begin + tl.arange(0, BLOCK_N)
+        held = seen_places(
+            n, first, stop, wide, norms, centers_ptr, radii_ptr, r * K + head, known, room, D, PAGE, BLOCK_D
+        )
+        rows = cache_rows(ancestors_ptr, ancestor_step, r, n, held, INDEXED)
+        k = tl.load(k_cells + (rows * k_batch + n * k_row)[:, None], mask=held[:, None] & (d < D), other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        mixed += tl.dot(weights, v, input_precision="ieee")  # of the block before
+        if POWER == 0:
+            scores = tl.where(held[None, :], scores * scale, NEVER)
+            highest = tl.maximum(most, tl.max(scores, 1))
+            wide_weights, _ = soften(scores, scores, highest[:, None])
+            _, shrink = soften(most, most, highest)
+            most, total, mixed = highest, total * shrink + tl.sum(wide_weights, 1), mixed * shrink[:, None]
+        else:
+            wide_weights = rectify(scores, POWER) * gain
+        weights = wide_weights.to(v_ptr.dtype.element_ty)
+        asked = held & (tl.max(weights.to(tl.float32), 0) > 0.0) if SKIP else held
+        v = tl.load(v_cells + (rows * v_batch + n * v_row)[:, None], mask=asked[:, None] & (dv < Dv), other=0.0)
+    mixed += tl.dot(weights, v, input_precision="ieee")
     if POWER == 0:
         places = ((tl.program_id(2) * R + r) * Q + query) * H + heads
         mixed = settle(mixed, most, total, most_ptr, total_ptr, places, real, SPLIT)
@@ -263,30 +301,20 @@ def decode_groups(
 @triton.jit
 def decode_merge(
     parts_ptr, most_ptr, total_ptr, out_ptr, T, Dv, splits,
-    SOFTMAX: tl.constexpr, ROWS: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SOFTMAX: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """Rows [T, Dv] from parts [splits, T, Dv], added in order; those of a softmax shrink to a common highest score."""
+    """Rows [T, Dv] from parts [splits, T, Dv], added in a fixed order; those of a softmax shrink to a common highest
+    score. All parts of a row are on their way at once."""
     t = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dv = tl.arange(0, BLOCK_DV)
-    cells, inside = t[:, None] * Dv + dv[None, :], (t[:, None] < T) & (dv[None, :] < Dv)
-    most = tl.full([ROWS], NEVER, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    split = 0
+    part = tl.arange(0, SPLITS).to(tl.int64)
+    places, real = part[:, None] * T + t[None, :], (part[:, None] < splits) & (t[None, :] < T)
+    cells = places[:, :, None] * Dv + dv[None, None, :]
+    parts = tl.load(parts_ptr + cells, mask=real[:, :, None] & (dv < Dv)[None, None, :], other=0.0)
     if SOFTMAX:
-        while split < splits:
-            most = tl.maximum(most, tl.load(most_ptr + split * T + t, mask=t < T, other=NEVER))
-            split += 1
-    safe = tl.where(most == NEVER, 0.0, most)
-    out = tl.zeros([ROWS, BLOCK_DV], tl.float32)
-    split = 0
-    while split < splits:
-        part = tl.load(parts_ptr + split * T * Dv + cells, mask=inside, other=0.0)
-        if SOFTMAX:
-            shrink = tl.exp2(tl.load(most_ptr + split * T + t, mask=t < T, other=NEVER) - safe)
-            total += tl.load(total_ptr + split * T + t, mask=t < T, other=0.0) * shrink
-            part = part * shrink[:, None]
-        out += part
-        split += 1
-    if SOFTMAX:
-        out = out / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out_ptr + cells, out.to(out_ptr.dtype.element_ty), mask=inside)
+        most = tl.load(most_ptr + places, mask=real, other=NEVER)
+        shrink, _ = soften(most, most, tl.max(most, 0)[None, :])
+        total = tl.sum(tl.load(total_ptr + places, mask=real, other=0.0) * shrink, 0)
+        parts = parts * (shrink / tl.where(total == 0.0, 1.0, total)[None, :])[:, :, None]
+    inside = (t[:, None] < T) & (dv[None, :] < Dv)
+    tl.store(out_ptr + t[:, None] * Dv + dv[None, :], tl.sum(parts, 0).to(out_ptr.dtype.element_ty), mask=inside)

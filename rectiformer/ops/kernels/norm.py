@@ -44,8 +44,7 @@ def norm_backward(
     gate = load_vector(gate_ptr, columns, E) if GATED else gain
     d_gain = tl.zeros([ROWS, BLOCK_E], tl.float32)
     d_gate = tl.zeros([ROWS, BLOCK_E], tl.float32)
-    start = program * ROWS
-    while start < T:  # Triton's interpreter cannot count a range of numbers given at run time
+    for start in tl.range(program * ROWS, T, tl.num_programs(0) * ROWS, num_stages=4):
         rows = (start + tl.arange(0, ROWS)).to(tl.int64)
         cells = rows[:, None] * E + columns[None, :]
         inside = (rows[:, None] < T) & (columns[None, :] < E)
@@ -66,7 +65,6 @@ def norm_backward(
         if GATED:
             d_z += d_argument * gate
         tl.store(dz_ptr + cells, d_z.to(dz_ptr.dtype.element_ty), mask=inside)
-        start += tl.num_programs(0) * ROWS
     own = partial_ptr + program * (2 if GATED else 1) * E + columns
     tl.store(own, tl.sum(d_gain, 0), mask=columns < E)
     if GATED:
@@ -78,10 +76,8 @@ def column_sums(values_ptr, out_ptr, height, width, BLOCK_ROWS: tl.constexpr, BL
     """Sums of a float32 matrix [height, width] over its rows, some columns a program."""
     columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    start = 0
-    while start < height:
+    for start in tl.range(0, height, BLOCK_ROWS, num_stages=3):
         rows = start + tl.arange(0, BLOCK_ROWS)
         inside = (rows[:, None] < height) & (columns[None, :] < width)
         total += tl.load(values_ptr + rows[:, None] * width + columns[None, :], mask=inside, other=0.0)
-        start += BLOCK_ROWS
     tl.store(out_ptr + columns, tl.sum(total, 0), mask=columns < width)

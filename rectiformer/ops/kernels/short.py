@@ -1,4 +1,4 @@
-"""Short sequences: one program a (sequence, head) holds all of its scores at once.
+"""Short sequences: one program a (sequence, head) holds all of its keys, and BLOCK_M of its ROWS queries at a time.
 
 The forward pass is two matrix products with the weights between them; the backward pass rebuilds the weights and makes
 all gradients in one go. Inputs are read and results written through strides, so heads need not be moved. POWER 1 and 2
@@ -43,32 +43,34 @@ def short_forward(
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPS: tl.constexpr,
     GROUP: tl.constexpr, PACKED: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """NORM 1 multiplies the mixed values with a vector, NORM 2 also opens their gates; both leave sums of squares."""
     h = (tl.program_id(0) % H).to(tl.int64)
     b, q_start, k_start, M, N = place(tl.program_id(0) // H, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
     if PACKED and ((tl.maximum(M, N) <= LEAST) | (tl.maximum(M, N) > MOST)):
         return
-    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_N)
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
-    q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
     key_head = h // GROUP
     k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
     v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    seen = visible(m, n, M, N, length, left, right, 1, BANDED)
-    weights = row_weights(scores, seen, scale, 1, POWER, BANDED, BANDED or RAGGED or PACKED)
     gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
-    gain = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
-    kept = sequence_survivors(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPS else seen
-    weights = grow(weights, gain, kept, POWER, DROPS)
-    out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    if NORM > 0:
-        tl.store(squares_ptr + (b * H + h) * M + m, tl.sum(out * out, 1), mask=m < M)
-        opened = tl.sigmoid(load_head_row(gate_ptr, h, Dv, BLOCK_DV) * out) if NORM == 2 else 1.0
-        out = out * load_head_row(vector_ptr, h, Dv, BLOCK_DV) * opened
-    store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
+    for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
+        m = first + tl.arange(0, BLOCK_M)
+        q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        seen = visible(m, n, M, N, length, left, right, 1, BANDED)
+        weights = row_weights(scores, seen, scale, 1, POWER, BANDED, BANDED or RAGGED or PACKED)
+        row = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
+        kept = sequence_survivors(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPS else seen
+        weights = grow(weights, row, kept, POWER, DROPS)
+        out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        if NORM > 0:
+            tl.store(squares_ptr + (b * H + h) * M + m, tl.sum(out * out, 1), mask=m < M)
+            opened = tl.sigmoid(load_head_row(gate_ptr, h, Dv, BLOCK_DV) * out) if NORM == 2 else 1.0
+            out = out * load_head_row(vector_ptr, h, Dv, BLOCK_DV) * opened
+        store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
 
 
 @triton.jit(do_not_specialize=["M", "N", "left", "right"])
@@ -86,7 +88,7 @@ def short_backward(
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPS: tl.constexpr,
     GROUP: tl.constexpr, PACKED: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """Blocks of scores are [n, m]."""
     key_heads = H // GROUP
@@ -94,32 +96,37 @@ def short_backward(
     b, q_start, k_start, M, N = place(sequence, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
     if PACKED and ((tl.maximum(M, N) <= LEAST) | (tl.maximum(M, N) > MOST)):
         return
-    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_N)
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
     k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
     v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
-    seen = visible(m, n, M, N, length, left, right, 0, BANDED)
-    gain = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
     d_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     d_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in range(GROUP):
         h = key_head * GROUP + member
-        q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
-        g = load_head(g_ptr, g_batch, g_head, g_row, g_column, b, h, q_start, m, M, Dv, BLOCK_DV)
-        scores = tl.dot(k, tl.trans(q), input_precision="ieee")
-        d_weights = tl.dot(v, tl.trans(g), input_precision="ieee")
-        weights = row_weights(scores, seen, scale, 0, POWER, BANDED, BANDED or RAGGED or PACKED)
-        kept = sequence_survivors(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 0) if DROPS else seen
-        d_weights = grow(d_weights, gain, kept, POWER, DROPS)
-        grown = grow(weights, gain, kept, POWER, DROPS)
+        d_factor = 0.0
+        for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
+            m = first + tl.arange(0, BLOCK_M)
+            q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+            g = load_head(g_ptr, g_batch, g_head, g_row, g_column, b, h, q_start, m, M, Dv, BLOCK_DV)
+            scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+            d_weights = tl.dot(v, tl.trans(g), input_precision="ieee")
+            seen = visible(m, n, M, N, length, left, right, 0, BANDED)
+            weights = row_weights(scores, seen, scale, 0, POWER, BANDED, BANDED or RAGGED or PACKED)
+            row = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
+            kept = sequence_survivors(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 0) if DROPS else seen
+            d_weights = grow(d_weights, row, kept, POWER, DROPS)
+            grown = grow(weights, row, kept, POWER, DROPS)
+            if PER_HEAD:
+                d_factor += tl.sum(tl.sum(weights * d_weights, 1), 0)
+                factor = tl.load(factor_ptr + h)
+                d_weights, grown = d_weights * factor, grown * factor
+            d_scores = score_gradient(scores, weights, d_weights, seen, scale, 0, POWER, BANDED).to(q.dtype)
+            d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
+            store_head(dq_ptr, dq_batch, dq_head, dq_row, dq_column, b, h, q_start, m, M, D, d_q, BLOCK_D)
+            d_v = tl.dot(grown.to(g.dtype), g, d_v, input_precision="ieee")
+            d_k = tl.dot(d_scores, q, d_k, input_precision="ieee")
         if PER_HEAD:
-            tl.store(d_factor_ptr + sequence * H + h, tl.sum(tl.sum(weights * d_weights, 1), 0))
-            factor = tl.load(factor_ptr + h)
-            d_weights, grown = d_weights * factor, grown * factor
-        d_scores = score_gradient(scores, weights, d_weights, seen, scale, 0, POWER, BANDED).to(q.dtype)
-        d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
-        store_head(dq_ptr, dq_batch, dq_head, dq_row, dq_column, b, h, q_start, m, M, D, d_q, BLOCK_D)
-        d_v = tl.dot(grown.to(g.dtype), g, d_v, input_precision="ieee")
-        d_k = tl.dot(d_scores, q, d_k, input_precision="ieee")
+            tl.store(d_factor_ptr + sequence * H + h, d_factor)
     store_head(dv_ptr, dv_batch, dv_head, dv_row, dv_column, b, key_head, k_start, n, N, Dv, d_v, BLOCK_DV)
     store_head(dk_ptr, dk_batch, dk_head, dk_row, dk_column, b, key_head, k_start, n, N, D, d_k, BLOCK_D)

@@ -3,8 +3,9 @@
 import typing
 
 from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
-from rectiformer.model.attention import LearnedOption, MultiHeadAttention, Observation
+from rectiformer.model.attention import MultiHeadAttention, Observation
 from rectiformer.model.cache import KeyValueCache
+from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.explain import Explanation, explain

@@ -36,14 +36,22 @@ class DataConfig:
     """"lines": a file a side. "tsv": source, target and, with `documents = "column"`, document name in one file."""
     documents: str = choices("none", "blank", "marker", "column")
     """Where a document starts: nowhere, after a blank line, at a line `<d>`, or where the third TSV column changes."""
+    document_tables: Files = ()
+    """A TSV for each `source` file, a row a document in order, its first line naming the columns: `lines`, `date` and
+    `section` are read. Consecutive documents with the same date and section are one debate, and joined."""
+    segment: int = within(0, 0)
+    """Join consecutive sentences of a document into training pairs of up to so many subwords a side, one separator a
+    sentence counted; 0 trains on sentences."""
     bad_utf8: str = choices("error", "replace", "skip")
     """What to do with a line that is not UTF-8."""
     longest: int = within(256, 1)
-    """Most subwords on a side of a training pair."""
+    """Most subwords on a side of a training pair; with `segment`, which says it instead, not used."""
     too_long: str = choices("drop", "truncate", "error")
     """What to do with a longer pair; what was done is counted and said."""
+    grammar: str = choices("sentences", "documents")
+    """What the built-in grammar gives: sentences by themselves, or documents in which words depend on earlier ones."""
     sentences: int = within(20_000, 1)
-    """Sentence pairs drawn from the built-in grammar for training."""
+    """Sentence pairs drawn from the built-in grammar for training; of documents whole ones, until there are enough."""
     valid_sentences: int = within(500, 1)
     """Sentence pairs drawn from the built-in grammar for validation; none of them is in the training data."""
     seed: int = within(1, 0)
@@ -102,6 +110,11 @@ class ModelConfig:
     """Embeddings that are one matrix: source, target, output (with a shared vocabulary); target and output; none."""
     learn: str = choices("head", "layer", "model", "fixed")
     """How gamma of reluformer and alpha of entmax are held: one a head, a layer or a model, or fixed."""
+    learned_start: float = within(0.0, 0.0)
+    """Where that number starts; 0 for the variant's own default."""
+    center: bool = False
+    """Whether keys have the mean of their sentence subtracted, in the encoder and in attention to the source. A softmax
+    never sees what all scores of a row have in common; a ReLU lets it switch whole rows on and off."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)
@@ -152,6 +165,10 @@ class TrainingConfig:
     """Weight of ReLUFormer's |log row sum|, mean over attention modules."""
     entropy_penalty: float = within(0.0, 0.0)
     """Weight of ReLUFormer's max(entropy - 0.7 log n, 0), mean over attention modules."""
+    entropy_of: str = choices("share", "raw")
+    """What that entropy is of: each row of weights divided by its sum, or the weights as they are."""
+    penalty_warmdown: float = within(0.0, 0.0)
+    """Share of all steps over which the two weights fall to 0, in a straight line; 0 keeps them as they are."""
     balance_penalty: float = within(0.0, 0.0)
     """Weight of the balance of experts, where the memory has any."""
     ema: float = within(0.0, 0.0, 1.0)
@@ -177,7 +194,7 @@ class ValidationConfig:
     metric: str = choices("bleu", "loss", "chrf")
     """Decides which checkpoint is best and when to stop early."""
     sentences: int = within(500, 1)
-    """Most validation sentences to translate; the loss is over all."""
+    """Most validation sentences to translate, the last segment whole; the loss is over all."""
     beam: int = within(1, 1)
     patience: int = within(0, 0)
     """Validations without a better `metric` before training stops; 0 never stops early."""

@@ -176,6 +176,12 @@ class Terminal:
             f"step {record['step']:,}{weights}: validation loss {record['valid_loss']:.3f}, "
             f"BLEU {record['valid_bleu']:.2f}, chrF {record['valid_chrf']:.2f}, took {record['valid_seconds']:.1f} s"
         )
+        if "valid_heads" in record:
+            self.note(
+                f"  attention: {record['valid_null_rate']:.1%} of rows null, {record['valid_dead_heads']} of "
+                f"{record['valid_heads']} heads dead, row mass {record['valid_mass']:.3g}, entropy "
+                f"{record['valid_entropy']:.2f}, zeros {record['valid_zeros']:.1%}"
+            )
         self._show(bleu=f"BLEU {record['valid_bleu']:.1f}")
 
     def end(self) -> None:

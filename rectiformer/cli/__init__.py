@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rectiformer.cli import analyzing, training, translating  # noqa: F401 (their commands register themselves)
+from rectiformer.cli import analyzing, evaluating, studying, training, translating  # noqa: F401 (they register)
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
 from rectiformer.errors import NoSpaceError, RectiformerError
 

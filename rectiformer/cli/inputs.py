@@ -1,15 +1,21 @@
-"""What commands read: lines, pairs of lines, runs, and places in a model."""
+"""What commands read: lines, pairs of lines and their links, runs, and places in a model."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from rectiformer.cli.options import option
 from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from rectiformer.measure.alignment import Links
     from rectiformer.translate.translator import Translator
+
+LinkFormat = Annotated[
+    str, option("Of all links: pharaoh, talp or naacl.", "--format", one_of=("pharaoh", "talp", "naacl"))
+]
 
 
 def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
@@ -31,6 +37,23 @@ def read_pairs(source: str, target: str) -> list[tuple[str, str]]:
     from rectiformer.text.corpus import read_two_files
 
     return [(left or "", right or "") for left, right, _ in read_two_files(source, target, DataConfig())]
+
+
+def read_aligned(
+    source: str, target: str, gold: str, form: str, tokenized: bool
+) -> tuple[list[tuple[str, str]], list[Links] | None]:
+    """Sentence pairs and, if there is a file of them, their gold links, which lie inside."""
+    from rectiformer.measure.alignment import check_links, read_gold
+    from rectiformer.measure.words import given_spans, word_spans
+
+    pairs = read_pairs(source, target)
+    if not gold:
+        return pairs, None
+    gold_links = read_gold(read_text(gold), gold, form, len(pairs))
+    spans = given_spans if tokenized else word_spans
+    for line, (links, (left, right)) in enumerate(zip(gold_links, pairs, strict=False), 1):
+        check_links(links, len(spans(left)), len(spans(right)), f"{gold}: pair {line}")
+    return pairs, gold_links
 
 
 def number(text: str) -> int | str:

@@ -1,4 +1,4 @@
-"""Commands of a trained model: translate, score, evaluate, align."""
+"""Commands of a trained model: translate, score, align."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from rectiformer.cli.inputs import number, open_translator, parse_place, read_pairs, read_text, warn
+from rectiformer.cli.documents import (
+    Documents,
+    Overlap,
+    SegmentLength,
+    refuse_line_options,
+    translate_lines,
+)
+from rectiformer.cli.inputs import (
+    LinkFormat,
+    number,
+    open_translator,
+    parse_place,
+    read_aligned,
+    read_pairs,
+    read_text,
+    warn,
+)
 from rectiformer.cli.options import (
     SAMPLING,
     SEARCH,
@@ -30,7 +44,7 @@ from rectiformer.cli.options import (
     app,
     option,
 )
-from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rectiformer.measure.alignment import Link, Links
@@ -39,9 +53,6 @@ if TYPE_CHECKING:
 
 Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
 How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]
-LinkFormat = Annotated[
-    str, option("Of all links: pharaoh, talp or naacl.", "--format", one_of=("pharaoh", "talp", "naacl"))
-]
 Intervals = Annotated[bool, option("Say 95 % intervals of precision and recall too.", "--intervals")]
 
 
@@ -57,7 +68,9 @@ def translate(
     heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
     bad_utf8: BadUtf8 = "error",
     too_long: TooLong = "split",
-    longest: Annotated[int, option("Most subwords that go through the model at once.", min=1)] = 1024,
+    longest: Annotated[
+        int | None, option("Most subwords that go through the model at once; 1024 or the run's segment.", min=1)
+    ] = None,
     beam: Beam = 4,
     length_penalty: Penalty = 0.6,
     nbest: Annotated[int, option("Translations a line; as text, `line ||| text ||| score`.", panel=SEARCH, min=1)] = 1,
@@ -73,6 +86,9 @@ def translate(
     precision: Precision = "fp32",
     batch_tokens: BatchTokens = 4096,
     batch_sentences: BatchSentences = 0,
+    documents: Documents = "none",
+    segment: SegmentLength = None,
+    overlap: Overlap = 2,
 ) -> None:
     """Translate lines of text.
 
@@ -90,21 +106,24 @@ def translate(
         beam=beam, length_penalty=length_penalty, nbest=nbest, cache=not no_cache, sample=sample,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
+    place = parse_place(alignments) if alignments else None
     if (alignments or heads) and not as_json:
         raise ArgumentError("--alignments and --heads are parts of JSON records; add --json")
-    place = parse_place(alignments) if alignments else None
     translator = open_translator(run, checkpoint, device, precision)
-    translator.longest = longest
+    translator.longest = longest or translator.longest
     at_once = batch_sentences == 1 or (file == "-" and sys.stdin.isatty())
-    found = translate_stream(
-        translator, read_lines(file, bad_utf8), options, buffer=1 if at_once else 1000,
-        prefixes=read_text(prefix) if prefix else None, batch_tokens=batch_tokens, batch_sentences=batch_sentences,
-        too_long=too_long, warn=warn,
-    )  # fmt: skip
+    how: dict[str, Any] = {"buffer": 1 if at_once else 1000, "batch_tokens": batch_tokens, "warn": warn}
+    how["batch_sentences"], lines = batch_sentences, read_lines(file, bad_utf8)
+    if documents != "none":
+        refuse_line_options(prefix=prefix, alignments=alignments, heads=heads, too_long=too_long != "split")
+        how |= {"limit": segment, "overlap": overlap}
+        return write_all(translate_lines(translator, lines, options, documents, as_json, **how), out, [file])
+    forced = read_text(prefix) if prefix else None
+    found = translate_stream(translator, lines, options, prefixes=forced, too_long=too_long, **how)
     counted = with_progress(found, "translating", count_lines(file, out))
     records = to_records(translator, counted, align=place, heads=heads, buffer=1 if at_once else 64)
     texts = map(to_json, records) if as_json else (format_candidates(each, nbest) for each in counted)
-    write_all(texts, out, [file, prefix])
+    return write_all(texts, out, [file, prefix])
 
 
 def format_candidates(translation: Translation, nbest: int) -> str:
@@ -140,65 +159,6 @@ def score(
         record = {"line": line, "source": pair[0], "target": pair[1], "mean": mean, **dataclasses.asdict(found)}
         texts.append(to_json(record) if as_json else f"{found.log_probability:.6f}\t{mean:.6f}")
     write_all(texts)
-
-
-@app.command("evaluate")
-def evaluate_command(
-    reference: Annotated[str, option("Right translations.")],
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run to translate --source with.")] = None,
-    source: Annotated[str, option("Sentences to translate with RUN.")] = "",
-    hypothesis: Annotated[str, option("Translations to score, instead of RUN.")] = "",
-    baseline: Annotated[Path | None, option("Another run to compare with, by paired bootstrap.")] = None,
-    baseline_hypothesis: Annotated[str, option("Its translations, instead of --baseline.")] = "",
-    metrics: Annotated[str, option("Any of bleu, chrf and ter, with commas between.")] = "bleu,chrf",
-    samples: Annotated[int, option("Resamples for 95 % intervals; 0 for none, but 1000 to compare.", min=0)] = 0,
-    as_json: AsJson = False,
-    beam: Beam = 4,
-    length_penalty: Penalty = 0.6,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    batch_tokens: BatchTokens = 4096,
-) -> None:
-    """Score translations of a test set.
-
-    RUN translates --source, or --hypothesis is scored as it is; by sacreBLEU, each score with its signature.
-
-        rectiformer evaluate runs/new --baseline runs/old --source test.de --reference test.en
-    """
-    from rectiformer.measure.bleu import METRICS, compare
-    from rectiformer.measure.bleu import score as score_lines
-    from rectiformer.terminal import Terminal, print_scores
-    from rectiformer.translate.evaluate import evaluate
-    from rectiformer.translate.options import SearchOptions
-
-    names = metrics.split(",")
-    for name in names:
-        if name not in METRICS:
-            raise ArgumentError(unknown_name("metric", name, METRICS))
-    if (run is None) == (not hypothesis) or (baseline is not None and baseline_hypothesis):
-        raise ArgumentError("name one RUN or one --hypothesis, and at most one --baseline or --baseline-hypothesis")
-    if (run or baseline) and not source:
-        raise ArgumentError("a run needs --source, the sentences to translate")
-    options, references = SearchOptions(beam=beam, length_penalty=length_penalty), read_text(reference)
-
-    def lines_of(run: Path | None, file: str) -> list[str]:
-        if run is None:
-            return read_text(file)
-        translator = open_translator(run, checkpoint, device, precision)
-        found = evaluate(translator, read_text(source), references, options, (), batch_tokens=batch_tokens, warn=warn)
-        return found.hypotheses
-
-    system = lines_of(run, hypothesis)
-    if baseline or baseline_hypothesis:
-        other = lines_of(baseline, baseline_hypothesis)
-        systems = {f"{baseline or baseline_hypothesis} (baseline)": other, str(run or hypothesis): system}
-        tests = [each for name in names for each in compare(systems, references, name, samples or 1000)]
-        scores = [(each.system, each.score, each.p_value) for each in tests]
-    else:
-        found = score_lines(system, references, names, samples=samples)
-        scores = [(str(run or hypothesis), each, None) for each in found.values()]
-    print_scores(Terminal(), scores, len(references), as_json)
 
 
 @app.command()
@@ -258,24 +218,6 @@ def align(
         write_all(write_links(links, form), out, [source, target, gold])
     if truth is not None:
         report_scores(ways, links, truth, how, table, intervals)
-
-
-def read_aligned(
-    source: str, target: str, gold: str, form: str, tokenized: bool
-) -> tuple[list[tuple[str, str]], list[Links] | None]:
-    """Sentence pairs and, if there is a file of them, their gold links, which lie inside."""
-    from rectiformer.analyze.consistency import check_links
-    from rectiformer.measure.alignment import read_gold
-    from rectiformer.measure.words import given_spans, word_spans
-
-    pairs = read_pairs(source, target)
-    if not gold:
-        return pairs, None
-    gold_links = read_gold(read_text(gold), gold, form, len(pairs))
-    spans = given_spans if tokenized else word_spans
-    for line, (links, (left, right)) in enumerate(zip(gold_links, pairs, strict=False), 1):
-        check_links(links, len(spans(left)), len(spans(right)), f"{gold}: pair {line}")
-    return pairs, gold_links
 
 
 def report_scores(

@@ -141,6 +141,16 @@ def read_naacl(lines: Iterable[str], where: str, sentences: int) -> list[Links]:
     return [Links(frozenset(each["S"]), frozenset(each["P"] - each["S"])) for each in found]
 
 
+def check_links(links: Links, source_words: int, target_words: int, where: str) -> None:
+    """DataError if a link is beyond these words."""
+    for i, j in sorted(links.sure | links.possible):
+        if not (0 <= i < source_words and 0 <= j < target_words):
+            raise DataError(
+                f"{where}: link {i}-{j} is beyond the sentence, which has {source_words} source and {target_words} "
+                "target words, counted from 0; check how the words were split"
+            )
+
+
 def write_links(links: Iterable[AbstractSet[Link]], format: str = "pharaoh") -> Iterator[str]:
     """The lines of a file with the links of each sentence, all of them sure."""
     first = first_word(format)
@@ -166,25 +176,39 @@ def rows_for(weights: np.ndarray, induction: str, source_pieces: int) -> np.ndar
     Args:
         source_pieces: columns to keep; those after them belong to the end of the sentence or to padding.
     """
-    if induction not in INDUCTIONS:
-        raise ArgumentError(unknown_name("induction", induction, INDUCTIONS))
+    steps = steps_of(induction)
     if weights.ndim != 2 or weights.shape[0] < 1 or not 0 <= source_pieces <= weights.shape[1]:
         raise ShapeError(
             f"weights are {list(weights.shape)}, but they need [M N] with M >= 1 and N >= {source_pieces} source pieces"
         )
-    return weights[INDUCTIONS[induction], :source_pieces]
+    return weights[steps, :source_pieces]
+
+
+def steps_of(induction: str) -> slice:
+    """Which decoder steps an induction reads."""
+    if induction not in INDUCTIONS:
+        raise ArgumentError(unknown_name("induction", induction, INDUCTIONS))
+    return INDUCTIONS[induction]
+
+
+def strongest(weights: np.ndarray) -> np.ndarray:
+    """The column of the largest weight in each row of weights [..., M, N], the first if several have it: [..., M].
+
+    A row without a positive weight attends to nothing, and has -1.
+    """
+    if weights.shape[-1] == 0:
+        return np.full(weights.shape[:-1], -1)
+    return np.where(weights.max(-1) > 0, weights.argmax(-1), -1)
 
 
 def links_from_weights(weights: np.ndarray) -> set[Link]:
-    """Link each target (row of weights [M, N]) to the source with its largest weight, the first if several have it.
+    """Link each target (row of weights [M, N]) to the source with its largest weight, as `strongest` finds it."""
+    return links_from_steps(strongest(weights))
 
-    A row without a positive weight attends to nothing, and its target gets no link.
-    """
-    if weights.shape[1] == 0:
-        return set()
-    sources = weights.argmax(1)
-    largest = weights.max(1)
-    return {(int(sources[target]), int(target)) for target in np.flatnonzero(largest > 0)}
+
+def links_from_steps(sources: np.ndarray) -> set[Link]:
+    """Link target i to sources[i]; one of -1 gets no link."""
+    return {(int(sources[target]), int(target)) for target in np.flatnonzero(sources >= 0)}
 
 
 def alignment_error(predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links]) -> AlignmentScore:

@@ -25,7 +25,7 @@ class Score:
     """One metric over one set of lines."""
 
     name: str
-    """As sacreBLEU writes it: BLEU, chrF2 or TER."""
+    """As sacreBLEU writes it: BLEU, chrF2 or TER; of documents, s-BLEU or d-BLEU."""
     value: float
     """0 to 100; for TER less is better, and it may exceed 100."""
     signature: str
@@ -70,6 +70,17 @@ def score(
         return {name: compare(system, references, name, samples=samples, seed=seed)[0].score for name in metrics}
     check_lines("hypotheses", hypotheses, references)
     return {name: score_once(hypotheses, references, name) for name in metrics}
+
+
+def by_level(documents: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    """The lines that documents are scored by: "s-", each sentence one, and "d-", each document, joined by spaces.
+
+    Documents without sentences are none. What names the level is put before the name of a metric, as in d-BLEU.
+    """
+    return {
+        "s-": [sentence for document in documents for sentence in document],
+        "d-": [" ".join(document) for document in documents if document],
+    }
 
 
 def score_once(hypotheses: Sequence[str], references: Sequence[str], name: str) -> Score:
@@ -155,6 +166,18 @@ def check_lines(what: str, hypotheses: Sequence[str], references: Sequence[str])
         )
     if not references:
         raise DataError(f"{what}: 0 lines for 0 references; there is nothing to score")
+
+
+def check_documents(what: str, hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> None:
+    """Refuse documents that do not have as many sentences as their references."""
+    if len(hypotheses) != len(references):
+        raise DataError(f"{what}: {len(hypotheses)} documents for {len(references)} references; nothing is scored")
+    for number, (ours, right) in enumerate(zip(hypotheses, references, strict=True), 1):
+        if len(ours) != len(right):
+            raise DataError(
+                f"{what}: document {number} has {len(ours)} sentences for {len(right)} references; nothing is scored, "
+                "because each reference needs exactly one line, if only an empty one"
+            )
 
 
 def check_resampling(samples: int, seed: int) -> None:

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rectiformer.errors import ConfigError, ShapeError, unknown_name
+from rectiformer.errors import ConfigError, ShapeError
 from rectiformer.model.cache import Cache, FixedCache
+from rectiformer.model.learned import LearnedOption, build_learned
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, project_normed
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import Window, check_call, choose, run
 from rectiformer.ops.gated import gated_attention, gated_obstacle
 from rectiformer.ops.reference import Call
-from rectiformer.ops.variants import Variant, find_variant
+from rectiformer.ops.row_statistics import RowStatistics, attention_with_rows
+from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights, visible_keys
-
-LEARN = ("head", "layer", "fixed")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,41 +51,6 @@ class Observation:
         return visible_keys(self.q, self.k, self.variant, **self.call)
 
 
-class LearnedOption(nn.Module):
-    """A variant's number as a parameter that cannot leave its range, however far it is pushed.
-
-    gamma is exp(raw), between 1e-13 and 1e13. alpha is 1 + sigmoid(raw), kept 0.001 above 1: nearer to 1, its exponent
-    1 / (alpha - 1) loses float32's digits, and at 1 there is none.
-    """
-
-    LEAST_ALPHA = 1.001
-
-    def __init__(self, variant: Variant, name: str, heads: int = 1) -> None:
-        super().__init__()
-        option = variant.options.get(name)
-        if option is None or not option.learn:
-            raise ConfigError(f"variant {variant.name!r} has no learnable number {name!r}")
-        self.name = name
-        self.transform = option.learn
-        self.raw = nn.Parameter(torch.full((heads,), self._inverse(option.default)))
-
-    def forward(self) -> Tensor:
-        raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
-        if self.transform == "exp":
-            return raw.clamp(-30, 30).exp()
-        return self.LEAST_ALPHA + (2 - self.LEAST_ALPHA) * raw.sigmoid()
-
-    def _inverse(self, value: float) -> float:
-        if self.transform == "exp":
-            return math.log(value)
-        return -math.log((2 - self.LEAST_ALPHA) / (value - self.LEAST_ALPHA) - 1)
-
-    @staticmethod
-    def name_in(variant: Variant) -> str | None:
-        """The option of `variant` that can be learned, if it has one."""
-        return next((name for name, option in variant.options.items() if option.learn), None)
-
-
 class MultiHeadAttention(nn.Module):
     """Project, attend as the variant says, norm over all heads, project back.
 
@@ -105,10 +70,16 @@ class MultiHeadAttention(nn.Module):
         norm: a name from model/norms.py in place of the variant's own.
         learn: how the variant's learnable number (gamma of reluformer, alpha of entmax) is held: one a "head", one a
             "layer", "fixed" at its default or at what `options` says, or a `LearnedOption` shared by a whole model.
+        start: where that number starts, or stays if "fixed"; the variant's default unless given.
         options: the variant's numbers, fixed.
+        center: whether the keys of a sequence have their mean subtracted. A softmax never sees what all scores of a row
+            have in common; a ReLU lets it switch whole rows on and off. Not for causal attention, whose rows each see
+            other keys.
     """
 
     observer: Callable[[Observation], None] | None
+    row_observer: Callable[[RowStatistics], None] | None
+    """Handed statistics of each row of weights, with gradients, from the pass that mixes the values."""
 
     def __init__(
         self,
@@ -122,7 +93,9 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         norm: str | None = None,
         learn: str | LearnedOption = "head",
+        start: float | None = None,
         options: Mapping[str, float] | None = None,
+        center: bool = False,
     ) -> None:
         super().__init__()
         key_heads = heads if key_heads is None else key_heads
@@ -131,17 +104,21 @@ class MultiHeadAttention(nn.Module):
             raise ConfigError(f"dropout = {dropout}, but it is a probability below 1")
         row = find_variant(variant)
         self.width, self.heads, self.key_heads = width, heads, key_heads
-        self.cross, self.dropout = cross, dropout
+        self.cross, self.dropout, self.center = cross, dropout, center
         self.variant = variant
         self.options = dict(options or {})
+        if learn == "fixed" and start is not None and (name := LearnedOption.name_in(row)):
+            self.options.setdefault(name, start)
         row.resolve_options(self.options)
         self.sizes = [width, key_heads * width // heads, key_heads * width // heads]
         self.input_weight = nn.Parameter(torch.empty(sum(self.sizes), width))
         self.input_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
         self.norm = build_output_norm(norm or row.output_norm, width)
         self.output = nn.Linear(width, width, bias=bias)
-        self.learned = build_learned(row, learn, heads, self.options)
+        self.learned = build_learned(row, learn, heads, self.options, start)
+        self.learned_divides = self.learned is not None and row.row_scale is not None
         self.observer = None
+        self.row_observer = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -176,15 +153,21 @@ class MultiHeadAttention(nn.Module):
         for name, given in (("x", x), ("memory", memory)):
             if given is not None and (given.dim() != 3 or given.shape[-1] != self.width):
                 raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.width}")
-        q, k, v = self.project(x, memory, cache)
+        q, k, v = self.project(x, memory, cache, key_lengths)
         options = self.current_options()
+        if attn_bias is not None and self.learned_divides:
+            attn_bias = attn_bias * self.head_scales()[:, None, None].to(attn_bias.dtype)
         dropout = self.dropout if self.training else 0.0
         call = check_call(
             q, k, v, self.variant, causal, key_lengths, attn_mask, attn_bias, window, None, dropout, None, options
         )
         if self.norms_in_epilogue(q, k, v, call):
             return self.attend_normed(q, k, v, call)
-        mixed = run(q, k, v, call, "auto")
+        if self.row_observer is None:
+            mixed = run(q, k, v, call, "auto")
+        else:
+            mixed, rows = attention_with_rows(q, k, v, call)
+            self.row_observer(rows)
         if self.observer is not None:
             asked = {"causal": causal, "key_lengths": key_lengths, "attn_mask": attn_mask, "bias": attn_bias}
             self.observer(Observation(self.variant, q, k, mixed, {**asked, "window": window, **options}))
@@ -195,7 +178,7 @@ class MultiHeadAttention(nn.Module):
         kernels (docs/log.md)."""
         if not torch.compiler.is_compiling() or torch.is_grad_enabled():
             return False
-        if self.observer is not None or not isinstance(self.norm, RMSNorm | GatedRMSNorm):
+        if self.observer or self.row_observer or not isinstance(self.norm, RMSNorm | GatedRMSNorm):
             return False
         fused = choose(q, k, v, call, "auto") == "fused"
         return fused and not gated_obstacle(q, k, v, self.norm.gain, self.norm.gate, call)
@@ -225,15 +208,18 @@ class MultiHeadAttention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def current_options(self) -> dict[str, Any]:
-        """The variant's numbers, fixed or learned."""
-        learned = {} if self.learned is None else {self.learned.name: self.learned()}
-        return {**self.options, **learned}
+        """The variant's numbers, fixed or learned, except what the queries are divided by already."""
+        if self.learned is None or self.learned_divides:
+            return dict(self.options)
+        return {**self.options, self.learned.name: self.learned()}
 
-    def project(self, x: Tensor, memory: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, memory: Tensor | None, cache: Cache | None, key_lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, M, D], keys and values [B, K, N, D]."""
         if memory is None:
             q, k, v = self._linear(x, 0, 3).split(self.sizes, -1)
-            k, v = self._split(k, self.key_heads), self._split(v, self.key_heads)
+            k, v = self._keys(k, key_lengths), self._split(v, self.key_heads)
             if cache is not None:
                 k, v = cache.append(k, v)
         else:
@@ -241,7 +227,8 @@ class MultiHeadAttention(nn.Module):
             if cache is not None and cache.length:
                 k, v = cache.keys, cache.values
             else:
-                k, v = (self._split(part, self.key_heads) for part in self._linear(memory, 1, 3).chunk(2, -1))
+                k, v = self._linear(memory, 1, 3).chunk(2, -1)
+                k, v = self._keys(k, key_lengths), self._split(v, self.key_heads)
                 if cache is not None:
                     k, v = cache.append(k, v)
         return self._split(q, self.heads), k, v
@@ -249,11 +236,39 @@ class MultiHeadAttention(nn.Module):
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
         rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
-        return F.linear(x, self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows])
+        weight, bias = self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows]
+        if self.learned_divides and first == 0:
+            scale = self.head_scales().repeat_interleave(self.width // self.heads).to(weight.dtype)
+            scale = F.pad(scale, (0, len(weight) - self.width), value=1.0)
+            weight, bias = weight * scale[:, None], None if bias is None else bias * scale
+        return F.linear(x, weight, bias)
+
+    def head_scales(self) -> Tensor:
+        """What multiplies the scores of each head, [H], where that stands for dividing its weights: [x / gamma]+ is
+        [x]+ / gamma.
+
+        So it can scale rows of the projection, once, and its gradient comes with the matrix's own, where attention
+        kernels would have to add it up over all scores.
+        """
+        assert self.learned is not None
+        return self.learned().reciprocal().expand(self.heads)
+
+    def _keys(self, k: Tensor, lengths: Tensor | None) -> Tensor:
+        return self._split(center_rows(k, lengths) if self.center else k, self.key_heads)
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def center_rows(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Rows [B, N, E] without what the first lengths[b] of them have in common."""
+    if lengths is None:
+        return x - x.mean(1, keepdim=True)
+    real = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    mean = torch.where(real, x, 0).sum(1, keepdim=True, dtype=wide) / lengths.clamp_min(1)[:, None, None]
+    return x - mean.to(x.dtype)
 
 
 def check_heads(width: int, heads: int, key_heads: int) -> None:
@@ -263,23 +278,6 @@ def check_heads(width: int, heads: int, key_heads: int) -> None:
         raise ConfigError(f"heads = {heads} does not divide width = {width}")
     if heads % key_heads:
         raise ConfigError(f"key_heads = {key_heads} does not divide heads = {heads}")
-
-
-def build_learned(
-    variant: Variant, learn: str | LearnedOption, heads: int, fixed: Mapping[str, float]
-) -> LearnedOption | None:
-    name = LearnedOption.name_in(variant)
-    if isinstance(learn, LearnedOption):
-        if learn.name != name:
-            raise ConfigError(f"the shared {learn.name!r} is not a number that variant {variant.name!r} learns")
-        if name in fixed:
-            raise ConfigError(f"{name} is given both fixed, as {fixed[name]}, and shared to be learned")
-        return learn
-    if learn not in LEARN:
-        raise ConfigError(unknown_name("value of learn", str(learn), LEARN))
-    if name is None or name in fixed or learn == "fixed":
-        return None
-    return LearnedOption(variant, name, heads if learn == "head" else 1)
 
 
 def variance_scaling_(weight: Tensor) -> Tensor:

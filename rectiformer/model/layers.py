@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
-from rectiformer.model.attention import LearnedOption, MultiHeadAttention
+from rectiformer.model.attention import MultiHeadAttention
 from rectiformer.model.cache import Cache, FixedCache
 from rectiformer.model.dropout import Dropout
+from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.variants import find_variant
@@ -55,6 +56,8 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         cross=kind == "cross",
         dropout=config.attention_dropout,
         learn=shared.get(variant, "fixed") if config.learn == "model" else config.learn,
+        start=config.learned_start or None,
+        center=config.center and kind != "decoder",
     )
 
 
@@ -131,7 +134,10 @@ def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
         return {}
     names = dict.fromkeys(config.variant_of(kind) for kind in ("encoder", "decoder", "cross"))
     learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
-    return {name: LearnedOption(find_variant(name), option) for name, option in learnable.items() if option}
+    start = config.learned_start or None
+    return {
+        name: LearnedOption(find_variant(name), option, start=start) for name, option in learnable.items() if option
+    }
 
 
 def sinusoids(length: int, width: int) -> Tensor:

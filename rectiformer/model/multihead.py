@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, ShapeError
-from rectiformer.model.attention import build_learned, check_heads
+from rectiformer.model.attention import check_heads
+from rectiformer.model.learned import build_learned
 from rectiformer.model.norms import build_output_norm
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant

@@ -172,14 +172,14 @@ class Transformer(nn.Module):
         held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.width // heads)
         position = torch.zeros(1, dtype=torch.long, device=source.device)
         own = [FixedCache(held, layer) for layer in range(layers)]
-        cross = [ReadyCache(*pair) for pair in self.project_source(source)]
+        cross = [ReadyCache(*pair) for pair in self.project_source(source, source_lengths)]
         return DecoderState(source, source_lengths, own, cross, position, held)
 
-    def project_source(self, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def project_source(self, source: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            _, keys, values = layer.cross.project(source[:, :1], source, None)
+            _, keys, values = layer.cross.project(source[:, :1], source, None, lengths)
             yield keys.contiguous(), values.contiguous()
 
     def step(self, ids: Tensor, state: DecoderState) -> Tensor:

@@ -48,21 +48,37 @@ def long_attention(
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host. With `tiles`,
     bool [B, H, tiles of 64 queries, tiles of 64 keys], only of those that are True.
     """
-    if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
-        q, call = -q, replace(call, scale=-call.scale)
+    q, call = with_positive_scale(q, call)
+    tables, numbers, sizes = long_arguments(q, k, call, packing)
+    return scale_late(long(q, k, v, call.bias, *tables, tiles, numbers, sizes), k, call)
+
+
+def with_positive_scale(q: Tensor, call: Call) -> tuple[Tensor, Call]:
+    """The same scores: a positive scale leaves the ReLU, a negative one must not."""
+    return (-q, replace(call, scale=-call.scale)) if call.scale < 0 else (q, call)
+
+
+def long_arguments(
+    q: Tensor, k: Tensor, call: Call, packing: Packing | None
+) -> tuple[tuple[Tensor | None, ...], list[float], list[int]]:
+    """What an operator is told: mask, factors, key lengths, seed and bounds; then its numbers; then its sizes."""
     seen = call.visibility
-    masked, grouped = seen.attn_mask is not None, q.shape[1] > k.shape[1]
     # Where a mask decides how many keys a row sees, its scale is multiplied afterwards.
-    exponent, factor, factors = (0.0, 1.0, None) if masked else row_scale_parts(q, call)
-    numbers = [call.scale, call.dropout, exponent, factor]
-    tables = (None if grouped else factors, seen.key_lengths, call.seed)
+    exponent, factor, factors = (0.0, 1.0, None) if seen.attn_mask is not None else row_scale_parts(q, call)
+    grouped = q.shape[1] > k.shape[1]
     bounds = (None, None) if packing is None else (packing.bounds_q, packing.bounds_k)
+    tables = (seen.attn_mask, None if grouped else factors, seen.key_lengths, call.seed, *bounds)
     sizes = [call.variant.power, seen.left, seen.right, *call.origin, *longest(call, packing)]
-    out = long(q, k, v, call.bias, seen.attn_mask, *tables, *bounds, tiles, numbers, sizes)
-    if masked:
+    return tables, [call.scale, call.dropout, exponent, factor], sizes
+
+
+def scale_late(out: Tensor, k: Tensor, call: Call) -> Tensor:
+    """Mixed values with what the kernels left out of the row scale, and why they did."""
+    if call.visibility.attn_mask is not None:
         return scale_rows(out, call).to(out.dtype)
-    if grouped and factors is not None:  # the kernels cannot tell heads that share keys apart in a factor's gradient
-        return (out * factors[:, None, None]).to(out.dtype)
+    if out.shape[1] > k.shape[1]:  # they cannot tell heads that share keys apart in a factor's gradient
+        factors = row_scale_parts(out, call)[2]
+        return out if factors is None else (out * factors[:, None, None]).to(out.dtype)
     return out
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.launching import block, heads_last, interpreting
-from rectiformer.ops.tilings import LISTED, Tiling, find_tiling
+from rectiformer.ops.tilings import LISTED, SCALING, Tiling, find_tiling
 from rectiformer.ops.visibility import Visibility
 
 
@@ -32,24 +32,42 @@ class LongCall:
     numbers: Sequence[float]
     sizes: Sequence[int]
 
-    def forward(self) -> Tensor:
-        """Mixed values [B, H, M, Dv]."""
+    def forward(self, rows: Tensor | None = None) -> Tensor:
+        """Mixed values [B, H, M, Dv]. In `rows` [B, H, M, 2] are left the sum of each row's rectified powers and the
+        entropy of the row divided by it."""
         from rectiformer.ops.kernels.forward import forward
 
         out = heads_last(self.q, self.v.shape[3])
-        self._launch(forward, "forward", [self.q, self.k, self.v], [out], [self.gain])
+        name = "forward" if rows is None else "rows"
+        self._launch(forward, name, [self.q, self.k, self.v], [out], [self.gain], rows)
         return out
 
-    def backward(self, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v."""
+    def backward(self, d_out: Tensor, slopes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v. With `slopes` a, b [B, H, M, 2], contiguous, x has a + b log x more."""
         from rectiformer.ops.kernels.backward import key_gradients, query_gradients
 
-        read = [self.q, self.k, self.v, d_out]
-        d_q, d_k, d_v = (heads_last(tensor, tensor.shape[3]) for tensor in read[:3])
-        group = self.q.shape[1] // self.k.shape[1]
-        self._launch(key_gradients, "keys", read, [d_k, d_v], [self.gain, self.score_gain], GROUP=group)
-        self._launch(query_gradients, "queries", read, [d_q], [self.score_gain])
+        read = [self.q, self.k, self.v]
+        d_q, d_k, d_v = (heads_last(tensor, tensor.shape[3]) for tensor in read)
+        scaled = self._scale_gradients(d_out, d_q) if self.numbers[2] and any(self.edges()) else d_out
+        gains, group = [self.gain, self.score_gain], self.q.shape[1] // self.k.shape[1]
+        self._launch(key_gradients, "keys", [*read, scaled], [d_k, d_v], gains, slopes, GROUP=group)
+        self._launch(query_gradients, "queries", [*read, d_out], [d_q], [self.score_gain], slopes)
         return d_q, d_k, d_v
+
+    def _scale_gradients(self, d_out: Tensor, d_q: Tensor) -> Tensor:
+        """`d_out` with each row scaled by its count of keys: where `d_q` will be, if it fits there."""
+        from rectiformer.ops.kernels.backward import scale_gradients
+
+        scaled = d_q if d_q.shape == d_out.shape else heads_last(d_out, d_out.shape[3])
+        H, _, M, N, _, Dv = self._sizes()
+        numbers = [tuple(d_out.stride()), tuple(scaled.stride()), tuple(self.sizes[1:3]), H, M, N, Dv, self.numbers[2]]
+        known = self._flags(SCALING, [d_out])
+        flags = {name: known[name] for name in ("ROW_SCALE", "RAGGED", "PACKED", "BLOCK_M", "BLOCK_DV", "num_warps")}
+        with torch.cuda.device_of(self.q):
+            scale_gradients[self._grid(self.sizes[5], SCALING.queries, H)](
+                d_out, scaled, self._tables()[1], *self._tables()[3:], *numbers, **flags
+            )
+        return scaled
 
     def bias_gradient(self, d_out: Tensor) -> Tensor:
         """The gradient of the bias, in its shape, without ever holding what it is broadcast to."""
@@ -73,8 +91,8 @@ class LongCall:
 
     @property
     def inner(self) -> bool:
-        """Whether scores are scaled before the ReLU: a bias asks for it, and unscaled ones may overflow in float16."""
-        return self.bias is not None or self.q.dtype == torch.float16
+        """Whether scores are scaled before the ReLU: a bias asks for it."""
+        return self.bias is not None or scales_inside(self.q)
 
     @property
     def gain(self) -> float:
@@ -96,32 +114,45 @@ class LongCall:
         return seen.hides_later, seen.hides_earlier
 
     def _launch(
-        self, kernel: Any, name: str, read: list[Tensor], written: list[Tensor], gains: list[float], **more: int
+        self,
+        kernel: Any,
+        name: str,
+        read: list[Tensor],
+        written: list[Tensor],
+        gains: list[float],
+        rows: Tensor | None,
+        **more: int,
     ) -> None:
         """One program for each tile of keys ("keys") or of queries, head and sequence."""
         tiling = find_tiling(name, self.q, self.v, any(self.edges())) if self.tiles is None else LISTED
         flags = self._flags(tiling, read)
-        rows = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
-        sources = [source(tensor, size, flags["TMA"]) for tensor, size in zip(read, rows, strict=False)]
+        heights = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
+        sources = [source(tensor, size, flags["TMA"]) for tensor, size in zip(read, heights, strict=False)]
         strides = [tuple(tensor.stride()) for tensor in (*read, *written)]
-        tables = [*self._tables(), *self._lists(name), *self._cells(), *strides, tuple(self.sizes[1:3])]
+        tables = [*self._tables(), *self._lists(name), self.q if rows is None else rows, *self._cells(), *strides]
         most, size, owners = (
             (self.sizes[6], tiling.keys, self.k) if name == "keys" else (self.sizes[5], tiling.queries, self.q)
         )
-        sequences = self.q.shape[0] if self.bounds_q is None else len(self.bounds_q) - 1
         with torch.cuda.device_of(self.q):  # Triton launches on the current device
-            kernel[(-(-most // size), sequences * owners.shape[1])](
+            kernel[self._grid(most, size, owners.shape[1])](
                 *sources,
                 *read,
                 *written,
                 *tables,
+                tuple(self.sizes[1:3]),
                 *self._sizes(),
                 self.numbers[0],
                 *gains,
                 *self._hidden(),
                 **flags,
                 **more,
+                STATS=rows is not None,
             )
+
+    def _grid(self, most: int, size: int, heads: int) -> tuple[int, int]:
+        """Tiles of `size` rows of the longest sequence, times heads of all sequences."""
+        sequences = self.q.shape[0] if self.bounds_q is None else len(self.bounds_q) - 1
+        return -(-most // size), sequences * heads
 
     def _tables(self) -> list[Tensor]:
         """Pointers to factors, key lengths, seed and bounds; those of None are never read."""
@@ -176,6 +207,11 @@ class LongCall:
             "num_warps": tiling.warps,
             "num_stages": tiling.stages,
         }
+
+
+def scales_inside(q: Tensor) -> bool:
+    """Whether the dtype asks for scores to be scaled before the ReLU: unscaled ones may overflow in float16."""
+    return q.dtype == torch.float16
 
 
 def describable(tensor: Tensor) -> bool:

@@ -26,6 +26,10 @@ TILINGS = {
     ("forward", 64): (Tiling(128, 64, 4, 3), Tiling(128, 64, 4, 3)),
     ("forward", 128): (Tiling(128, 64, 4, 2), Tiling(128, 64, 4, 2)),
     ("forward", 256): (Tiling(128, 64, 8, 2), Tiling(128, 64, 8, 2)),
+    # the forward pass that describes rows: chosen to fit in registers, not measured
+    ("rows", 64): (Tiling(128, 64, 4, 3), Tiling(128, 64, 4, 3)),
+    ("rows", 128): (Tiling(128, 64, 8, 2), Tiling(128, 64, 8, 2)),
+    ("rows", 256): (Tiling(128, 64, 8, 2), Tiling(128, 64, 8, 2)),
     ("keys", 64): (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 3)),
     ("keys", 128): (Tiling(64, 128, 8, 3), Tiling(64, 64, 4, 2)),
     ("keys", 256): (Tiling(32, 64, 8, 2), Tiling(32, 64, 8, 2)),
@@ -38,6 +42,7 @@ TILINGS = {
 }
 EXACT = {
     "forward": Tiling(64, 32, 4, 1),
+    "rows": Tiling(64, 32, 4, 1),
     "keys": Tiling(32, 16, 4, 1),
     "queries": Tiling(64, 32, 4, 1),
     "bias": Tiling(32, 32, 4, 1),
@@ -46,6 +51,9 @@ EXACT = {
 
 LISTED = Tiling(64, 64, 4, 2)
 """Of every kernel that visits only listed tiles, in any dtype."""
+
+SCALING = Tiling(32, 1, 4, 1)
+"""Of the kernel that scales rows of a gradient; it has no keys."""
 
 LARGEST_TILES = 200 << 10
 """Bytes of shared memory that the largest of `TILINGS` takes, and a little more."""

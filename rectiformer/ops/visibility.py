@@ -77,7 +77,7 @@ class Visibility:
             assert seen is not None
             return seen.expand(*seen.shape[:3], self.keys).sum(-1)
         position = torch.arange(self.first, self.first + self.queries, device=device)  # [M]
-        end = torch.tensor(self.keys, device=device) if self.key_lengths is None else self.key_lengths[:, None, None]
+        end = torch.full((), self.keys, device=device) if self.key_lengths is None else self.key_lengths[:, None, None]
         stop = torch.minimum(position + self.right + 1, end) if self.hides_later else end
         start = (position - self.left).clamp_min(0) if self.hides_earlier else 0 * position
         return (stop - start).clamp_min(0).expand(end.shape[0] if end.dim() else 1, 1, self.queries)

@@ -96,6 +96,29 @@ def attention_stats(
     return AttentionStats(*(torch.cat([getattr(part, field.name) for part in parts], -1) for field in fields(parts[0])))
 
 
+def weight_blocks(
+    q: Tensor,
+    k: Tensor,
+    variant: str = "rela",
+    *,
+    cells: int = BLOCK_CELLS,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    scale: float | None = None,
+    **options: Value,
+) -> Iterator[tuple[slice, Tensor]]:
+    """The weights of a call, a few queries at a time: which queries, and their weights [B, H, m, N].
+
+    The arguments are those of `attention`; `cells` is how many weights are computed at once.
+    """
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    for rows, _, block in _row_blocks(q, k, call, cells):
+        yield rows, block
+
+
 def visible_keys(
     q: Tensor,
     k: Tensor,
@@ -138,22 +161,22 @@ def _weights(q: Tensor, k: Tensor, call: Call) -> Tensor:
     return reference_weights(q, k, call).to(q.dtype)
 
 
-def _row_blocks(q: Tensor, k: Tensor, call: Call) -> Iterator[tuple[int, Call, Tensor]]:
-    """The weights a few query rows at a time: first row, the call for those rows, weights [B, H, m, N]."""
-    step = max(1, BLOCK_CELLS // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+def _row_blocks(q: Tensor, k: Tensor, call: Call, cells: int = BLOCK_CELLS) -> Iterator[tuple[slice, Call, Tensor]]:
+    """The weights a few query rows at a time: which rows, the call for those rows, weights [B, H, m, N]."""
+    step = max(1, cells // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     for start in range(0, max(1, q.shape[2]), step):
         rows = slice(start, min(start + step, q.shape[2]))
         part = call.rows(rows.start, rows.stop)
-        yield start, part, _weights(q[:, :, rows], k, part)
+        yield rows, part, _weights(q[:, :, rows], k, part)
 
 
 def _compress(q: Tensor, k: Tensor, call: Call) -> Tensor:
     """All non-zero weights as one CSR matrix whose rows run over (sequence, head, query)."""
     B, H, M, _ = q.shape
     found = []
-    for start, _, block in _row_blocks(q, k, call):
+    for rows, _, block in _row_blocks(q, k, call):
         b, h, m, column = block.nonzero(as_tuple=True)
-        found.append(((b * H + h) * M + start + m, column, block[b, h, m, column]))
+        found.append(((b * H + h) * M + rows.start + m, column, block[b, h, m, column]))
     row, column, value = (torch.cat(part) for part in zip(*found, strict=True))
     order = row.argsort(stable=True)  # blocks came by query; the matrix wants sequence and head first
     ends = torch.bincount(row, minlength=B * H * M).cumsum(0)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STEPS = ((32, 4), (64, 8), (128, 16), (256, 32), (512, 64))
-"""Up to 32 tokens lengths are rounded up to multiples of 4, up to 64 of 8, and so on; beyond 512, of 128."""
+STEPS = tuple((2**power, 2 ** (power - 3)) for power in range(5, 13))
+"""Up to 32 tokens lengths are rounded up to multiples of 4, up to 64 of 8, and so on; beyond 4,096, of 1,024."""
 
 
 class Pairs(Protocol):
@@ -67,7 +67,7 @@ class Batch:
 
 def round_up(lengths: np.ndarray) -> np.ndarray:
     """Each length rounded up to one of the few that batches have."""
-    rounded = -(-lengths // 128) * 128
+    rounded = -(-lengths // 1024) * 1024
     for limit, step in reversed(STEPS):
         rounded = np.where(lengths <= limit, -(-lengths // step) * step, rounded)
     return rounded

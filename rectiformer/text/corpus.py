@@ -12,13 +12,11 @@ from pathlib import Path
 
 from rectiformer.config import DataConfig, Files
 from rectiformer.errors import ConfigError, DataError
+from rectiformer.text.documents import DOCUMENT_MARKER, Row, is_boundary, join_debates
 from rectiformer.text.lines import can_be_read_once_only, display_name, read_lines, spool
 
-DOCUMENT_MARKER = "<d>"
 NO_LINE = "\n"  # what `zip_longest` pads with: no line can be it
 BATCH_PAIRS, BATCH_CHARACTERS = 4_096, 4_000_000
-
-Row = tuple[str | None, str | None, str]  # source, target, name of the document; None where a line is not UTF-8
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,14 @@ class Counts:
     bad_utf8: int = 0
     too_long: int = 0
     truncated: int = 0
+    segments: int = 0
+    """Into which the pairs were joined; 0 where each stands by itself."""
 
     def describe(self) -> str:
         """One line, such as "9 pairs in 2 documents; dropped 1 empty, 0 not UTF-8, 3 too long; truncated 0"."""
+        joined = f", {self.segments:,} segments" if self.segments else ""
         return (
-            f"{self.pairs:,} pairs in {self.documents:,} documents; dropped {self.empty:,} empty, "
+            f"{self.pairs:,} pairs in {self.documents:,} documents{joined}; dropped {self.empty:,} empty, "
             f"{self.bad_utf8:,} not UTF-8, {self.too_long:,} too long; truncated {self.truncated:,}"
         )
 
@@ -60,7 +61,8 @@ def read_pairs(config: DataConfig, split: str, counts: Counts) -> Iterator[TextP
     check_files(config)
     sources, targets = files_of(config, split)
     if sources:
-        yield from read_files(config, sources, targets, counts)
+        tables = config.document_tables if split == "train" else ()
+        yield from read_files(config, sources, targets, tables, counts)
     elif not config.source:
         yield from read_grammar(config, split, counts)
 
@@ -77,7 +79,8 @@ def files_of(config: DataConfig, split: str) -> tuple[Files, Files]:
 
 def input_files(config: DataConfig) -> Files:
     """All files of all splits."""
-    return config.source + config.target + config.valid_source + config.valid_target
+    texts = config.source + config.target + config.valid_source + config.valid_target
+    return texts + config.document_tables
 
 
 def check_files(config: DataConfig) -> None:
@@ -92,27 +95,52 @@ def check_files(config: DataConfig) -> None:
             )
     if config.documents == "column" and config.format != "tsv":
         raise ConfigError(f'data.documents = "column" needs data.format = "tsv", not "{config.format}"')
+    if config.document_tables and len(config.document_tables) != len(config.source):
+        raise ConfigError(
+            f"data.document_tables names {len(config.document_tables)} files but data.source {len(config.source)}; "
+            "name one for each, or none"
+        )
+    if config.source and config.documents == "none" and (config.segment or config.document_tables):
+        key = "segment" if config.segment else "document_tables"
+        raise ConfigError(f'data.{key} needs documents: say where they start in data.documents, now "none"')
+    if config.segment == 1:
+        raise ConfigError("data.segment = 1, but a sentence needs a subword beside its separator; use 2 or more, or 0")
+    if config.segment and not config.source and config.grammar != "documents":
+        raise ConfigError(f'data.segment needs documents: use data.grammar = "documents", not "{config.grammar}"')
     if input_files(config).count("-") > 1:
         raise ConfigError("standard input (`-`) is named more than once in [data], but it can be read once only")
 
 
 def read_grammar(config: DataConfig, split: str, counts: Counts) -> Iterator[TextPair]:
-    from rectiformer.text.grammar import draw_sentences  # only for those without text of their own
+    from rectiformer.text.grammar import (
+        Pair,
+        draw_documents,
+        draw_sentences,
+    )  # only for those without text of their own
 
-    counts.documents += 1
     number = config.sentences if split == "train" else config.valid_sentences
-    for index, sentence in enumerate(draw_sentences(number, config.seed, split)):
-        counts.pairs += 1
-        yield TextPair(sentence.source, sentence.target, document_start=index == 0)
+    drawn: Iterable[Iterable[Pair]] = [draw_sentences(number, config.seed, split)]
+    if config.grammar == "documents":
+        drawn = draw_documents(number, config.seed, split)  # more than enough
+    for document in drawn:
+        if counts.pairs >= number:
+            return
+        counts.documents += 1
+        for index, pair in enumerate(document):
+            counts.pairs += 1
+            yield TextPair(pair.source, pair.target, document_start=index == 0)
 
 
-def read_files(config: DataConfig, sources: Files, targets: Files, counts: Counts) -> Iterator[TextPair]:
-    for source, target in zip(sources, targets or sources, strict=True):
+def read_files(config: DataConfig, sources: Files, targets: Files, tables: Files, counts: Counts) -> Iterator[TextPair]:
+    for source, target, table in zip_longest(sources, targets or sources, tables):
         rows = read_columns(source, config) if config.format == "tsv" else read_two_files(source, target, config)
-        yield from keep_pairs(rows, config.documents, counts, (display_name(source), display_name(target)))
+        names = (display_name(source), display_name(target))
+        if table is not None:
+            rows = join_debates(rows, table, config.documents, names)
+        yield from keep_pairs(rows, config.documents, counts, names)
     if not counts.pairs:
-        names = ", ".join(map(display_name, dict.fromkeys(sources + targets)))
-        raise DataError(f"no sentence pairs in {names}: {counts.describe()}")
+        files = ", ".join(map(display_name, dict.fromkeys(sources + targets)))
+        raise DataError(f"no sentence pairs in {files}: {counts.describe()}")
 
 
 def read_two_files(source: str, target: str, config: DataConfig) -> Iterator[Row]:
@@ -178,17 +206,6 @@ def keep_pairs(rows: Iterable[Row], documents: str, counts: Counts, names: tuple
             document_start = False
 
 
-def is_boundary(documents: str, source: str, target: str, where: str) -> bool:
-    """Whether a row is no pair but the border of two documents; a marker on one side alone is a DataError."""
-    if documents == "blank":
-        return not source.strip() and not target.strip()
-    if documents == "marker" and DOCUMENT_MARKER in (source, target):
-        if source != target:
-            raise DataError(f"{where}: {DOCUMENT_MARKER} on one side only; put it on both sides or on none")
-        return True
-    return False
-
-
 @contextmanager
 def spool_inputs(config: DataConfig, folder: Path) -> Iterator[DataConfig]:
     """The configuration with standard input and pipes copied into `folder` for a while, so that all can be reread."""
@@ -208,6 +225,7 @@ def spool_inputs(config: DataConfig, folder: Path) -> Iterator[DataConfig]:
         target=reread(config.target),
         valid_source=reread(config.valid_source),
         valid_target=reread(config.valid_target),
+        document_tables=reread(config.document_tables),
     )
     shutil.rmtree(spooled, ignore_errors=True)
 
@@ -242,7 +260,7 @@ def in_batches(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:
 
 
 def fit_lengths(
-    sides: list[list[int]], longest: int, too_long: str, counts: Counts, number: int
+    sides: list[list[int]], longest: int, config: DataConfig, counts: Counts, number: int
 ) -> list[list[int]] | None:
     """The ids of both sides of pair `number`, cut to `longest` if so configured, or None where the pair is dropped."""
     lengths = [len(ids) for ids in sides]
@@ -251,12 +269,13 @@ def fit_lengths(
         return None
     if max(lengths) <= longest:
         return sides
-    if too_long == "error":
+    if config.too_long == "error":
+        limit = f"data.segment = {config.segment:,}" if config.segment else f"data.longest = {config.longest:,}"
         raise DataError(
-            f"pair {number:,} has {max(lengths):,} subwords on a side, but data.longest = {longest:,}; raise it, "
+            f"pair {number:,} has {max(lengths):,} subwords on a side, but {limit}; raise it, "
             f'or use data.too_long = "drop" or "truncate"'
         )
-    if too_long == "drop":
+    if config.too_long == "drop":
         counts.too_long += 1
         return None
     counts.truncated += 1

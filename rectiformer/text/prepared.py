@@ -5,7 +5,8 @@
     train-0/, train-1/, ...  a copy of the training pairs each: {source,target}.{ids,starts}, documents.starts
     valid/                   the same, and the text itself: source.txt, target.txt
 
-Ids have no special symbols; pair i of a side is ids[starts[i] : starts[i + 1]].
+Pair i of a side is ids[starts[i] : starts[i + 1]], without special symbols; where pairs are segments of documents, each
+sentence has a separator after it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,58 +30,13 @@ import numpy as np
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import DataError, NoSpaceError
 from rectiformer.text import corpus
-from rectiformer.text.corpus import Counts, TextPair
+from rectiformer.text.corpus import Counts
+from rectiformer.text.encoded import ARRAYS, SIDES, TEXTS, Encoded, SplitWriter, cut_segments, damaged
 from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies, sync
 
 FORMAT = 1
-SIDES = ("source", "target")
-ARRAYS = ("source.ids", "source.starts", "target.ids", "target.starts", "documents.starts")
-TEXTS = ("source.txt", "target.txt")
 
 Progress = Callable[[str, int], None]  # what is being done, and how many pairs it is done for
-
-
-class Encoded:
-    """The pairs of one split or copy, as ids without special symbols. `verify` reads all of them once."""
-
-    def __init__(self, folder: Path, source: Vocabulary, target: Vocabulary, verify: bool = True) -> None:
-        self._source = map_sentences(folder, "source", source, verify)
-        self._target = map_sentences(folder, "target", target, verify)
-        self.source_lengths = np.diff(self._source[1]).astype(np.int32)
-        self.target_lengths = np.diff(self._target[1]).astype(np.int32)
-        self.pairs = len(self.source_lengths)
-        self.document_starts = map_array(folder / "documents.starts", "<i8")
-        if len(self.target_lengths) != self.pairs:
-            raise damaged(folder, f"{self.pairs:,} sources but {len(self.target_lengths):,} targets")
-        if self.document_starts[0] != 0 or np.diff(self.document_starts, append=self.pairs).min() < 1:
-            raise damaged(folder / "documents.starts", f"its documents do not lie in {self.pairs:,} pairs")
-
-    def source(self, index: int) -> np.ndarray:
-        """Source ids of pair `index`: a view of the file."""
-        ids, starts = self._source
-        return ids[starts[index] : starts[index + 1]]
-
-    def target(self, index: int) -> np.ndarray:
-        """Target ids of pair `index`: a view of the file."""
-        ids, starts = self._target
-        return ids[starts[index] : starts[index + 1]]
-
-
-def map_sentences(folder: Path, side: str, vocabulary: Vocabulary, verify: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and starts of a side; a DataError where they do not fit each other or, with `verify`, the vocabulary."""
-    ids = map_array(folder / f"{side}.ids", vocabulary.id_type)
-    starts = map_array(folder / f"{side}.starts", "<i8")
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or np.diff(starts).min() < 1:
-        raise damaged(folder / f"{side}.starts", f"its offsets do not cut {len(ids):,} ids into sentences")
-    if verify and ids.max() >= vocabulary.size:
-        raise damaged(folder / f"{side}.ids", f"id {ids.max()} in a vocabulary of {vocabulary.size}")
-    return ids, starts
-
-
-def map_array(path: Path, kind: str) -> np.ndarray:
-    return np.memmap(path, dtype=kind, mode="r").view(
-        np.ndarray
-    )  # a slice of a plain array costs a tenth of a memmap's
 
 
 class Prepared:
@@ -93,7 +49,11 @@ class Prepared:
         self.source = Vocabulary.load(folder / "source.model", hashes["source"])
         shared = hashes["source"] == hashes["target"]
         self.target = self.source if shared else Vocabulary.load(folder / "target.model", hashes["target"])
-        splits = {name: Encoded(folder / name, self.source, self.target, verify) for name in manifest["splits"]}
+        self.segment: int = manifest.get("segment", 0)
+        splits = {
+            name: Encoded(folder / name, self.source, self.target, self.segment > 0, verify)
+            for name in manifest["splits"]
+        }
         self.valid = splits.pop("valid", None)
         self.train = list(splits.values())
 
@@ -114,8 +74,20 @@ class Prepared:
             raise damaged(folder / "manifest.json", f"not a manifest ({type(error).__name__}: {error})") from error
 
     @property
+    def valid_segments(self) -> list[tuple[list[str], list[str]]]:
+        """Source and target sentences of each validation pair."""
+        if self.valid is None:
+            return []
+        texts, found = iter(self.valid_text), []
+        for index in range(self.valid.pairs):
+            borders = np.count_nonzero(self.valid.source(index) == self.source.separator) if self.segment else 0
+            pairs = list(islice(texts, int(borders) + 1))
+            found.append(([source for source, _ in pairs], [target for _, target in pairs]))
+        return found
+
+    @property
     def valid_text(self) -> list[tuple[str, str]]:
-        """Source and target of the validation pairs as they were read; empty without validation data."""
+        """Source and target of the validation sentences as they were read; empty without validation data."""
         if self.valid is None:
             return []
         sides = [(self.folder / "valid" / name).read_bytes().decode("utf-8").split("\n")[:-1] for name in TEXTS]
@@ -127,10 +99,6 @@ class Prepared:
         Never true of standard input, of which nobody can tell.
         """
         return "-" not in corpus.input_files(config.data) and self.manifest["made_from"] == describe_origin(config)
-
-
-def damaged(path: Path, what: str) -> DataError:
-    return DataError(f"{path}: {what}; remove the folder and run `rectiformer data prepare` again")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -218,7 +186,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
     with corpus.spool_inputs(config.data, folder) as data:
         progress("vocabulary", 0)
         sample = partial(corpus.sample_lines, data, config.vocabulary.sentences, TRAINING_CHARACTERS)
-        vocabularies = choose_vocabularies(config.vocabulary, sample)
+        vocabularies = choose_vocabularies(config.vocabulary, sample, data.segment > 0)
         for side, vocabulary in zip(SIDES, vocabularies, strict=True):
             vocabulary.save(folder / f"{side}.model")
         alpha = config.vocabulary.sampling
@@ -232,6 +200,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
     }
     hashes = {side: vocabulary.sha256 for side, vocabulary in zip(SIDES, vocabularies, strict=True)}
     manifest = {"format": FORMAT, "made_from": origin, "vocabularies": hashes, "splits": splits, "files": files}
+    manifest["segment"] = data.segment
     manifest["hash"] = hash_data(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     for path in (*paths, folder / "manifest.json", *(folder / split for split in splits), folder):
@@ -242,9 +211,10 @@ def write_split(
     data: DataConfig, folder: Path, vocabularies: tuple[Vocabulary, Vocabulary], alpha: float, progress: Progress
 ) -> dict[str, Any]:
     """Encode the pairs of one split or copy into the new `folder`, drawing subwords where alpha > 0; its summary."""
-    split, longest = ("valid", sys.maxsize) if folder.name == "valid" else ("train", data.longest)
+    longest = data.segment - 1 if data.segment else data.longest  # a separator counts too
+    split, longest = ("valid", sys.maxsize) if folder.name == "valid" else ("train", longest)
     counts, number, document_start = Counts(), 0, False
-    with SplitWriter(folder, vocabularies) as writer:
+    with SplitWriter(folder, vocabularies, data.segment > 0) as writer:
         for pairs in corpus.in_batches(corpus.read_pairs(data, split, counts)):
             key = f"{data.seed}/{folder.name}/{number}"
             sources = vocabularies[0].encode_all([pair.source for pair in pairs], alpha, f"{key}/source")
@@ -252,41 +222,21 @@ def write_split(
             for pair, *sides in zip(pairs, sources, targets, strict=True):
                 number += 1
                 document_start |= pair.document_start  # kept for the next pair where this one is dropped
-                if fitting := corpus.fit_lengths(sides, longest, data.too_long, counts, number):
+                if fitting := corpus.fit_lengths(sides, longest, data, counts, number):
                     writer.add(pair, fitting, document_start)
                     document_start = False
             progress(folder.name, number)
     counts.pairs, counts.documents = writer.pairs, writer.documents
     if not writer.pairs:
         raise DataError(f"no sentence pairs left in {folder.name}: {counts.describe()}")
+    counts.segments = cut_segments(folder, data.segment) if data.segment else 0
     tokens = {f"{side}_tokens": count for side, count in zip(SIDES, writer.tokens, strict=True)}
-    return {"pairs": writer.pairs, "documents": writer.documents, **tokens, "counts": dataclasses.asdict(counts)}
-
-
-class SplitWriter(ExitStack):
-    """Appends pairs to the files of a new folder; those of the folder "valid" with their text."""
-
-    def __init__(self, folder: Path, vocabularies: tuple[Vocabulary, Vocabulary]) -> None:
-        super().__init__()
-        folder.mkdir()
-        self.pairs, self.documents, self.tokens = 0, 0, [0, 0]
-        self._types = [vocabulary.id_type for vocabulary in vocabularies]
-        self._texts = TEXTS if folder.name == "valid" else ()
-        self._files = {name: self.enter_context((folder / name).open("wb")) for name in ARRAYS + self._texts}
-        for side in SIDES:
-            self._files[f"{side}.starts"].write(bytes(8))
-
-    def add(self, pair: TextPair, sides: list[list[int]], document_start: bool) -> None:
-        if document_start:
-            self._files["documents.starts"].write(self.pairs.to_bytes(8, "little"))
-        for place, (side, ids) in enumerate(zip(SIDES, sides, strict=True)):
-            self.tokens[place] += len(ids)
-            self._files[f"{side}.ids"].write(np.array(ids, dtype=self._types[place]).tobytes())
-            self._files[f"{side}.starts"].write(self.tokens[place].to_bytes(8, "little"))
-        for name, text in zip(self._texts, (pair.source, pair.target), strict=False):
-            self._files[name].write(text.encode("utf-8") + b"\n")
-        self.pairs += 1
-        self.documents += document_start
+    return {
+        "pairs": counts.segments or writer.pairs,
+        "documents": writer.documents,
+        **tokens,
+        "counts": dataclasses.asdict(counts),
+    }
 
 
 def describe_origin(config: Config) -> dict[str, Any]:

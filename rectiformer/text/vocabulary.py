@@ -12,9 +12,7 @@ import io
 import os
 import random
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -22,21 +20,14 @@ from typing import NamedTuple
 
 from rectiformer.config import VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
+from rectiformer.text.foreign import one_line, reject_unsafe_model
 
 TRAINING_CHARACTERS = 1_000  # of a line: sentencepiece drops lines over 4,192 bytes and is quadratic in a word's length
-LONGEST_PIECE = 2_048  # bytes: 512 characters, the most sentencepiece would choose
-PIECE, TRAINER, NORMALIZER = 1, 2, 3  # fields of sentencepiece's ModelProto, in the order they are written
+
+SEPARATOR = "<sep>"  # what sentencepiece calls it
 
 UNSAFE = re.compile("[\0\ud800-\udfff]")
 SPACES = re.compile("[\t\n\r\u2581]")
-
-PROBE = """
-import sys, sentencepiece
-model = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
-model.decode(model.encode("A probe: \\u00e9, e\\u0301, \\u65e5\\u672c, \\U0001f600 " + "x" * 1000))
-model.decode(list(range(len(model))))
-print("OK")
-"""
 
 
 class Piece(NamedTuple):
@@ -53,6 +44,7 @@ class Vocabulary:
 
     Models from elsewhere may lack ids for padding and for the start of a sentence, or have them elsewhere, so `pad`,
     `unk`, `bos`, `eos` and `size` are asked of the vocabulary at hand; what is lacking comes after the last subword.
+    `separator` stands between the sentences of a segment; None where there is none. No text is ever encoded as it.
     """
 
     PAD, UNK, BOS, EOS = range(4)  # of the models trained here
@@ -69,6 +61,8 @@ class Vocabulary:
             raise DataError("it has no end-of-sentence piece (eos_id is -1)")
         self.pad = self._id_or_new(self._processor.pad_id())
         self.bos = self._id_or_new(self._processor.bos_id())
+        separator = self._processor.piece_to_id(SEPARATOR)
+        self.separator = separator if self._processor.is_control(separator) else None
 
     def _id_or_new(self, id: int) -> int:
         if id >= 0:
@@ -80,10 +74,13 @@ class Vocabulary:
         return f"Vocabulary({self.size} subwords, {self.sha256[:12]})"
 
     @classmethod
-    def train(cls, lines: Iterable[str], config: VocabularyConfig) -> Vocabulary:
+    def train(cls, lines: Iterable[str], config: VocabularyConfig, separator: bool = False) -> Vocabulary:
         """Choose subwords from the first `TRAINING_CHARACTERS` of every line; the same lines give the same subwords.
 
         There may be fewer than `config.size` of them where the text is small. Equal lines count once.
+
+        Args:
+            separator: have one of them stand between the sentences of a segment.
         """
         from sentencepiece import SentencePieceTrainer
 
@@ -99,6 +96,7 @@ class Vocabulary:
                 byte_fallback=config.byte_fallback,
                 character_coverage=0.9995 if config.byte_fallback else 1.0,
                 normalization_rule_name="identity",
+                control_symbols=[SEPARATOR] if separator else [],  # which text cannot spell, unlike user-defined ones
                 pad_id=cls.PAD,
                 unk_id=cls.UNK,
                 bos_id=cls.BOS,
@@ -194,19 +192,41 @@ class Vocabulary:
 
 
 def choose_vocabularies(
-    config: VocabularyConfig, sample: Callable[[], tuple[list[str], list[str]]]
+    config: VocabularyConfig, sample: Callable[[], tuple[list[str], list[str]]], separator: bool = False
 ) -> tuple[Vocabulary, Vocabulary]:
-    """Source and target vocabulary: loaded where a model is named, else chosen from the lines that `sample` gives."""
+    """Source and target vocabulary: loaded where a model is named, else chosen from the lines that `sample` gives.
+
+    Args:
+        separator: whether both need one; a ConfigError where a model that is named has none.
+    """
+    found = load_or_train(config, sample, separator)
+    for name, vocabulary in zip((config.source_model, config.target_model or config.source_model), found, strict=True):
+        if separator and vocabulary.separator is None:
+            raise ConfigError(
+                f"vocabulary {name} has no control symbol {SEPARATOR}, but data.segment needs one between sentences; "
+                f"train it with --control_symbols={SEPARATOR}, or let one be chosen here"
+            )
+    return found
+
+
+def load_or_train(
+    config: VocabularyConfig, sample: Callable[[], tuple[list[str], list[str]]], separator: bool
+) -> tuple[Vocabulary, Vocabulary]:
+    """Source and target vocabulary, one and the same where they are shared."""
     source_model, target_model = Path(config.source_model), Path(config.target_model)
     if config.shared:
         if config.target_model:
             raise ConfigError("vocabulary.target_model is given, but it needs vocabulary.shared = false")
-        one = Vocabulary.load(source_model) if config.source_model else Vocabulary.train(chain(*sample()), config)
+        one = (
+            Vocabulary.load(source_model)
+            if config.source_model
+            else Vocabulary.train(chain(*sample()), config, separator)
+        )
         return one, one
     sources, targets = ([], []) if config.source_model and config.target_model else sample()
     return (
-        Vocabulary.load(source_model) if config.source_model else Vocabulary.train(sources, config),
-        Vocabulary.load(target_model) if config.target_model else Vocabulary.train(targets, config),
+        Vocabulary.load(source_model) if config.source_model else Vocabulary.train(sources, config, separator),
+        Vocabulary.load(target_model) if config.target_model else Vocabulary.train(targets, config, separator),
     )
 
 
@@ -224,10 +244,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def explain_training_error(message: str, config: VocabularyConfig) -> ConfigError | DataError:
     """What sentencepiece's error means for the user."""
     if too_small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
@@ -237,48 +253,3 @@ def explain_training_error(message: str, config: VocabularyConfig) -> ConfigErro
     if "empty()" in message:
         return DataError("no text to choose subwords from: every line is blank")
     return DataError(f"sentencepiece could not choose subwords: {one_line(message)}")
-
-
-def reject_unsafe_model(model: bytes, path: Path) -> None:
-    """Raise a DataError unless `model` is whole, has no piece too long to be one, and loads and works in a child."""
-    fields = list(read_fields(model))
-    if not {PIECE, TRAINER, NORMALIZER} <= {number for number, _ in fields}:
-        raise DataError(f"tokenizer rejected: {path} ({len(model):,} bytes) is cut short or no sentencepiece model")
-    longest = max(length for number, length in fields if number == PIECE)
-    if longest > LONGEST_PIECE + 16:  # its score and kind take some bytes
-        raise DataError(
-            f"tokenizer rejected: {path} has a piece of {longest:,} bytes; at most {LONGEST_PIECE:,} make sense"
-        )
-    try:
-        child = subprocess.run([sys.executable, "-P", "-c", PROBE], input=model, capture_output=True, timeout=60)
-    except subprocess.TimeoutExpired as error:
-        raise DataError(f"tokenizer rejected: {path} took over 60 s to load") from error
-    if child.returncode != 0 or child.stdout.strip() != b"OK":
-        reason = child.stderr.decode("utf-8", errors="replace").strip().split("\n")[-1]
-        raise DataError(f"tokenizer rejected: {path} fails to load (exit {child.returncode}): {one_line(reason)}")
-
-
-def read_fields(model: bytes) -> Iterator[tuple[int, int]]:
-    """Number and length of each field of a serialized message, as far as it is one: all are length-delimited."""
-    place = 0
-    while place < len(model):
-        tag, place = read_varint(model, place)
-        length, place = read_varint(model, place)
-        place += length
-        if tag & 7 != 2 or place > len(model):
-            return
-        yield tag >> 3, length
-
-
-def read_varint(model: bytes, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and the place after it; past the end of `model` where it is cut."""
-    value = 0
-    for shift in range(0, 64, 7):
-        if place >= len(model):
-            break
-        byte = model[place]
-        place += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, place
-    return value, len(model) + 1

@@ -19,6 +19,7 @@ from rectiformer.runs.folder import Run, load_weights, require_own, weights_of
 from rectiformer.runs.metrics import MetricsLog
 from rectiformer.text.batches import BatchPlan
 from rectiformer.text.prepared import Prepared
+from rectiformer.train.health import newly_dead, summarize
 from rectiformer.train.optimizer import learning_rate, optimizer_tensors, restore_optimizer
 from rectiformer.train.reporting import Board, Reporter
 from rectiformer.train.signals import StoppedError, StopRequest
@@ -67,6 +68,7 @@ class Trainer:
         self.metrics = MetricsLog(run.path / "metrics.jsonl")
         self.board = Board(run.path / "tensorboard" if self.config.log.tensorboard else None)
         self.state = State()
+        self.dead: dict[tuple[str, int], int] = {}
         self.since = time.perf_counter()
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -213,12 +215,15 @@ class Trainer:
         finally:
             if average is not None and not weights:
                 average.swap()
-        record = {"step": self.state.step, **{f"valid_{name}": value for name, value in asdict(found).items()}}
+        numbers = {**asdict(found), **summarize(found.health)}
+        record = {"step": self.state.step, **{f"valid_{name}": value for name, value in numbers.items()}}
         if weights:
             record["weights"] = weights
         self.metrics.write(record)
         self.board.write("valid", record)
         self.reporter.validated(record)
+        for phrase in newly_dead(found.health, self.dead):
+            self.reporter.note(f"step {self.state.step}: {phrase}")
         self.since += found.seconds  # not time of training
         return found
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rectiformer.config import TrainingConfig
-from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Transformer
+from rectiformer.ops.row_statistics import RowStatistics
 
 EPSILON = 1e-8
-"""Inside the logarithms of the penalties."""
+"""Inside the logarithm of the row sum."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,29 @@ def batch_losses(logits: Tensor, target: Tensor, lengths: Tensor, config: Traini
     return Losses(torch.where(real, smoothed, 0).sum(), torch.where(real, plain, 0).sum().detach())
 
 
-def penalties(seen: Observation, lengths: Tensor | None, config: TrainingConfig) -> Tensor:
+def penalty_strength(config: TrainingConfig, step: int) -> float:
+    """What the penalties on attention are multiplied with in update `step`, counted from 1."""
+    if not config.penalty_warmdown:
+        return 1.0
+    return max(0.0, 1 - (step - 1) / (config.penalty_warmdown * config.steps))
+
+
+def penalties(rows: RowStatistics, lengths: Tensor | None, config: TrainingConfig) -> Tensor:
     """ReLUFormer's regularizers of one attention module, each with its weight, mean over rows that have weights.
 
     |log(row sum)| draws the sum of a row to 1; max(entropy - 0.7 log n, 0) bounds the entropy of the row divided by
-    its sum. A null row would be a constant without gradient, so it counts in neither. Of signed weights it is the size
-    that counts. `lengths` says which queries of each sequence are real.
+    its sum or, if the configuration says so, of the weights as they are. A null row would be a constant without
+    gradient, so it counts in neither. Of signed weights it is the size that counts. `lengths` says which queries of
+    each sequence are real.
     """
-    weights = seen.weights().float().abs()  # [B, H, M, N]
-    mass = weights.sum(-1)
+    mass = rows.mass  # [B, H, M]
     counted = mass > 0
     if lengths is not None:
         counted = counted & (torch.arange(mass.shape[-1], device=mass.device) < lengths[:, None])[:, None]
     total = (mass + EPSILON).log().abs() * config.mass_penalty
     if config.entropy_penalty:
-        share = weights / mass.clamp_min(EPSILON)[..., None]
-        entropy = -(share * (share + EPSILON).log()).sum(-1)
-        cap = 0.7 * seen.visible().clamp_min(1).log()
+        entropy = rows.entropy if config.entropy_of == "share" else rows.raw_entropy
+        cap = 0.7 * rows.visible.clamp_min(1).log()
         total = total + (entropy - cap).clamp_min(0) * config.entropy_penalty
     return torch.where(counted, total, 0).sum() / counted.sum().clamp_min(1)
 
@@ -88,9 +94,9 @@ def collect_penalties(
     sites = list(model.sites())
     for site in sites:
         lengths = source_lengths if site.kind == "encoder" else target_lengths
-        site.attention.observer = lambda seen, lengths=lengths: found.append(penalties(seen, lengths, config))
+        site.attention.row_observer = lambda rows, lengths=lengths: found.append(penalties(rows, lengths, config))
     try:
         yield found
     finally:
         for site in sites:
-            site.attention.observer = None
+            site.attention.row_observer = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from rectiformer.config import Config
+from rectiformer.errors import ConfigError
 from rectiformer.runs.checkpoint import find_checkpoint
 from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, open_run, refuse_existing, resume_run
@@ -76,7 +77,13 @@ def tell_unless_asked(reporter: Reporter, stop: StopRequest, stage: str, count: 
 def open_data(config: Config, folder: Path, data: Path | None, progress: Progress) -> Prepared:
     """Prepared data: the folder given, or the run's own, made now if it is not there or the text may have changed."""
     if data is not None:
-        return Prepared.open(data)
+        given = Prepared.open(data)
+        if given.segment != config.data.segment:
+            raise ConfigError(
+                f"{data} was prepared with data.segment = {given.segment}, but here it is {config.data.segment}; "
+                "use the same for both"
+            )
+        return given
     own = folder / "data"
     if not own.exists():
         return prepare(config, own, progress)

@@ -19,7 +19,7 @@ from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.text.batches import Batch
-from rectiformer.train.loss import Losses, batch_losses, collect_penalties
+from rectiformer.train.loss import Losses, batch_losses, collect_penalties, penalty_strength
 from rectiformer.train.optimizer import MovingAverage, build_optimizer, learning_rate
 
 WORTH_COMPILING = 10_000
@@ -78,6 +78,7 @@ class Updater:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # smoothed, plain, penalty
         self.norm = torch.zeros((), device=device)
         self.step = torch.zeros((), dtype=torch.long, device=device)
+        self.strength = torch.ones((), device=device)  # of the penalties on attention
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
         self.optimizer.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
         self.tokens = self.updates = 0
@@ -102,6 +103,7 @@ class Updater:
         counts = [batch.tokens if self.config.loss_mean == "token" else len(batch.pairs) for batch in batches]
         divisor = torch.tensor(float(sum(counts)), device=self.device)
         inputs = [device_inputs(batch, self.device) for batch in batches]
+        self.strength.fill_(penalty_strength(self.config, step))
         steps = [self._step_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
         self.flat.zero_()
         for index, (run, tensors) in enumerate(zip(steps, inputs, strict=True)):
@@ -150,7 +152,7 @@ class Updater:
         """Penalties of this micro-batch, in the share that it has in the update."""
         total = divisor.new_zeros(())
         if found:
-            total = total + torch.stack(found).mean()
+            total = total + self.strength * torch.stack(found).mean()
         if self.config.balance_penalty:
             total = total + self.config.balance_penalty * sum(memory.balance() for memory in self.model.memories())
         counted = target_lengths.sum() if self.config.loss_mean == "token" else (target_lengths > 0).sum()

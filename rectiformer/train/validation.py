@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rectiformer.config import Config
 from rectiformer.measure.bleu import score
 from rectiformer.model.transformer import Transformer
-from rectiformer.text.batches import Symbols, collate
+from rectiformer.text.batches import Batch, Symbols, collate
 from rectiformer.text.prepared import Prepared
+from rectiformer.train.health import SiteHealth, look
 from rectiformer.train.loss import batch_losses
+from rectiformer.translate.documents import translate_segments
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
@@ -32,6 +37,8 @@ class Validation:
     bleu: float
     chrf: float
     seconds: float
+    health: tuple[SiteHealth, ...] = ()
+    """What each attention does with one batch."""
 
     def value(self, metric: str) -> float:
         """The number that decides, higher is better."""
@@ -63,35 +70,64 @@ class Validator:
         start = time.perf_counter()
         with self.translator.inference(), torch.compiler.set_stance("force_eager"):
             loss = self.loss()
-            texts = self.prepared.valid_text[: self.config.validation.sentences]
-            options = SearchOptions(beam=self.config.validation.beam, extra_length=EXTRA_LENGTH)
-            translations = self.translator.translate(
-                [source for source, _ in texts],
-                options,
-                batch_tokens=max(1, self.config.training.tokens // self.config.validation.beam),
-                warn=lambda _: None,
-                progress=lambda *_: self.check(),
-            )
-            scores = score([found.text for found in translations], [target for _, target in texts])
-        return Validation(loss, scores["bleu"].value, scores["chrf"].value, time.perf_counter() - start)
+            health = self.health()
+            scores = score(*self.translate())
+        return Validation(loss, scores["bleu"].value, scores["chrf"].value, time.perf_counter() - start, health)
+
+    def translate(self) -> tuple[list[str], list[str]]:
+        """Translations and references: of sentences, or of segments, each one line with spaces for separators."""
+        most, beam = self.config.validation.sentences, self.config.validation.beam
+        how: dict[str, Any] = {
+            "options": SearchOptions(beam=beam, extra_length=EXTRA_LENGTH),
+            "batch_tokens": max(1, self.config.training.tokens // beam),
+            "progress": lambda *_: self.check(),
+        }
+        if not self.prepared.segment:
+            texts = self.prepared.valid_text[:most]
+            found = self.translator.translate([source for source, _ in texts], warn=lambda _: None, **how)
+            return [each.text for each in found], [target for _, target in texts]
+        segments = self.prepared.valid_segments
+        before = accumulate((len(sources) for sources, _ in segments), initial=0)
+        segments = [segment for segment, sentences in zip(segments, before, strict=False) if sentences < most]
+        parts = translate_segments(self.translator, [sources for sources, _ in segments], **how)
+        return [" ".join(each) for each in parts], [" ".join(targets) for _, targets in segments]
 
     def loss(self) -> float:
-        valid = self.prepared.valid
-        assert valid is not None
-        device = next(self.model.parameters()).device
-        longer = np.maximum(valid.source_lengths, valid.target_lengths) + 1
-        order = np.argsort(longer, kind="stable")
         total, tokens = 0.0, 0
-        for pairs in cut(order, longer, self.config.training.tokens):
+        for pairs in self.batches():
             self.check()
-            batch = collate(valid, pairs, symbols_of(self.prepared))
-            lengths = batch.source_lengths.to(device)
+            batch = self.collate(pairs)
             with self.autocast():
-                logits = self.model(batch.source.to(device), lengths, batch.target_input.to(device))
-            target, target_lengths = batch.target.to(device), batch.target_lengths.to(device)
-            total += batch_losses(logits, target, target_lengths, self.config.training).plain.item()
+                logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+            total += batch_losses(logits, batch.target, batch.target_lengths, self.config.training).plain.item()
             tokens += batch.tokens
         return total / max(1, tokens)
+
+    def health(self) -> tuple[SiteHealth, ...]:
+        """Of the batch in the middle, whose pairs are of middling length."""
+        batches = self.batches()
+        if not batches:
+            return ()
+        batch = self.collate(batches[len(batches) // 2])
+        with self.autocast():
+            return look(self.model, batch)
+
+    def batches(self) -> list[np.ndarray]:
+        """All validation pairs, short ones first."""
+        valid = self.prepared.valid
+        assert valid is not None
+        longer = np.maximum(valid.source_lengths, valid.target_lengths) + 1
+        return cut(np.argsort(longer, kind="stable"), longer, self.config.training.tokens)
+
+    def collate(self, pairs: np.ndarray) -> Batch:
+        """Some of them on the device of the model."""
+        assert self.prepared.valid is not None
+        batch = collate(self.prepared.valid, pairs, symbols_of(self.prepared))
+        device = next(self.model.parameters()).device
+        tensors: dict[str, Any] = {
+            name: part.to(device) for name, part in vars(batch).items() if isinstance(part, Tensor)
+        }
+        return replace(batch, **tensors)
 
 
 def symbols_of(prepared: Prepared) -> Symbols:

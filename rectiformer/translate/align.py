@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +19,15 @@ from rectiformer.measure.alignment import (
     Link,
     Links,
     alignment_error,
-    links_from_weights,
-    rows_for,
+    links_from_steps,
+    steps_of,
+    strongest,
 )
 from rectiformer.measure.words import given_spans, merge_links, pieces_to_words, word_spans
 from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
+from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import collate
 from rectiformer.text.vocabulary import Piece
 from rectiformer.translate.lines import Translation, to_record
@@ -36,15 +38,34 @@ AVERAGE = "average"
 
 
 @dataclass(frozen=True)
-class PairWeights:
-    """Attention to the source while a given translation is decoded."""
+class PiecePair:
+    """A sentence pair and its pieces."""
 
     source: str
     target: str
     source_pieces: list[Piece]
     target_pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class PairWeights(PiecePair):
+    """Attention to the source while a given translation is decoded."""
+
     weights: list[np.ndarray]
     """One a layer: [H, M, N], M target pieces and the step that predicts the end, N source pieces and their end."""
+
+    @property
+    def looks(self) -> list[np.ndarray]:
+        """As in `PairLooks`."""
+        return [strongest_pieces(layer, len(self.source_pieces)) for layer in self.weights]
+
+
+@dataclass(frozen=True)
+class PairLooks(PiecePair):
+    """Where each decoder step looks in the source."""
+
+    looks: list[np.ndarray]
+    """One a layer: [H + 1, M], the source piece that a head's step weighs most, -1 if none; last the mean of heads."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +108,33 @@ def cross_sites(model: Transformer) -> list[Site]:
 def cross_weights(
     translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096
 ) -> Iterator[PairWeights]:
-    """The weights of each (source, target) pair, in order; those of one batch are in memory at a time.
+    """The weights of each (source, target) pair, in order; those of one batch are in memory at a time."""
+    for pair, layers in read_sites(
+        translator, pairs, batch_tokens, lambda seen, _: seen.weights().float().cpu().numpy()
+    ):
+        M, N = len(pair.target_pieces) + 1, len(pair.source_pieces) + 1
+        yield PairWeights(**vars(pair), weights=[layer[:, :M, :N].copy() for layer in layers])
+
+
+def cross_looks(
+    translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096
+) -> Iterator[PairLooks]:
+    """Where the steps of each (source, target) pair look, in order, from a few rows of weights at a time."""
+    for pair, layers in read_sites(translator, pairs, batch_tokens, look):
+        yield PairLooks(**vars(pair), looks=[layer[:, : len(pair.target_pieces) + 1] for layer in layers])
+
+
+def read_sites(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    batch_tokens: int,
+    read: Callable[[Observation, np.ndarray], np.ndarray],
+) -> Iterator[tuple[PiecePair, list[np.ndarray]]]:
+    """Each pair, in order, and its part of what `read` makes [B, ...] of each layer's attention to the source.
 
     Args:
         batch_tokens: padded tokens of the longer side in a batch.
+        read: given a call and how many source pieces each pair of the batch has.
     """
     sites, symbols = cross_sites(translator.model), symbols_of(translator)
     encoded = EncodedPairs(translator, pairs)
@@ -98,29 +142,38 @@ def cross_weights(
         batch = collate(encoded, np.array(indices), symbols)
         with translator.inference(), observed(sites) as seen:
             decode_forced(translator, batch)
-            layers = [seen[site.layer].weights().float().cpu().numpy() for site in sites]  # each [B, H, M, N]
+            layers = [read(seen[site.layer], encoded.source_lengths[indices]) for site in sites]
         for row, index in enumerate(indices):
-            M, N = int(batch.target_lengths[row]), int(batch.source_lengths[row])
-            source_line, target_line = pairs[index]
-            yield PairWeights(
-                source_line,
-                target_line,
-                translator.source.pieces(source_line),
-                translator.target.pieces(target_line),
-                [layer[row, :, :M, :N].copy() for layer in layers],
-            )
+            source, target = pairs[index]
+            pieces = translator.source.pieces(source), translator.target.pieces(target)
+            yield PiecePair(source, target, *pieces), [layer[row] for layer in layers]
+
+
+def look(seen: Observation, source_pieces: np.ndarray) -> np.ndarray:
+    """Where each step of a batch looks: [B, H + 1, M], as in `PairLooks`, among the first `source_pieces` [B] keys."""
+    blocks = []
+    for _, block in weight_blocks(seen.q, seen.k, seen.variant, **seen.call):
+        own = zip(block.float().cpu().numpy(), source_pieces, strict=True)  # each [H, m, N]
+        blocks.append(np.stack([strongest_pieces(weights, pieces) for weights, pieces in own]))
+    return np.concatenate(blocks, -1)
+
+
+def strongest_pieces(weights: np.ndarray, source_pieces: int) -> np.ndarray:
+    """The strongest of the first keys in each row of weights [H, M, N] and, last, of their mean: [H + 1, M]."""
+    weights = weights[..., :source_pieces]
+    return np.concatenate([strongest(weights), strongest(weights.mean(0, keepdims=True))])
 
 
 class WordLinker:
-    """Turns weights of one pair's pieces into links of its words.
+    """Turns what one pair's pieces look at into links of its words.
 
     Args:
         tokenized: whether words are what stands between spaces; otherwise punctuation is split off.
     """
 
-    def __init__(self, pair: PairWeights, tokenized: bool = False) -> None:
+    def __init__(self, pair: PairWeights | PairLooks, tokenized: bool = False) -> None:
         spans = given_spans if tokenized else word_spans
-        self.pair = pair
+        self.looks = pair.looks
         self.source_words, self.target_words = (
             pieces_to_words([(piece.start, piece.end) for piece in pieces], spans(line))
             for pieces, line in ((pair.source_pieces, pair.source), (pair.target_pieces, pair.target))
@@ -128,10 +181,8 @@ class WordLinker:
 
     def links(self, layer: int, head: int | str, induction: str) -> set[Link]:
         """Links (source word, target word): each target piece votes for the source piece it weighs most."""
-        weights = self.pair.weights[layer]
-        matrix = weights.mean(0) if head == AVERAGE else weights[head]
-        rows = rows_for(matrix, induction, len(self.pair.source_pieces))
-        return merge_links(links_from_weights(rows), self.source_words, self.target_words)
+        steps = self.looks[layer][-1 if isinstance(head, str) else head][steps_of(induction)]
+        return merge_links(links_from_steps(steps), self.source_words, self.target_words)
 
 
 def align_pairs(
@@ -155,7 +206,7 @@ def align_pairs(
     check_place(translator.model, layer, head)
     return [
         WordLinker(pair, tokenized).links(layer, head, induction)
-        for pair in cross_weights(translator, pairs, batch_tokens)
+        for pair in cross_looks(translator, pairs, batch_tokens)
     ]
 
 
@@ -178,7 +229,7 @@ def alignment_table(
         for induction in INDUCTIONS
     ]
     predicted: dict[tuple[int, int | str, str], list[set[Link]]] = {place: [] for place in places}
-    for pair in cross_weights(translator, pairs, batch_tokens):
+    for pair in cross_looks(translator, pairs, batch_tokens):
         linker = WordLinker(pair, tokenized)
         for place, links in predicted.items():
             links.append(linker.links(*place))

@@ -104,7 +104,8 @@ class CapturedStep:
             self.begin_graph.replay()
             return
         self.decoder.source.copy_(model.encode(self.ids, self.decoder.source_lengths))
-        for cache, (keys, values) in zip(self.decoder.cross, model.project_source(self.decoder.source), strict=True):
+        projected = model.project_source(self.decoder.source, self.decoder.source_lengths)
+        for cache, (keys, values) in zip(self.decoder.cross, projected, strict=True):
             cache.keys.copy_(keys)
             cache.values.copy_(values)
 

@@ -7,7 +7,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rectiformer.measure.agreement import Agreement, count_agreement
 from rectiformer.measure.bleu import Score, check_lines, score
+from rectiformer.text.grammar import draw_documents
+from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
@@ -51,4 +54,45 @@ def evaluate(
         hypotheses=hypotheses,
         seconds=seconds,
         tokens=sum(len(translation.candidates[0].tokens) for translation in translations),
+    )
+
+
+@dataclass(frozen=True)
+class AgreementEvaluation:
+    """Agreement across the sentences of documents of the built-in grammar, by kind of word and of "all"."""
+
+    counts: dict[str, Agreement]
+    documents: int
+    sentences: int
+    segments: int
+    fallbacks: int
+    """Segments that were translated in smaller ones, as in `DocumentTranslation`."""
+
+
+def evaluate_agreement(
+    translator: Translator,
+    count: int,
+    options: SearchOptions,
+    *,
+    seed: int = 1,
+    limit: int | None = None,
+    overlap: int = 2,
+    batch_tokens: int = 4096,
+    warn: Callable[[str], None] = warnings.warn,
+) -> AgreementEvaluation:
+    """Translate `count` test documents of the built-in grammar and count the words that earlier sentences decide."""
+    documents = list(draw_documents(count, seed, "test"))
+    sources = ([pair.source for pair in document] for document in documents)
+    found = list(
+        translate_documents(
+            translator, sources, options, limit=limit, overlap=overlap, batch_tokens=batch_tokens, warn=warn
+        )
+    )
+    hypotheses = [text for each in found for text in each.sentences]
+    return AgreementEvaluation(
+        counts=count_agreement(hypotheses, [pair.dependents for document in documents for pair in document]),
+        documents=count,
+        sentences=len(hypotheses),
+        segments=sum(each.segments for each in found),
+        fallbacks=sum(each.fallbacks for each in found),
     )

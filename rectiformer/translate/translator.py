@@ -20,6 +20,7 @@ from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
 from rectiformer.translate.search import search
 
 TOO_LONG = ("split", "cut", "error")
+LONGEST = 1024
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 
 
@@ -40,6 +41,7 @@ class Translator:
         device: where the model is moved to; "auto" takes a GPU if there is one.
         precision: "fp32", or "bf16" for matrix products.
         longest: most subwords of a source that goes through the model at once.
+        segment: most subwords of several sentences of a document at once; 0 where each is translated by itself.
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class Translator:
         *,
         device: str | torch.device = "cpu",
         precision: str = "fp32",
-        longest: int = 1024,
+        longest: int = LONGEST,
+        segment: int = 0,
     ) -> None:
         if precision not in PRECISIONS:
             raise ArgumentError(unknown_name("precision", precision, PRECISIONS))
@@ -60,7 +63,7 @@ class Translator:
         self.model = model.to(self.device)
         self.source, self.target = source, target
         self.precision = PRECISIONS[precision]
-        self.longest = longest
+        self.longest, self.segment = longest, segment
 
     @classmethod
     def from_run(
@@ -74,7 +77,11 @@ class Translator:
         """The translator of a run folder, its weights held in `precision`; `checkpoint` as in `load_model`."""
         run = open_run(Path(folder))
         model, _ = load_model(run, checkpoint, notice=notice)
-        translator = cls(model, run.source, run.target, device=device, precision=precision)
+        segment = run.config.data.segment
+        translator = cls(
+            model, run.source, run.target,
+            device=device, precision=precision, longest=max(LONGEST, segment), segment=segment,
+        )  # fmt: skip
         translator.narrow()
         return translator
 
@@ -131,14 +138,14 @@ class Translator:
         for index, ids in enumerate(self.source.encode_all(list(lines))):
             if not lines[index].strip() or not ids:
                 continue
-            groups = self._fit(lines[index], ids, first_line + index, too_long, notes[index])
+            groups = self.fit(lines[index], ids, first_line + index, too_long, notes[index])
             prefix = self._prefix(prefixes[index], first_line + index) if prefixes is not None else []
             for number, group in enumerate(groups):
                 key = first_line + index + (number << 32)  # each part draws its own samples
                 parts.append(Part(index, group, [] if number else prefix, key))
             for note in notes[index]:
                 warn(f"line {first_line + index}: {note}")
-        found = self._search(parts, options, batch_tokens, batch_sentences, progress)
+        found = self.search_all(parts, options, batch_tokens, batch_sentences, progress)
         gathered: list[list[list[Hypothesis]]] = [[] for _ in lines]
         for part, hypotheses in zip(parts, found, strict=True):
             gathered[part.line].append(hypotheses)
@@ -147,8 +154,8 @@ class Translator:
             for index, line in enumerate(lines)
         ]
 
-    def _fit(self, line: str, ids: list[int], number: int, too_long: str, notes: list[str]) -> list[list[int]]:
-        """The ids in groups of at most `longest`, with a note if that changes anything."""
+    def fit(self, line: str, ids: list[int], number: int, too_long: str, notes: list[str]) -> list[list[int]]:
+        """The ids of a line in groups of at most `longest`, with a note if that changes anything."""
         if len(ids) <= self.longest:
             return [ids]
         if too_long == "error":
@@ -169,7 +176,7 @@ class Translator:
             raise DataError(f"line {number}: its prefix has {len(ids)} subwords, but at most {self.longest} are forced")
         return ids
 
-    def _search(
+    def search_all(
         self,
         parts: Sequence[Part],
         options: SearchOptions,

@@ -9,8 +9,10 @@ from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.cached import decode_attention, plain_decoding
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import check_call
+from rectiformer.ops.long_rows import long_rows_obstacle
 from rectiformer.ops.pages import page_bounds
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import Call, reference_attention, reference_weights
+from rectiformer.ops.row_statistics import attention_with_rows
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.visibility import Visibility
 
@@ -90,6 +92,95 @@ def test_long_kernels_at_every_length(size, lengths, causal):
 def test_grouped_heads(heads, key_heads, variant, dtype):
     check(grid_inputs(2, heads, key_heads, M, N, 64, 64), dtype, variant, causal=True)
     check(grid_inputs(2, heads, key_heads, 33, 40, 64, 64), dtype, variant, causal=True)
+
+
+def dense_rows(q, k, v, call, dtype):
+    """Output, mass and entropy from all weights at once."""
+    weights = reference_weights(q, k, call, precision=dtype)
+    mass = weights.sum(-1)
+    share = weights / torch.where(mass > 0, mass, 1)[..., None]
+    entropy = -(share * torch.where(share > 0, share, 1).log()).sum(-1)
+    return reference_attention(q, k, v, call, precision=dtype), mass, entropy
+
+
+def row_results(inputs, dtype, fused, variant, causal, key_lengths, dropout):
+    q, k, v, upstream = (tensor.to("cuda", dtype) for tensor in inputs)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    call = check_call(q, k, v, variant, causal, key_lengths, None, None, None, None, dropout, 3, {})
+    if fused:
+        assert not long_rows_obstacle(q, k, v, call)
+        out, rows = attention_with_rows(q, k, v, call)
+        found = out, rows.mass, rows.entropy
+    else:
+        found = dense_rows(q, k, v, call, dtype)
+    sides = [grid(*q.shape[:3], seed=seed).to(found[1]) for seed in (21, 22)]
+    gradients = torch.autograd.grad(found, leaves, [upstream, *sides])
+    return [found[0].detach(), *(part.detach().float() for part in found[1:]), *gradients]
+
+
+def assert_rows_match(inputs, dtype, variant, causal, key_lengths=None, dropout=0.0):
+    asked = (variant, causal, key_lengths, dropout)
+    ours = row_results(inputs, dtype, True, *asked)
+    eager = row_results(inputs, dtype, False, *asked)
+    exact = [part.double() for part in row_results(inputs, torch.float64, False, *asked)]
+    for name, *found in zip(["out", "mass", "entropy", "d_q", "d_k", "d_v"], ours, eager, exact, strict=True):
+        assert_no_worse(f"{variant} {name}", *found)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(100, 100), (257, 300), (512, 512), (1023, 1024), (2048, 2048)], ids=str)
+@pytest.mark.parametrize("size", [64, 128])
+def test_row_statistics_at_every_length(size, lengths, causal):
+    assert_rows_match(grid_inputs(1, 2, 2, *lengths, size, size), torch.bfloat16, "reluformer", causal)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("variant", KINDS)
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_row_statistics_of_every_variant(variant, dtype, dropout):
+    assert_rows_match(grid_inputs(2, 4, 2, M, N, 40, 40), dtype, variant, True, [333, 200], dropout)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_row_statistics_can_be_captured(causal):
+    """Forward and backward as a CUDA graph, replayed on other inputs."""
+    given = [torch.randn(2, 2, 200, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    lengths = torch.tensor([200, 50], device="cuda")
+
+    def work():
+        q, k, v = (tensor.detach().requires_grad_() for tensor in given)  # leaves of the stream that captures
+        call = check_call(q, k, v, "reluformer", causal, None if causal else lengths, *[None] * 4, 0.0, None, {})
+        out, rows = attention_with_rows(q, k, v, call)
+        loss = out.float().square().mean() + rows.mass.square().mean() + rows.entropy.mean()
+        return [loss, *torch.autograd.grad(loss, [q, k, v])]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = work()
+    for tensor in given:
+        tensor.copy_(torch.randn_like(tensor))
+    graph.replay()
+    for found, expected in zip(held, work(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_memory_of_row_statistics_is_linear_in_the_length():
+    def peak(length):
+        leaves = [torch.randn(1, 8, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+        call = check_call(*leaves, "reluformer", True, *[None] * 5, 0.0, None, {})
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out, rows = attention_with_rows(*leaves, call)
+        (out.float().sum() + rows.mass.log().abs().sum() + rows.entropy.sum()).backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    peak(2048)
+    assert peak(8192) <= 4.2 * peak(2048)
 
 
 @pytest.mark.parametrize("lengths", [(7, 20), (32, 32), (33, 64), (100, 128)])

@@ -292,9 +292,11 @@ def test_observed_weights_mix_the_values(variant):
     _, seen, _ = watch(module, x, **call)
     q, k, v = module.project(x, None, None)
     options = module.options if module.learned is None else {module.learned.name: module.learned()}
+    q = q * module.learned()[:, None, None] if module.learned_divides else q  # they were divided by it in advance
     weights = attention_weights(q, k, variant, bias=call.pop("attn_bias"), **call, **options)
-    assert torch.equal(seen.weights(), weights)
-    assert torch.equal(seen.weights(sparse=True).to_dense().view_as(weights), weights)
+    assert_same(seen.weights(), weights)
+    assert torch.equal(seen.weights() != 0, weights != 0)
+    assert torch.equal(seen.weights(sparse=True).to_dense().view_as(weights), seen.weights())
     assert_same(seen.output, weights @ v)
     assert torch.equal(seen.stats().nonzero, (weights != 0).sum(-1))
     assert_same(seen.stats().mass, weights.float().sum(-1))
@@ -467,3 +469,31 @@ def test_refusals_name_the_values(arguments, message):
     with pytest.raises(RectiformerError) as refusal:
         MultiHeadAttention(**{"width": WIDTH, "heads": HEADS} | arguments)
     assert str(refusal.value) == message
+
+
+@every_variant
+@pytest.mark.parametrize("memory", [False, True])
+def test_centered_keys_have_no_common_part_and_padding_has_no_say(variant, memory):
+    module, x = build(variant, center=True, cross=memory), tokens(2, 5)
+    source = tokens(2, 7) if memory else x
+    lengths = torch.tensor([source.shape[1], 3])
+    source[1, 3:] = torch.nan
+    out = module(x, source if memory else None, key_lengths=lengths)
+    _, keys, _ = module.project(x, source if memory else None, None, lengths)
+    assert_same(1 + keys[1, :, :3].mean(1), torch.ones(HEADS, HEAD).double())
+    alone = module(x[1:], source[1:, :3] if memory else None) if memory else module(x[1:, :3])
+    assert_same(out[1] if memory else out[1, :3], alone[0])
+
+
+@pytest.mark.parametrize("variant", ["softmax", "sparsemax", "entmax15", "entmax", "topk"])
+def test_centered_keys_leave_what_sums_to_one_as_it_is(variant):
+    module, plain, x = build(variant, center=True), build(variant), tokens(2, 5)
+    plain.load_state_dict(module.state_dict())
+    assert_same(module(x), plain(x))
+
+
+def test_a_learned_number_starts_where_it_is_told_to():
+    assert build("reluformer", start=0.25).learned().shape == (HEADS,)
+    module = MultiHeadAttention(WIDTH, HEADS, "reluformer", start=0.25)
+    assert_same(module.learned(), torch.full((HEADS,), 0.25))
+    assert MultiHeadAttention(WIDTH, HEADS, "reluformer", learn="fixed", start=0.25).options == {"gamma": 0.25}

@@ -185,7 +185,7 @@ def test_reruns_are_bitwise_equal():
 
 
 def test_every_kernel_has_a_tiling_of_every_head_size():
-    for kernel in ("forward", "keys", "queries", "bias"):
+    for kernel in ("forward", "rows", "keys", "queries", "bias"):
         for size in (1, 16, 64, 65, 128, 129, 256):
             q = torch.empty(1, 1, 1, size, dtype=torch.bfloat16)
             assert (

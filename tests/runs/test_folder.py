@@ -1,6 +1,8 @@
 """Run folders: what is written is read back, and whatever was changed or does not fit is refused by name."""
 
 import dataclasses
+import hashlib
+import json
 import os
 
 import pytest
@@ -10,8 +12,10 @@ from rectiformer.config import Config, DataConfig, LogConfig, ModelConfig, Train
 from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import save_checkpoint
 from rectiformer.runs.folder import (
+    LATER_KEYS,
     changed_keys,
     create_run,
+    hash_model,
     load_model,
     load_weights,
     open_run,
@@ -228,3 +232,12 @@ def test_tied_weights_are_kept_once_and_stay_tied(run, tie, tables):
     ids = torch.tensor([[4, 5, 6, 3]])
     assert torch.equal(model.eval()(ids, None, ids), other.eval()(ids, None, ids))
     assert (other.output is other.target_embedding.table) == (tie != "none")
+
+
+def test_runs_made_before_a_key_existed_still_open(run):
+    # What version 0.1 hashed: the section as it was, without keys that came later.
+    section = dataclasses.asdict(run.config.model)
+    early = {key: value for key, value in section.items() if key not in LATER_KEYS}
+    assert hash_model(run.config) == hashlib.sha256(json.dumps(early, sort_keys=True).encode()).hexdigest()
+    changed = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, center=True))
+    assert hash_model(changed) != hash_model(run.config)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rectiformer.text.vocabulary as vocabulary_module
 from rectiformer.config import VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
+from rectiformer.text import foreign
 from rectiformer.text.vocabulary import Vocabulary
 
 TEXT = [
@@ -250,13 +250,13 @@ def test_a_vocabulary_cut_anywhere_is_rejected_before_it_is_loaded(plain, tmp_pa
     monkeypatch.setattr(sys, "executable", "/nonexistent")  # nobody gets as far as a child process
     for length in range(len(model)):
         with pytest.raises(DataError, match="cut short"):
-            vocabulary_module.reject_unsafe_model(model[:length], tmp_path)
+            foreign.reject_unsafe_model(model[:length], tmp_path)
 
 
 def test_a_native_crash_reads_as_rejection(plain, tmp_path, monkeypatch):
     """The child dies as it would of a segmentation fault inside the tokenizer."""
     crash = "import os, signal, sys; sys.stdin.buffer.read(); os.kill(os.getpid(), signal.SIGSEGV)"
-    monkeypatch.setattr(vocabulary_module, "PROBE", crash)
+    monkeypatch.setattr(foreign, "PROBE", crash)
     plain.save(tmp_path / "v.model")
     with pytest.raises(DataError, match=r"tokenizer rejected: .*v\.model fails to load \(exit -11\)"):
         Vocabulary.load(tmp_path / "v.model")

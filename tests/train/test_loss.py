@@ -5,12 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from closeness import assert_no_worse, grid_inputs
 
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig, TrainingConfig
-from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Transformer
-from rectiformer.train.loss import batch_losses, collect_penalties, penalties, token_losses
+from rectiformer.ops.dispatch import check_call
+from rectiformer.ops.reference import reference_weights
+from rectiformer.ops.row_statistics import attention_with_rows
+from rectiformer.train.loss import batch_losses, collect_penalties, penalties, penalty_strength, token_losses
 
 V = 11
 SMOOTHINGS = [0.0, 0.1, 0.5]
@@ -101,12 +104,13 @@ def test_padding_counts_nowhere(mean):
     assert logits.grad[~padding].any(-1).all()
 
 
-def observe(weights, **call):
-    """An observation whose weights [M, N] are exactly these: ReLA with the keys of an identity and a scale of 1."""
+def observe(weights, causal=False):
+    """Row sums of exactly these weights [M, N], and what they come from: ReLA with the keys of an identity."""
     weights = torch.as_tensor(weights, dtype=torch.float32)
-    keys = torch.eye(weights.shape[-1])[None, None]
     queries = weights.view(-1, 1, *weights.shape[-2:]).requires_grad_()
-    return Observation("rela", queries, keys.expand(len(queries), 1, -1, -1), queries, {"scale": 1.0, **call})
+    keys = torch.eye(weights.shape[-1])[None, None].expand(len(queries), 1, -1, -1)
+    call = check_call(queries, keys, keys, "rela", causal, None, None, None, None, 1.0, 0.0, None, {})
+    return attention_with_rows(queries, keys, keys, call)[1], queries
 
 
 MASS, ENTROPY = {"mass_penalty": 1.0}, {"entropy_penalty": 1.0}
@@ -129,23 +133,38 @@ MASS, ENTROPY = {"mass_penalty": 1.0}, {"entropy_penalty": 1.0}
     ],
 )
 def test_penalties_in_closed_form(rows, weights_of_penalties, expected):
-    seen = observe(rows)
+    seen, queries = observe(rows)
     found = penalties(seen, None, config(**weights_of_penalties))
     assert found.item() == pytest.approx(expected, abs=1e-6)
     found.backward()
-    assert seen.q.grad.isfinite().all()
+    assert queries.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"), [([0.5, 0.5, 0.5, 0.5], 2 * math.log(2) - 0.7 * math.log(4)), ([2, 2, 2, 2], 0)]
+)
+def test_the_entropy_may_be_that_of_the_weights_as_they_are(row, expected):
+    """-4 * 0.5 log 0.5 is 2 log 2; of weights above 1 it is negative."""
+    found = penalties(observe([row])[0], None, config(entropy_of="raw", **ENTROPY))
+    assert found.item() == pytest.approx(max(expected, 0), abs=1e-6)
+
+
+def test_penalties_fall_in_a_straight_line():
+    settings = config(steps=100, penalty_warmdown=0.5)
+    assert [penalty_strength(settings, step) for step in (1, 26, 51, 52, 100)] == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert {penalty_strength(config(steps=100), step) for step in (1, 50, 100)} == {1.0}
 
 
 def test_the_bound_of_the_entropy_counts_visible_keys():
     """Causal rows of equal weights over 1, 2, 3 and 4 keys: each is above its bound by 0.3 log n."""
-    seen = observe(torch.ones(4, 4), causal=True)
+    seen, _ = observe(torch.ones(4, 4), causal=True)
     expected = 0.3 * sum(math.log(n) for n in (1, 2, 3, 4)) / 4
     assert penalties(seen, None, config(**ENTROPY)).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_padded_queries_have_no_penalty():
     rows = torch.tensor([[[2.0, 0], [4.0, 0]], [[8.0, 0], [16.0, 0]], [[5.0, 0], [5.0, 0]]])
-    found = penalties(observe(rows), torch.tensor([2, 1, 0]), config(**MASS))
+    found = penalties(observe(rows)[0], torch.tensor([2, 1, 0]), config(**MASS))
     assert found.item() == pytest.approx((math.log(2) + math.log(4) + math.log(8)) / 3, abs=1e-6)
 
 
@@ -175,10 +194,10 @@ def test_each_site_is_masked_by_the_side_its_queries_are_on():
     settings = config(mass_penalty=1.0)
     seen = []
     for site in model.sites():
-        site.attention.observer = lambda observed, site=site: seen.append((site.kind, observed))
+        site.attention.row_observer = lambda rows, site=site: seen.append((site.kind, rows))
     model(source, source_lengths, target)
     lengths = {"encoder": source_lengths, "decoder": target_lengths, "cross": target_lengths}
-    expected = [penalties(observed, lengths[kind], settings) for kind, observed in seen]
+    expected = [penalties(rows, lengths[kind], settings) for kind, rows in seen]
     with collect_penalties(model, source_lengths, target_lengths, settings) as found:
         model(source, source_lengths, target)
     torch.testing.assert_close(found, expected)
@@ -189,9 +208,57 @@ def test_observers_are_gone_afterwards(fails):
     model, *_, target_lengths = build()
     try:
         with collect_penalties(model, target_lengths, target_lengths, config(mass_penalty=1.0)):
-            assert all(site.attention.observer is not None for site in model.sites())
+            assert all(site.attention.row_observer is not None for site in model.sites())
             if fails:
                 raise InterruptedError
     except InterruptedError:
         assert fails
-    assert all(site.attention.observer is None for site in model.sites())
+    assert all(site.attention.row_observer is None for site in model.sites())
+
+
+PLACES = {
+    "causal": {"causal": True},
+    "cross": {"lengths": [20, 11]},
+    "padded": {"key_lengths": [24, 7], "lengths": [20, 11]},
+    "grouped": {"causal": True, "heads": 4},
+}
+
+
+def dense_penalties(weights, visible, lengths, settings):
+    """The definition, from all weights."""
+    mass = weights.sum(-1)
+    share = weights / torch.where(mass > 0, mass, 1)[..., None]
+    entropy = -(share * torch.where(share > 0, share, 1).log()).sum(-1)
+    counted = (mass > 0) & (torch.arange(mass.shape[-1]) < lengths[:, None])[:, None]
+    each = settings.mass_penalty * (mass + 1e-8).log().abs()
+    each = each + settings.entropy_penalty * (entropy - 0.7 * visible.clamp_min(1).log()).clamp_min(0)
+    return each[counted].mean()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if variant.rectified])
+def test_gradients_of_penalties_are_the_reference_s(variant, place, fused, request):
+    if fused:
+        request.getfixturevalue("interpreter")
+    settings = config(mass_penalty=0.3, entropy_penalty=2.0)
+    asked = dict(PLACES[place])
+    heads, lengths = asked.pop("heads", 2), torch.tensor(asked.pop("lengths", [20, 20]))
+    inputs = grid_inputs(2, heads, 2, 20, 24, 8, 8)
+
+    def gradients(dtype, dense):
+        q, k, v, _ = (tensor.to(dtype).requires_grad_() for tensor in inputs)
+        call = check_call(
+            q, k, v, variant, asked.get("causal", False), asked.get("key_lengths"), *[None] * 4, 0.0, None, {}
+        )
+        if dense:
+            weights = reference_weights(q, k, call, precision=dtype)
+            found = dense_penalties(weights, call.visibility.counts(q.device), lengths, settings)
+        else:
+            found = penalties(attention_with_rows(q, k, v, call)[1], lengths, settings)
+        return [found.detach(), *torch.autograd.grad(found, [q, k])]
+
+    ours, eager, exact = gradients(torch.float32, False), gradients(torch.float32, True), gradients(torch.float64, True)
+    assert exact[1].abs().max() > 1e-3
+    for name, *results in zip(["penalty", "d_q", "d_k"], ours, eager, exact, strict=True):
+        assert_no_worse(f"{variant} {name}", *results)

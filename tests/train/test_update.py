@@ -209,7 +209,7 @@ def penalty_gradient(updater, one, settings):
     """The gradient of the mean of the penalties over all attention, by observing it."""
     seen = []
     for site in updater.model.sites():
-        site.attention.observer = lambda observed: seen.append(penalties(observed, None, settings))
+        site.attention.row_observer = lambda rows: seen.append(penalties(rows, None, settings))
     updater.model(one.source, None, one.target_input)
     parts = torch.autograd.grad(torch.stack(seen).mean(), updater.parameters, allow_unused=True)
     found = [torch.zeros_like(p) if part is None else part for p, part in zip(updater.parameters, parts, strict=True)]
@@ -225,7 +225,16 @@ def test_penalties_add_their_gradient(penalized):
     updater = build(model, **penalized)
     assert_close(gradient(updater, full, full), gradient(build(model), full) + extra)
     assert updater.read().penalty > 0
-    assert all(site.attention.observer is None for site in updater.model.sites())
+    assert all(site.attention.row_observer is None for site in updater.model.sites())
+
+
+@pytest.mark.usefixtures("exact")
+def test_penalties_fall_with_their_warmdown():
+    model, full = {**STILL, "variant": "reluformer"}, batch((8, 8), (8, 8))
+    extra = penalty_gradient(build(model), full, TrainingConfig(mass_penalty=0.5))
+    plain, settings = gradient(build(model), full), {"mass_penalty": 0.5, "steps": 8, "penalty_warmdown": 0.5}
+    for step, strength in [(1, 1.0), (2, 0.75), (5, 0.0)]:
+        assert_close(gradient(build(model, **settings), full, step=step), plain + strength * extra)
 
 
 @pytest.mark.usefixtures("exact")

@@ -127,6 +127,24 @@ def score_gradients(scores, d_weights, POWER: tl.constexpr):
 
 
 @triton.jit
+def logarithms(weights):
+    """Natural ones; finite where a weight is 0."""
+    return tl.log(tl.maximum(weights, 1.2e-38))
+
+
+@triton.jit
+def load_slopes(slopes, place, m, KEYS: tl.constexpr):
+    """What queries' weights w add to their gradient through the sums of rows: a + b log w, a and b as row vectors.
+
+    `slopes` = pointer to both, the head's first row there, a number to divide them by.
+    """
+    pointers = slopes[0] + 2 * tl.cast(slopes[1] + place[3] + m, tl.int64)
+    even = tl.expand_dims(tl.load(pointers, mask=m < place[5], other=0.0), KEYS)
+    steep = tl.expand_dims(tl.load(pointers + 1, mask=m < place[5], other=0.0), KEYS)
+    return even / slopes[2], steep / slopes[2]
+
+
+@triton.jit
 def key_range(row, rows, place, band, BLOCK: tl.constexpr, BANDED: tl.constexpr):
     """Keys that queries `row` to `row + rows` see: begin and end of all tiles, and of those that all of them see."""
     _, _, _, _, _, M, N, length = place

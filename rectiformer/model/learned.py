@@ -1,0 +1,66 @@
+"""A variant's number that is learned: gamma of reluformer, alpha of entmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rectiformer.errors import ConfigError, unknown_name
+from rectiformer.ops.variants import Variant
+
+LEARN = ("head", "layer", "fixed")
+
+
+class LearnedOption(nn.Module):
+    """A variant's number as a parameter that cannot leave its range, however far it is pushed.
+
+    gamma is exp(raw), between 1e-13 and 1e13. alpha is 1 + sigmoid(raw), kept 0.001 above 1: nearer to 1, its exponent
+    1 / (alpha - 1) loses float32's digits, and at 1 there is none.
+    """
+
+    LEAST_ALPHA = 1.001
+
+    def __init__(self, variant: Variant, name: str, heads: int = 1, start: float | None = None) -> None:
+        super().__init__()
+        option = variant.options.get(name)
+        if option is None or not option.learn:
+            raise ConfigError(f"variant {variant.name!r} has no learnable number {name!r}")
+        self.name = name
+        self.transform = option.learn
+        self.raw = nn.Parameter(torch.full((heads,), self._inverse(option.default if start is None else start)))
+
+    def forward(self) -> Tensor:
+        raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
+        if self.transform == "exp":
+            return raw.clamp(-30, 30).exp()
+        return self.LEAST_ALPHA + (2 - self.LEAST_ALPHA) * raw.sigmoid()
+
+    def _inverse(self, value: float) -> float:
+        if self.transform == "exp":
+            return math.log(value)
+        return -math.log((2 - self.LEAST_ALPHA) / (value - self.LEAST_ALPHA) - 1)
+
+    @staticmethod
+    def name_in(variant: Variant) -> str | None:
+        """The option of `variant` that can be learned, if it has one."""
+        return next((name for name, option in variant.options.items() if option.learn), None)
+
+
+def build_learned(
+    variant: Variant, learn: str | LearnedOption, heads: int, fixed: Mapping[str, float], start: float | None = None
+) -> LearnedOption | None:
+    name = LearnedOption.name_in(variant)
+    if isinstance(learn, LearnedOption):
+        if learn.name != name:
+            raise ConfigError(f"the shared {learn.name!r} is not a number that variant {variant.name!r} learns")
+        if name in fixed:
+            raise ConfigError(f"{name} is given both fixed, as {fixed[name]}, and shared to be learned")
+        return learn
+    if learn not in LEARN:
+        raise ConfigError(unknown_name("value of learn", str(learn), LEARN))
+    if name is None or name in fixed or learn == "fixed":
+        return None
+    return LearnedOption(variant, name, heads if learn == "head" else 1, start)

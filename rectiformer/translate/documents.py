@@ -1,0 +1,264 @@
+"""Whole documents: as many sentences come out as go in, each translated beside its neighbors.
+
+A document goes through the model in segments, sentences with separators between them, and what comes back is split at
+separators. Where that does not give a translation for each sentence, the segment is halved, down to single sentences.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from rectiformer.errors import ArgumentError
+from rectiformer.text.documents import Window, build_windows, join_ids, split_ids
+from rectiformer.translate.lines import BUFFER_CHARACTERS
+from rectiformer.translate.options import Hypothesis, SearchOptions
+from rectiformer.translate.translator import Part, Translator
+
+
+@dataclass(frozen=True)
+class DocumentTranslation:
+    """What became of one document."""
+
+    number: int
+    """Counted from 1."""
+    sources: list[str]
+    sentences: list[str]
+    """A translation for each of `sources`; empty for a blank one."""
+    segments: int
+    """How many segments the document was cut into."""
+    fallbacks: int
+    """How many of those did not come back sentence by sentence, and were translated in smaller ones."""
+    tokens: int
+    """Subwords written for what was kept, ends and separators included."""
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Sentences that go through the model together; `key` decides their samples."""
+
+    sentences: Sequence[str]
+    ids: Sequence[list[int]]
+    key: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the model wrote for a segment, split at separators."""
+
+    parts: list[str]
+    tokens: int
+    ended: bool
+    """False where the length limit came first."""
+    notes: list[str]
+
+
+def translate_documents(
+    translator: Translator,
+    documents: Iterable[Sequence[str]],
+    options: SearchOptions,
+    *,
+    limit: int | None = None,
+    overlap: int = 2,
+    buffer: int = 1000,
+    batch_tokens: int = 4096,
+    batch_sentences: int = 0,
+    warn: Callable[[str], None] = warnings.warn,
+) -> Iterator[DocumentTranslation]:
+    """Translate documents as they come, in order; each has as many translations as sentences.
+
+    Args:
+        limit: most source subwords of a segment, a separator a sentence counted; what the model was trained with unless
+            given. A model trained on sentences translates each by itself.
+        overlap: sentences before a segment that are put in front of it as context, their translations dropped.
+        buffer: most sentences read before they are translated together, except that a document is read whole.
+        batch_tokens: padded source tokens in a batch; a longer segment makes a batch of its own.
+        batch_sentences: segments in a batch, in place of `batch_tokens`; 0 goes by tokens.
+        warn: told of each document of which a segment did not come back sentence by sentence.
+    """
+    limit = check_request(translator, options, limit, overlap)
+    number = line = 1
+    for chunk in take_documents(documents, buffer):
+        drafts = []
+        for sources in chunk:
+            drafts.append(Draft(number, line, list(sources), translator.source.encode_all(list(sources))))
+            number, line = number + 1, line + len(sources)
+        waiting = [(draft, window) for draft in drafts for window in draft.cut(limit, overlap)]
+        while waiting:
+            segments = [draft.segment(window) for draft, window in waiting]
+            found = search_segments(translator, segments, options, batch_tokens, batch_sentences)
+            waiting = [
+                (draft, smaller)
+                for (draft, window), each in zip(waiting, found, strict=True)
+                for smaller in draft.place(window, each)
+            ]
+        for draft in drafts:
+            yield draft.finish(warn)
+
+
+def check_request(translator: Translator, options: SearchOptions, limit: int | None, overlap: int) -> int:
+    """Refuse what makes no sense for documents; the length of segments."""
+    if options.nbest > 1:
+        raise ArgumentError(f"nbest = {options.nbest}, but a document has one translation; leave it at 1")
+    if overlap < 0 or (limit is not None and limit < 1):
+        raise ArgumentError(f"overlap = {overlap} and limit = {limit}; they must be at least 0 and 1")
+    wanted = translator.segment if limit is None else limit
+    if wanted and None in (translator.source.separator, translator.target.separator):
+        raise ArgumentError(
+            f"segments of {wanted} subwords, but this model has no separator of sentences: it was trained with "
+            "data.segment = 0; leave the limit out"
+        )
+    return wanted
+
+
+def take_documents(documents: Iterable[Sequence[str]], most: int) -> Iterator[list[Sequence[str]]]:
+    """Documents in lists of up to `most` sentences or `BUFFER_CHARACTERS`, and one document more."""
+    chunk: list[Sequence[str]] = []
+    sentences = characters = 0
+    for document in documents:
+        chunk.append(document)
+        sentences += max(1, len(document))
+        characters += sum(map(len, document))
+        if sentences >= most or characters >= BUFFER_CHARACTERS:
+            yield chunk
+            chunk, sentences, characters = [], 0, 0
+    if chunk:
+        yield chunk
+
+
+@dataclass
+class Draft:
+    """A document that is being translated; windows count the sentences that are not blank."""
+
+    number: int
+    line: int
+    """Of its first sentence, over all documents."""
+    sources: list[str]
+    ids: list[list[int]]
+    segments: int = 0
+    fallbacks: int = 0
+    tokens: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.places = [place for place, ids in enumerate(self.ids) if ids and self.sources[place].strip()]
+        self.sentences = [""] * len(self.sources)
+        self.tried: set[Window] = set()
+
+    def cut(self, limit: int, overlap: int) -> list[Window]:
+        """The windows to begin with."""
+        windows = build_windows([len(self.ids[place]) for place in self.places], limit, overlap)
+        self.segments, self.tried = len(windows), set(windows)
+        return windows
+
+    def segment(self, window: Window) -> Segment:
+        """The sentences of a window, context included."""
+        places = self.places[window.context : window.last]
+        return Segment(
+            [self.sources[place] for place in places], [self.ids[place] for place in places], self.line + places[0]
+        )
+
+    def place(self, window: Window, found: Found) -> list[Window]:
+        """Keep what was found for a window; where it is not a part a sentence, give smaller windows to try instead."""
+        size = window.last - window.context
+        if size > 1 and not (found.ended and len(found.parts) == size):
+            self.fallbacks += window in self.tried
+            return halve(window)
+        parts = found.parts if size > 1 else [" ".join(filter(None, found.parts))]
+        places = self.places[window.first : window.last]
+        for place, text in zip(places, parts[window.first - window.context :], strict=True):
+            self.sentences[place] = text
+        notes = found.notes if found.ended else [*found.notes, "the translation met its length limit before it ended"]
+        self.notes += [f"sentence {places[0] + 1}: {note}" for note in notes]  # which only single sentences have
+        self.tokens += found.tokens
+        return []
+
+    def finish(self, warn: Callable[[str], None]) -> DocumentTranslation:
+        """What became of the document; `warn` is told of all that is to be said of it."""
+        notes = list(self.notes)
+        if self.fallbacks:
+            notes.append(
+                f"{self.fallbacks} of {self.segments} segments did not come back sentence by sentence, and were "
+                "translated in smaller ones"
+            )
+        for note in notes:
+            warn(f"document {self.number}: {note}")
+        return DocumentTranslation(
+            self.number, self.sources, self.sentences, self.segments, self.fallbacks, self.tokens, notes
+        )
+
+
+def halve(window: Window) -> list[Window]:
+    """Two windows without context, or one where there is one sentence to translate."""
+    if window.last - window.first == 1:
+        return [Window(window.first, window.first, window.last)]
+    middle = (window.first + window.last) // 2
+    return [Window(window.first, window.first, middle), Window(middle, middle, window.last)]
+
+
+def translate_segments(
+    translator: Translator,
+    segments: Sequence[Sequence[str]],
+    options: SearchOptions,
+    *,
+    batch_tokens: int = 4096,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[str]]:
+    """What the model writes for each segment, split at separators: not always a part for each sentence."""
+    encoded = [
+        Segment(sentences, translator.source.encode_all(list(sentences)), key)
+        for key, sentences in enumerate(segments, 1)
+    ]
+    return [found.parts for found in search_segments(translator, encoded, options, batch_tokens, 0, progress)]
+
+
+def search_segments(
+    translator: Translator,
+    segments: Sequence[Segment],
+    options: SearchOptions,
+    batch_tokens: int,
+    batch_sentences: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Found]:
+    """Each segment through the model by itself; a single sentence that is too long for it in parts.
+
+    A translation may be longer than its source by `options.extra_length` for each of its sentences, whose number is
+    rounded up to a power of two, so that few kinds of batches arise.
+    """
+    notes: list[list[str]] = [[] for _ in segments]
+    parts: dict[int, list[Part]] = {}  # by extra length
+    for index, segment in enumerate(segments):
+        extra = options.extra_length << (len(segment.ids) - 1).bit_length()
+        for number, ids in enumerate(fit_segment(translator, segment, notes[index])):
+            parts.setdefault(extra, []).append(Part(index, ids, [], segment.key + (number << 32)))
+    hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
+    for extra, group in parts.items():
+        longer = replace(options, extra_length=extra)
+        found = translator.search_all(group, longer, batch_tokens, batch_sentences, progress)
+        for part, best in zip(group, found, strict=True):
+            hypotheses[part.line].append(best[0])
+    return [read_parts(translator, each, note) for each, note in zip(hypotheses, notes, strict=True)]
+
+
+def fit_segment(translator: Translator, segment: Segment, notes: list[str]) -> list[list[int]]:
+    """The ids of a segment; of a single sentence, in groups if it is too long."""
+    if len(segment.ids) == 1:
+        return translator.fit(segment.sentences[0], segment.ids[0], segment.key, "split", notes)
+    assert translator.source.separator is not None
+    return [join_ids(segment.ids, translator.source.separator)]
+
+
+def read_parts(translator: Translator, hypotheses: Sequence[Hypothesis], notes: list[str]) -> Found:
+    """The text of one segment's hypotheses, several where a single sentence went through the model in parts."""
+    separator = translator.target.separator
+    ids = [
+        part for each in hypotheses for part in ([each.ids] if separator is None else split_ids(each.ids, separator))
+    ]
+    return Found(
+        [translator.target.decode(part) for part in ids],
+        sum(len(each.ids) + each.ended for each in hypotheses),
+        all(each.ended for each in hypotheses),
+        notes,
+    )

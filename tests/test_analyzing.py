@@ -139,7 +139,7 @@ def test_figures_are_of_all_measures_and_the_examples(world, rectiformer, tmp_pa
     assert (found.code, found.err) == (0, "")
     assert found.out.endswith(f"wrote {folder}\n")
     names = {path.name for path in folder.iterdir()}
-    for name in ("sparsity", "null-rate", "diversity", "aer", "memories", "attention-1-1"):
+    for name in ("sparsity", "null-rate", "diversity", "aer", "sparsity-by-length", "memories", "attention-1-1"):
         assert {f"{name}.svg", f"{name}.pdf"} <= names
 
 

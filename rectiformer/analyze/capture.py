@@ -11,13 +11,12 @@ from functools import partial
 
 import torch
 
-from rectiformer.analyze.consistency import check_links
 from rectiformer.analyze.observe import Seen, observe
 from rectiformer.analyze.record import KINDS, AttentionRecord, Example, ModelCard, PieceSpan, Side
 from rectiformer.analyze.sites import site_records
 from rectiformer.analyze.survey import forced_batches, observing, weighing_sites
 from rectiformer.errors import ArgumentError, DataError, unknown_name
-from rectiformer.measure.alignment import Links
+from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, pieces_to_words, word_spans
 from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
@@ -27,7 +26,7 @@ from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.score import EncodedPairs, decode_forced
 from rectiformer.translate.translator import Translator, piece_text
 
-__all__ = ["Seen", "model_card", "observe", "record_pairs"]
+__all__ = ["Seen", "model_card", "observe", "record_pairs", "watch_pairs"]
 
 
 def record_pairs(
@@ -39,7 +38,7 @@ def record_pairs(
     *,
     tokenized: bool = False,
 ) -> AttentionRecord:
-    """What the heads do while they write the target of each (source, target) pair.
+    """What the heads do while they write the target of each (source, target) pair, and which model it was.
 
     Args:
         pairs: a target of None is translated first, and then forced like any other.
@@ -48,6 +47,20 @@ def record_pairs(
         layers: layers to record, from 0; all unless given.
         tokenized: whether words are what stands between spaces; otherwise punctuation is split off.
     """
+    examples = watch_pairs(translator, pairs, gold, kinds, layers, tokenized=tokenized)
+    return AttentionRecord(model_card(translator.model), examples)
+
+
+def watch_pairs(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str | None]],
+    gold: Sequence[Links | None] | None = None,
+    kinds: Collection[str] = KINDS,
+    layers: Collection[int] | None = None,
+    *,
+    tokenized: bool = False,
+) -> list[Example]:
+    """The examples of `record_pairs`, without the card of the model, for which all its weights are read."""
     sites = choose_sites(translator.model, kinds, layers)
     if gold is not None and len(gold) != len(pairs):
         raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one, or None")
@@ -68,7 +81,7 @@ def record_pairs(
         examples.append(example)
     for batch in forced_batches(translator, forced):
         record_batch(translator, batch, sites, [examples[index] for index in batch.pairs])
-    return AttentionRecord(model_card(translator.model), examples)
+    return examples
 
 
 def choose_sites(model: Transformer, kinds: Collection[str], layers: Collection[int] | None) -> list[Site]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rectiformer.errors import DataError
-from rectiformer.measure.alignment import Links
+from rectiformer.measure.alignment import check_links
 
 if TYPE_CHECKING:
     from rectiformer.analyze.record import Example, Side, SiteRecord
@@ -46,15 +46,12 @@ def check_side(side: Side, where: str) -> None:
                 f"{where}.words[{index}] has pieces {first} to {last} of {len(side.pieces)} and characters {start} to "
                 f"{stop} of {len(side.text)}"
             )
-
-
-def check_links(links: Links, source_words: int, target_words: int, where: str) -> None:
-    """DataError if a link is beyond these words."""
-    for i, j in sorted(links.sure | links.possible):
-        if not (0 <= i < source_words and 0 <= j < target_words):
+    for index, (first, last) in enumerate(side.sentences):
+        before = side.sentences[index - 1][1] if index else 0
+        if not before <= first <= last <= len(side.pieces):
             raise DataError(
-                f"{where}: link {i}-{j} is beyond the sentence, which has {source_words} source and {target_words} "
-                "target words, counted from 0; check how the words were split"
+                f"{where}.sentences[{index}] has pieces {first} to {last}, but they must rise from {before} to at most "
+                f"{len(side.pieces)}"
             )
 
 

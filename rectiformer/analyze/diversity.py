@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rectiformer.model.attention import Observation
-from rectiformer.ops.dispatch import check_call
-from rectiformer.ops.reference import reference_weights
-
 BLOCK_CELLS = 1 << 18
-"""Weights held at once, some five times over in float64."""
+"""Weights to give to a meter at once, which holds them some five times over in float64."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +84,3 @@ def mean_jaccard(support: Tensor, active: Tensor) -> Tensor:
     union = sizes[:, :, None] + sizes[:, None] - common
     total = (common.double() / union.clamp_min(1)).sum((1, 2)) - active  # each set has index 1 with itself
     return total / (active * (active - 1)).clamp_min(1)
-
-
-def weight_blocks(seen: Observation, cells: int = BLOCK_CELLS) -> Iterator[tuple[slice, Tensor]]:
-    """The weights of an observed call, a few queries at a time: which queries, and their weights [B, H, m, N]."""
-    asked = dict(seen.call)
-    names = ("key_lengths", "attn_mask", "bias", "window", "scale")
-    lengths, mask, bias, window, scale = (asked.pop(name, None) for name in names)
-    causal = asked.pop("causal", False)
-    call = check_call(seen.q, seen.k, None, seen.variant, causal, lengths, mask, bias, window, scale, 0.0, None, asked)
-    B, H, M, _ = seen.q.shape
-    step = max(1, cells // max(1, B * H * seen.k.shape[2]))
-    for start in range(0, M, step):
-        rows = slice(start, min(start + step, M))
-        part = call.rows(rows.start, rows.stop)
-        yield rows, reference_weights(seen.q[:, :, rows], seen.k, part).to(seen.q.dtype)

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.analyze.capture import model_card
-from rectiformer.analyze.consistency import check_links
 from rectiformer.analyze.diversity import Diversity
 from rectiformer.analyze.memory import MemorySummary
 from rectiformer.analyze.record import KINDS, ModelCard
 from rectiformer.analyze.restoring import restore
 from rectiformer.analyze.sparsity import HeadMeter, HeadSummary, LengthSummary, length_edges
 from rectiformer.analyze.survey import CrossSurvey, Pair, SiteMeter, Survey, run_survey, shuffle_sources
-from rectiformer.analyze.wire import shorten
+from rectiformer.analyze.wire import find_nonfinite, shorten
 from rectiformer.errors import ArgumentError, DataError
-from rectiformer.measure.alignment import Links
+from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, word_spans
 from rectiformer.ops.variants import find_variant
 from rectiformer.translate.align import alignment_table
@@ -125,8 +124,13 @@ class Findings:
         raise ArgumentError(f"model {self.model.name!r} has no {kind} layer {layer}; measured are {known}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"format": FORMAT, "version": VERSION, **asdict(self), "model": self.model.to_json()}
+        """Plain JSON values; DataError where a number is not finite, which JSON has no word for."""
+        content = {"format": FORMAT, "version": VERSION, **asdict(self), "model": self.model.to_json()}
+        if (place := find_nonfinite(content)) is not None:
+            raise DataError(
+                f"model {self.model.name!r} measures {place}; its weights overflow, take another checkpoint"
+            )
+        return content
 
     @classmethod
     def from_json(cls, content: Any, where: str = "findings") -> Findings:

@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 import zlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ class Side:
     pieces: list[PieceSpan]
     words: list[tuple[int, int, int, int]]
     """First piece, piece after the last, first character, character after the last."""
+    sentences: list[tuple[int, int]] = field(default_factory=list)
+    """Where the text is a document: first piece and piece after the last, without what separates sentences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,11 +204,12 @@ def example_to_json(example: Example) -> dict[str, Any]:
 
 
 def side_to_json(side: Side) -> dict[str, Any]:
-    return {"text": side.text, "pieces": [*map(list, side.pieces)], "words": [*map(list, side.words)]}
+    content = {"text": side.text, "pieces": [*map(list, side.pieces)], "words": [*map(list, side.words)]}
+    return {**content, "sentences": [*map(list, side.sentences)]} if side.sentences else content
 
 
 def site_to_json(site: SiteRecord) -> dict[str, Any]:
-    values = {field.name: getattr(site, field.name) for field in fields(site)}
+    values = {each.name: getattr(site, each.name) for each in fields(site)}
     return {name: pack(value, DTYPES[name]) if name in DTYPES else value for name, value in values.items()}
 
 
@@ -247,10 +250,11 @@ def side_from_json(content: dict[str, Any]) -> Side:
         content["text"],
         [PieceSpan(*piece) for piece in content["pieces"]],
         [(first, last, start, stop) for first, last, start, stop in content["words"]],
+        [(first, last) for first, last in content.get("sentences", ())],
     )
 
 
 def site_from_json(content: dict[str, Any], where: str) -> SiteRecord:
-    values = {field.name: content[field.name] for field in fields(SiteRecord)}
+    values = {each.name: content[each.name] for each in fields(SiteRecord)}
     arrays = {name: unpack(values[name], f"{where}.{name}") for name in DTYPES}
     return SiteRecord(**{**values, **arrays})

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rectiformer.analyze.diversity import weight_blocks
+from rectiformer.analyze.diversity import BLOCK_CELLS
 from rectiformer.analyze.record import SiteRecord
 from rectiformer.model.attention import Observation
+from rectiformer.ops.weights import weight_blocks
 
 
 def site_records(
@@ -21,7 +22,7 @@ def site_records(
     visible = seen.visible().expand(seen.q.shape[:3]).cpu().numpy()  # [B, H, M]
     parts: list[list[SiteRecord]] = [[] for _ in range(batch)]
     with torch.no_grad():
-        for rows, block in weight_blocks(seen):
+        for rows, block in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
             weights = block.float().cpu().numpy()  # [B, H, m, N]
             for index, (length, width) in enumerate(zip(queries, keys, strict=True)):
                 real = slice(rows.start, min(rows.stop, length))

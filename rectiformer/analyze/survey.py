@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rectiformer.analyze.diversity import DiversityMeter, weight_blocks
+from rectiformer.analyze.diversity import BLOCK_CELLS, DiversityMeter
 from rectiformer.analyze.memory import MemoryMeter, watched
 from rectiformer.analyze.sparsity import HeadMeter, LengthMeter
 from rectiformer.model.attention import Observation
@@ -21,6 +21,7 @@ from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.memory import MemoryObservation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
+from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import Batch, collate, shuffled
 from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
@@ -45,7 +46,7 @@ class SiteMeter:
         self.heads.update(stats, real)
         self.lengths.update(stats, real, batch.source_lengths.to(real.device))
         visible = torch.where(real[:, None], stats.visible, 0)
-        for rows, weights in weight_blocks(seen):
+        for rows, weights in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
             self.diversity.update(weights, visible[:, :, rows])
 
 

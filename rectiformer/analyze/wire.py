@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import zlib
 from functools import cache
 from pathlib import Path
@@ -98,3 +99,15 @@ def has_type(value: Any, wanted: str | list[str]) -> bool:
 def shorten(value: Any) -> str:
     """The beginning of a value, in one line."""
     return ascii(value[:40] if isinstance(value, str) else value)[:60]
+
+
+def find_nonfinite(value: Any, where: str = "") -> str | None:
+    """The place of the first NaN or infinity in a JSON value, and which it is; None if all numbers are finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{where.lstrip('.')} = {value}"
+    parts: list[tuple[Any, str]] = []
+    if isinstance(value, dict):
+        parts = [(part, f"{where}.{name}") for name, part in value.items()]
+    elif isinstance(value, list):
+        parts = [(part, f"{where}[{index}]") for index, part in enumerate(value)]
+    return next((found for part, place in parts if (found := find_nonfinite(part, place)) is not None), None)

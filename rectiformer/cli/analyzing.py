@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rectiformer.cli.inputs import open_translator, warn
+from rectiformer.cli.inputs import LinkFormat, open_translator, read_aligned, warn
 from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
 from rectiformer.cli.results import Outputs, print_findings, write_files
-from rectiformer.cli.translating import LinkFormat, read_aligned
 from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:

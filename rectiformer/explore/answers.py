@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from rectiformer.analyze.capture import model_card, record_pairs
+from rectiformer.analyze.capture import model_card, watch_pairs
 from rectiformer.analyze.record import AttentionRecord, to_json
 from rectiformer.errors import ArgumentError
 from rectiformer.explore.switching import Head, switched_off, without_heads
@@ -88,7 +88,7 @@ class Answerer:
         with switched_off(self.translator.model, question.off):
             (own,) = self.translator.translate([question.source], SearchOptions(), too_long="error")
             target = own.text if question.target is None else question.target
-            (example,) = record_pairs(self.translator, [(question.source, target)]).examples
+            (example,) = watch_pairs(self.translator, [(question.source, target)])
         example = dataclasses.replace(
             example,
             forced=question.target is not None,

@@ -8,7 +8,8 @@ import torch
 from closeness import peak_allocation
 
 from rectiformer import MultiHeadAttention
-from rectiformer.analyze.diversity import DiversityMeter, weight_blocks
+from rectiformer.analyze.diversity import BLOCK_CELLS, DiversityMeter
+from rectiformer.ops.weights import weight_blocks
 
 
 def measure(*blocks, visible=None):
@@ -156,7 +157,7 @@ def observe(attention, *inputs, **call):
 )
 def test_blocks_are_the_rows_of_the_weights(call, variant, cells):
     seen = observe(MultiHeadAttention(8, 2, variant), torch.randn(2, 7, 8), **call)
-    blocks = list(weight_blocks(seen, cells))
+    blocks = list(weight_blocks(seen.q, seen.k, seen.variant, cells=cells, **seen.call))
     assert [rows.start for rows, _ in blocks] == [0, *(rows.stop for rows, _ in blocks[:-1])]
     torch.testing.assert_close(torch.cat([block for _, block in blocks], 2), seen.weights(), rtol=0, atol=1e-6)
 
@@ -168,7 +169,7 @@ def test_memory_does_not_grow_with_the_square_of_the_length():
 
         def work():
             meter = DiversityMeter()
-            for rows, weights in weight_blocks(seen):
+            for rows, weights in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
                 meter.update(weights, visible[:, :, rows])
 
         return peak_allocation(work)

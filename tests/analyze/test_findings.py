@@ -1,35 +1,24 @@
 """A test set through a model: every number against a dense recomputation, the file it is kept in, and bad input."""
 
+import dataclasses
 import itertools
 import json
 import random
-from collections import defaultdict
-from contextlib import ExitStack
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from analyze.dense import entropy, lengths_densely, look_densely, summarize_densely
 from closeness import peak_allocation
 
 from rectiformer.analyze.findings import Findings, analyze
-from rectiformer.analyze.memory import watched
-from rectiformer.analyze.survey import (
-    Survey,
-    forced_batches,
-    memory_layers,
-    observing,
-    run_survey,
-    shuffle_sources,
-    weighing_sites,
-)
+from rectiformer.analyze.survey import Survey, forced_batches, run_survey, shuffle_sources
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.measure.alignment import Links
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.align import alignment_table
-from rectiformer.translate.score import decode_forced
 from rectiformer.translate.translator import Translator
 
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]
@@ -82,68 +71,6 @@ def found(trained):
     return analyze(trained("rela-g"), PAIRS, name="copies", quality=False)
 
 
-def look_densely(translator, pairs):
-    """All weights [H, M, N] in float64 of each (kind, layer), and all (weights, output, stream) of each memory, pair by
-    pair: alone, a pair has no padding."""
-    weights, memories = defaultdict(list), defaultdict(list)
-    for pair in pairs:
-        [batch] = forced_batches(translator, [pair])
-        with translator.inference(), ExitStack() as stack:
-            for site in weighing_sites(translator.model):
-                seen = weights[site.kind, site.layer]
-                stack.enter_context(observing(site, lambda call, seen=seen: seen.append(call.weights()[0].double())))
-            for side, index, layer in memory_layers(translator.model):
-                seen = memories[side, index]
-                stack.enter_context(
-                    watched(layer, lambda call, x, seen=seen: seen.append((call.weights()[0], call.output[0], x[0])))
-                )
-            decode_forced(translator, batch)
-    return weights, memories
-
-
-def seen_cells(kind, weights):
-    """Which cells of weights [H, M, N] are visible."""
-    cells = torch.ones_like(weights, dtype=torch.bool)
-    return cells.tril() if kind == "decoder" else cells
-
-
-def entropy(share, axis=-1):
-    return -torch.special.xlogy(share, share).sum(axis)
-
-
-def summarize_densely(kind, sentences):
-    """What `analyze` says of a site, from all its weights at once."""
-    rows = [row for weights in sentences for row in weights.unbind(1)]  # one a query, each [H, N]
-    cells = torch.cat([seen_cells(kind, weights).flatten(1) for weights in sentences], 1)
-    zeros = torch.cat([(weights == 0).flatten(1) for weights in sentences], 1)
-    null = torch.stack([(row == 0).all(-1) for row in rows], 1)  # [H, Q]
-    shares = [row.abs() / row.abs().sum(-1, keepdim=True).clamp_min(1e-300) for row in rows]
-    entropies = torch.stack([entropy(share) for share in shares], 1)
-    return {
-        "sparsity": ((zeros & cells).sum(1) / cells.sum(1)).tolist(),
-        "null_rate": null.double().mean(1).tolist(),
-        "mass": torch.stack([row.sum(-1) for row in rows], 1).mean(1).tolist(),
-        "entropy": (entropies.sum(1) / (~null).sum(1).clamp_min(1)).tolist(),
-        "active_queries": (~null).double().mean(1).tolist(),
-        "nonzero_keys": torch.stack([(row != 0).sum(-1) for row in rows], 1).double().mean(1).tolist(),
-        "diversity": diversity_densely(shares, null),
-    }
-
-
-def diversity_densely(shares, null):
-    js, js_zero, overlap = [], [], []
-    for share, without in zip(shares, null.T, strict=True):
-        left = share[~without]
-        js_zero.append(entropy(share.mean(0)) - entropy(share).mean())
-        if len(left):
-            js.append(entropy(left.mean(0)) - entropy(left).mean())
-        pairs = list(itertools.combinations(left != 0, 2))
-        if pairs:
-            overlap.append(np.mean([((a & b).sum() / (a | b).sum()).item() for a, b in pairs]))
-    means = [float(np.mean(found)) if found else 0.0 for found in (js, js_zero, overlap)]
-    return {"js": means[0], "js_zero": means[1], "dropped": null.double().mean().item(), "support_overlap": means[2]}
-
-
 @pytest.mark.parametrize("variant", ["rela-g", "softmax", "cog"])
 def test_streaming_equals_a_dense_recomputation(trained, variant):
     translator = trained(variant)
@@ -185,12 +112,8 @@ def test_lengths_equal_a_dense_recomputation(trained, found):
                 for length, sentence in zip(lengths, weights[each.kind, each.layer], strict=True)
                 if start <= length < stop
             ]
-            cells = sum(seen_cells(each.kind, sentence).sum().item() for sentence in inside)
-            zeros = sum(((sentence == 0) & seen_cells(each.kind, sentence)).sum().item() for sentence in inside)
-            null = sum((sentence == 0).all(-1).sum().item() for sentence in inside)
-            assert each.rows[place] == sum(sentence[..., 0].numel() for sentence in inside)
-            assert each.sparsity[place] == pytest.approx(zeros / cells, abs=1e-9)
-            assert each.null_rate[place] == pytest.approx(null / each.rows[place], abs=1e-9)
+            measured = each.sparsity[place], each.null_rate[place], each.rows[place]
+            assert measured == pytest.approx(lengths_densely(each.kind, inside), abs=1e-9)
 
 
 def test_gold_and_shuffled_sources_equal_a_dense_recomputation(trained, found):
@@ -355,6 +278,17 @@ def test_files_that_are_not_findings_are_refused(text, tmp_path):
 def test_a_folder_that_is_not_there_cannot_be_written_to(found, tmp_path):
     with pytest.raises(DataError, match=r"cannot write findings .*: No such file"):
         found.write(tmp_path / "none" / "f.json")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_lacks_are_refused_in_one_line(found, tmp_path, value):
+    sites = [found.sites[0], dataclasses.replace(found.sites[1], mass=[0.0, value])]
+    broken = dataclasses.replace(found, sites=sites)
+    with pytest.raises(DataError) as refused:
+        broken.write(tmp_path / "f.json")
+    line = f"model 'rela-g' measures sites[1].mass[1] = {value}; its weights overflow, take another checkpoint"
+    assert str(refused.value) == line
+    assert not (tmp_path / "f.json").exists()
 
 
 def test_a_layer_there_is_not_is_refused(found):

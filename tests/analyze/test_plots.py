@@ -1,6 +1,5 @@
 """Figures: what is drawn is what was found, what is missing is not drawn, and the same data give the same file."""
 
-import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -8,13 +7,10 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import numpy as np
 import pytest
-import torch
 from analyze.drawn import KINDS, example, record, sparse_weights
 
 from rectiformer import ArgumentError
-from rectiformer.analyze.capture import record_pairs
 from rectiformer.analyze.figure_style import LOOKS
-from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.plots import (
     best_layer,
     draw_aer,
@@ -27,11 +23,6 @@ from rectiformer.analyze.plots import (
     write_figures,
 )
 from rectiformer.analyze.record import write_record
-from rectiformer.config import ModelConfig, VocabularyConfig
-from rectiformer.measure.alignment import Links
-from rectiformer.model.transformer import Transformer
-from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.translate.translator import Translator
 
 CHARTS = {"sparsity", "null-rate", "diversity", "aer", "sparsity-by-length", "memories"}
 HOSTILE = ["</script>", "$x$", "\0", "\u202eabc", "🙂", "\u0301", "x" * 10_000, "-->", "日本", "\\$", "_a", "\ud800"]
@@ -262,17 +253,3 @@ def test_mistakes_are_refused(tmp_path):
     ):
         write_figures([findings()] * 3, [], tmp_path / "none")
     assert not (tmp_path / "none").exists()
-
-
-def test_what_analysis_writes_can_be_drawn(tmp_path):
-    """A real model, untrained, from its weights to files."""
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["das", "Haus", "am", "Fluss", "und"], k=draw.randint(2, 6))) for _ in range(60)]
-    vocabulary = Vocabulary.train(lines, VocabularyConfig(size=40))
-    torch.manual_seed(0)
-    config = ModelConfig(width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16)
-    translator = Translator(Transformer(config, vocabulary.size, vocabulary.size), vocabulary, vocabulary)
-    pairs, gold = list(zip(lines[:8], lines[8:16], strict=True)), [Links(frozenset({(0, 0)}))] * 8
-    found = analyze(translator, pairs, gold=gold, quality=False).to_json()
-    written = write_figures([found], [record_pairs(translator, pairs[:1])], tmp_path, ["svg"])
-    assert names(written) == CHARTS | {"attention-1-1"}

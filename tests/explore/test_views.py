@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from explore.reading import KINDS, drawn_edges, edges_of, make_findings, settle, words_of_pieces
 
+from rectiformer.analyze.report import write_report
 from rectiformer.measure.alignment import alignment_error, count_links, links_from_weights, rows_for
 from rectiformer.measure.words import merge_links
 
@@ -158,3 +159,22 @@ def test_difference_is_not_offered_for_different_words(show, make_example, make_
     page = show(records, at="view=compare&comparing=difference")
     assert page.get_by_role("button", name="difference").is_disabled()
     assert page.locator(".pair .bipartite").count() == 2
+
+
+def test_a_narrow_window_has_room_for_every_drawing(visit, make_example, make_record, tmp_path):
+    """What is drawn is as wide as the window lets it be, from the first moment on, and nothing hangs over."""
+    examples = [make_example(), make_example("eins zwei drei", "one two three four")]
+    records = [make_record(examples, name) for name in ("first", "second")]
+    findings = [make_findings([("cross", 0), ("cross", 1)])] * 2
+    path = write_report(tmp_path / "report.html", records, findings)
+    page = visit("about:blank", ready=False)
+    page.set_viewport_size({"width": 900, "height": 1000})
+    for place in ("attention", "heads", "gold", "test", "compare", "compare&comparing=difference"):
+        page.goto("about:blank")
+        page.goto(f"file://{path}#view={place}")
+        page.wait_for_selector("body[data-ready]")
+        drawings = page.locator("#view .frame svg:not(.legend svg)")
+        widths = drawings.evaluate_all("all => all.map(e => e.getBoundingClientRect().width)")
+        assert widths, place
+        assert min(widths) > 200, place
+        assert page.evaluate("document.documentElement.scrollWidth") <= 900, place

@@ -17,8 +17,9 @@ import { el } from "./dom.js";
 import { figure } from "./figure.js";
 import { gutterLegend, scaleLegend } from "./legend.js";
 import { drawMinimap, isPooled } from "./minimap.js";
-import { edgesOf, sceneOf, stateOf } from "./scene.js";
+import { countNulls, edgesOf, sceneOf, stateOf } from "./scene.js";
 import { resolve } from "./selection.js";
+import { sentenceMap } from "./sentences.js";
 import { brief, count, number, plural } from "./text.js";
 import { RULE } from "./units.js";
 
@@ -144,15 +145,13 @@ function picture(context, now, scene) {
       [state.unit === "word" ? RULE : "", now.kind === "encoder" ? "" : STEPS_NOTE].join(" ").trim(),
     ),
   );
-  const panels = [el("section", { class: "figure" }, el("h3", {}, "Row"), details), map(context, now, scene)];
-  return [main, el("aside", {}, scene.rows.length < scene.indices.length ? panels.reverse() : panels)];
+  const row = el("section", { class: "figure" }, el("h3", {}, "Row"), details);
+  const maps = [sentenceMap(now), map(context, now, scene)].filter(Boolean);
+  return [main, el("aside", {}, scene.rows.length < scene.indices.length ? [...maps, row] : [row, ...maps])];
 }
 
 function counts({ total, hidden, crowded }, scene, { site }) {
-  const nulls = scene.cells.reduce(
-    (sum, byHead) => sum + Array.from(byHead.values()).filter((cell) => cell.isNull).length,
-    0,
-  );
+  const nulls = countNulls(scene);
   const whole =
     scene.rows.length === scene.queries.length
       ? ""

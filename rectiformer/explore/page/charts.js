@@ -7,7 +7,7 @@ import { number, widthOf } from "./text.js";
 
 const WIDTH = 352;
 const HEIGHT = 218;
-const BOX = { left: 46, right: 12, top: 10, bottom: 40 };
+const BOX = { left: 50, right: 12, top: 10, bottom: 40 };
 const DASHES = ["", "6 4", "2 3", "9 3 2 3"];
 const MARKS = [
   (x, y) => `M${x - 4} ${y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0`,
@@ -29,7 +29,7 @@ export function chart({ title, note, name, categories, axis, series, low = 0, hi
     low,
     ...shown.flatMap((each) => [...each.values, ...(each.heads ?? []).flat()]).filter(Number.isFinite),
   );
-  const scale = scaleOf(categories.length, bottom, top > bottom ? top : bottom + 1);
+  const scale = scaleOf(categories.length, ticksOf(bottom, top > bottom ? top : bottom + 1));
   const drawing = svg(
     "svg",
     {
@@ -61,24 +61,31 @@ function niceTop(value) {
   return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((factor) => factor * step).find((end) => end >= value * 0.999);
 }
 
-function scaleOf(length, low, high) {
+// Round numbers that hold both, 0 among them where one is negative.
+function ticksOf(low, high) {
+  if (low >= 0) return Array.from({ length: 5 }, (_, i) => low + ((high - low) * i) / 4);
+  const step = niceTop((high - low) / 4);
+  const first = Math.floor(low / step);
+  return Array.from({ length: Math.ceil(high / step) - first + 1 }, (_, i) => (first + i) * step);
+}
+
+function scaleOf(length, ticks) {
   const [width, height] = [WIDTH - BOX.left - BOX.right, HEIGHT - BOX.top - BOX.bottom];
+  const [low, high] = [ticks[0], ticks.at(-1)];
   return {
-    low,
-    high,
+    ticks,
     x: (i) => BOX.left + (width * (i + 0.5)) / length,
     y: (value) => BOX.top + height * (1 - (value - low) / (high - low)),
   };
 }
 
 function axes(scale, categories, axis) {
-  const ticks = Array.from({ length: 5 }, (_, i) => scale.low + ((scale.high - scale.low) * i) / 4);
   const widest = Math.max(...categories.map((category) => widthOf(String(category)))) + 6;
   const every = Math.ceil((categories.length * widest) / (WIDTH - BOX.left - BOX.right));
   return svg(
     "g",
     { class: "axes" },
-    ticks.map((tick) => [
+    scale.ticks.map((tick) => [
       svg("line", { x1: BOX.left, x2: WIDTH - BOX.right, y1: scale.y(tick), y2: scale.y(tick) }),
       svg("text", { x: BOX.left - 7, y: scale.y(tick) + 4, "text-anchor": "end" }, number(tick, 3)),
     ]),

@@ -154,7 +154,15 @@ function listExamples(state) {
     el("p", { class: "label" }, plural(examples.length, "example")),
     el("div", { class: "example-list" }, list),
   );
-  place("examples").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+  bringIntoView(place("examples").querySelector(".example-list"));
+}
+
+// Scroll the list, and not the page, to the example that is shown.
+function bringIntoView(list) {
+  const current = list.querySelector("[aria-current]");
+  if (!current) return;
+  const [top, room] = [current.offsetTop - list.offsetTop, list.clientHeight];
+  if (top < list.scrollTop || top + current.offsetHeight > list.scrollTop + room) list.scrollTop = top - room / 2;
 }
 
 // The switch that has the focus, so that drawing anew does not lose it.

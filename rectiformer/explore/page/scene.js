@@ -107,3 +107,9 @@ export function stateOf(scene, row, head) {
   if (cell.isNull) return "null";
   return cell.sees > 0 ? "active" : "blind";
 }
+
+// How many rows of the chosen heads are null.
+export function countNulls(scene) {
+  const nulls = (byHead) => Array.from(byHead.values()).filter((cell) => cell.isNull).length;
+  return scene.cells.reduce((sum, byHead) => sum + nulls(byHead), 0);
+}

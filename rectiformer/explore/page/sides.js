@@ -7,7 +7,7 @@ import { drawDetails } from "./details.js";
 import { el } from "./dom.js";
 import { figure } from "./figure.js";
 import { gutterLegend, scaleLegend } from "./legend.js";
-import { edgesOf, stateOf } from "./scene.js";
+import { countNulls, edgesOf, stateOf } from "./scene.js";
 import { brief, count, plural } from "./text.js";
 
 const LETTERS = "AB";
@@ -39,7 +39,7 @@ function drawSide(context, side, hover) {
     rows: scene.rows.map((index) => scene.queries[index]),
     window: scene.keyWindow,
     edges: drawn.edges,
-    width: Math.max(420, Math.floor((context.full - 70) / 2)),
+    width: widthBeside(context.full),
     gutter: { heads: scene.heads, state: (row, head) => stateOf(scene, row, head) },
     sums: null,
     names: NAMES[kind],
@@ -60,13 +60,20 @@ function drawSide(context, side, hover) {
   return { element, show };
 }
 
+// Of one picture: half of the room or, where that is too little for two (as style.css says), all of it.
+function widthBeside(room) {
+  const half = Math.floor((room - 90) / 2);
+  return half >= 405 ? half : Math.max(405, Math.min(880, room - 40));
+}
+
 function frameOf({ model, book, layer, scene }, drawn, body) {
+  const counts = `${plural(drawn.total, "edge")}, ${plural(countNulls(scene), "null row")}; `;
   const hidden = `${count(drawn.hidden)} of ${count(drawn.total)} edges hidden`;
   return figure({
     title: `${LETTERS[model]} \u00b7 ${book.name}, layer ${layer}`,
     name: `compare-${LETTERS[model]}`,
     body,
-    note: el("span", {}, `${plural(drawn.total, "edge")}; `, el("span", { class: drawn.hidden ? "warn" : "" }, hidden)),
+    note: el("span", {}, counts, el("span", { class: drawn.hidden ? "warn" : "" }, hidden)),
     table: () => edgeTable(scene, drawn),
   });
 }

@@ -2,6 +2,8 @@
 
 import { wordTexts } from "./text.js";
 
+const SPACE = "\u2581"; // how a piece writes the space before a word; alone, it belongs to no word
+
 export const RULE =
   "Words: sum over source (key) pieces, mean over target (query) pieces; null when all of a word's pieces are.";
 
@@ -21,7 +23,8 @@ function pieceUnit(side, place, shift) {
   if (place < shift) return { ...unit, label: "start", special: true };
   if (!piece) return { ...unit, label: "end", special: true };
   const end = place - shift === side.pieces.length - 1 && piece[1] === piece[2];
-  return end ? { ...unit, label: "end", special: true } : { ...unit, label: piece[0] };
+  if (end) return { ...unit, label: "end", special: true };
+  return piece[0] === SPACE ? { ...unit, label: "space", special: true } : { ...unit, label: piece[0] };
 }
 
 function merged(side, pieces, shift) {

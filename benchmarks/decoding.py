@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 import ctranslate
 from marian import SIZES, marian_config, our_config
+from plain import without_kernels
 from points import append_point, describe_machine
 from training import seconds_of
 
@@ -139,7 +140,9 @@ def time_turns(name: str, options: argparse.Namespace, sources: Sources) -> tupl
         return ready, sorted(seconds_of(work, options.repeats, options.device) for _ in range(options.turns))
 
 
-def measure(name: str, options: argparse.Namespace, sources: Sources, baseline: float | None) -> float | None:
+def measure(
+    name: str, options: argparse.Namespace, sources: Sources, baseline: float | None, how: str = ""
+) -> float | None:
     """Keep and print one point, beside the `baseline` in tokens a second; None, and the reason, where there is none."""
     try:
         ready, turns = time_turns(name, options, sources)
@@ -156,7 +159,7 @@ def measure(name: str, options: argparse.Namespace, sources: Sources, baseline: 
     ratio = None if baseline is None else speed / baseline
     point = {
         "benchmark": "decoding",
-        "contestant": name,
+        "contestant": name + how,
         "size": options.size,
         "sentences": options.sentences,
         "length": options.length,
@@ -172,7 +175,7 @@ def measure(name: str, options: argparse.Namespace, sources: Sources, baseline: 
     }
     append_point(options.out, point)
     beside = "" if ratio is None else f"  {ratio:6.2f}x"
-    print(f"{name:26} {median * 1e3:9.2f} ms  {speed / 1e3:8.2f}k tokens/s{beside}", flush=True)
+    print(f"{name + how:26} {median * 1e3:9.2f} ms  {speed / 1e3:8.2f}k tokens/s{beside}", flush=True)
     return speed
 
 
@@ -183,6 +186,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=32, help="tokens of every source and of every translation")
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
+    parser.add_argument(
+        "--plain", nargs="*", choices=VARIANTS, default=[], metavar="NAME", help="again, without kernels"
+    )
     parser.add_argument("--peers", nargs="*", choices=[*PEERS["cuda"], "ctranslate2"], default=None)
     parser.add_argument("--repeats", type=int, default=3, help="batches in a turn")
     parser.add_argument("--turns", type=int, default=5)
@@ -206,6 +212,9 @@ def main() -> None:
         baseline = speed if baseline is None else baseline
     for name in variants:
         measure(name, options, sources, baseline)
+    with without_kernels():
+        for name in options.plain:
+            measure(name, options, sources, baseline, " plain")
 
 
 if __name__ == "__main__":

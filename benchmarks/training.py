@@ -21,6 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from marian import SIZES, marian_config, our_config
+from plain import without_kernels
 from points import append_point, describe_machine
 
 from rectiformer import VARIANTS
@@ -129,6 +130,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument(
+        "--plain", nargs="*", choices=VARIANTS, default=[], metavar="NAME", help="again, without kernels"
+    )
     parser.add_argument("--peers", nargs="*", default=["marian-eager", "marian-compiled"])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--turns", type=int, default=5)
@@ -142,10 +146,15 @@ def main() -> None:
         measure(
             peer, lambda c=compiled: marian_update(size, c, batch, options.device, options.precision), options, batch
         )
+
+    def build(variant: str) -> Callable[[], Callable[[], None]]:
+        return lambda: our_update(size, variant, batch, options.device, options.precision)
+
     for variant in options.variants:
-        measure(
-            variant, lambda v=variant: our_update(size, v, batch, options.device, options.precision), options, batch
-        )
+        measure(variant, build(variant), options, batch)
+    with without_kernels():
+        for variant in options.plain:
+            measure(f"{variant} plain", build(variant), options, batch)
 
 
 if __name__ == "__main__":

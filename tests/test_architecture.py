@@ -21,6 +21,7 @@ LAYERS = [
     "translate",
     "train analyze",
     "explore",
+    "studies",
     "terminal",
     "demo",
     "cli",
@@ -37,9 +38,9 @@ INSIDE_OPS = [
     "operators long_launch",
     "fused_norm",
     "short long add_norm",
-    "gated fused decode",
+    "gated fused decode long_rows",
     "dispatch",
-    "weights packed cached explain occupancy",
+    "weights packed cached explain occupancy row_statistics",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
 

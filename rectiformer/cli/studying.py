@@ -1,0 +1,135 @@
+"""The command of studies: run one, list them, render a report."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rectiformer.cli.options import app, option
+from rectiformer.errors import ArgumentError, RectiformerError
+from rectiformer.studies.plan import SCALES
+
+if TYPE_CHECKING:
+    from rectiformer.studies.plan import Study
+    from rectiformer.studies.results import Results
+    from rectiformer.terminal import Terminal
+
+EVERY = "all"
+
+
+@app.command("study")
+def study_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, all, list, or report.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Of report: where studies lie.")] = None,
+    scale: Annotated[str, option("smoke, small or paper.", "--scale", one_of=tuple(SCALES))] = "smoke",
+    out: Annotated[Path | None, option("Folder for trainings and results; it may hold some already.", "--out")] = None,
+    data: Annotated[Path | None, option("Folder of the corpus; by default where the study says.", "--data")] = None,
+    jobs: Annotated[int, option("Trainings side by side.", min=1)] = 1,
+    minutes: Annotated[float, option("Stop after so long, everything saved; 0 goes on to the end.", min=0)] = 0.0,
+    only: Annotated[str, option("Only trainings with this in their names.", metavar="PART")] = "",
+    one: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Check a claim of the papers: train what it takes, measure, compare.
+
+    A study that was stopped or killed goes on with the same command; what is finished is never trained again.
+
+        rectiformer study list
+        rectiformer study memory-swap --scale smoke --out studies
+        rectiformer study report studies
+    """
+    if name == "list":
+        list_studies()
+    elif name == "report":
+        report(folder or out)
+    elif folder is not None:
+        raise ArgumentError(f"{folder} beside study {name!r}; only report takes a folder; name it with --out")
+    elif out is None:
+        raise ArgumentError(f"study {name!r} needs --out, a folder for its trainings and results")
+    elif one:
+        run_one(name, scale, data, out, one)
+    else:
+        run(name, scale, data, out, jobs, minutes, only)
+
+
+def list_studies() -> None:
+    from rectiformer.studies.catalog import STUDIES
+    from rectiformer.terminal import Terminal
+
+    terminal = Terminal()
+    rows = []
+    for study in STUDIES.values():
+        counts = [str(len(study.trainings(study.at(scale)))) for scale in SCALES]
+        rows.append((study.name, study.question, " / ".join(counts)))
+    terminal.table(("study", "question", f"trainings ({' / '.join(SCALES)})"), rows)
+    terminal.note("")
+    for scale, about in SCALES.items():
+        terminal.note(f"{scale}: {about}")
+
+
+def report(folder: Path | None) -> None:
+    from rectiformer.studies.report import write_report
+    from rectiformer.terminal import Terminal
+
+    if folder is None:
+        raise ArgumentError("report needs a folder, as in `rectiformer study report DIR`")
+    Terminal().note(f"wrote {write_report(folder)}")
+
+
+def run(name: str, scale: str, data: Path | None, out: Path, jobs: int, minutes: float, only: str) -> None:
+    from rectiformer.studies.catalog import STUDIES, find_study
+    from rectiformer.studies.running import run_study
+    from rectiformer.terminal import Terminal
+
+    studies = list(STUDIES.values()) if name == EVERY else [find_study(name)]
+    if name == EVERY and (data is not None or only):
+        raise ArgumentError("--data and --only are about one study; name it in place of all")
+    deadline = time.monotonic() + 60 * minutes if minutes else None
+    failures = 0
+    with Terminal() as terminal:
+        for study in studies:
+            terminal.note(f"{study.title}: {study.question}")
+            results = run_study(
+                study, study.at(scale, data), out, jobs=jobs, only=only, reporter=terminal, deadline=deadline
+            )
+            show(terminal, study, results, out)
+            failures += len(results.failures)
+    if failures:
+        raise RectiformerError(f"{failures} trainings failed; their reasons are above and in {out}; try them again")
+
+
+def show(terminal: Terminal, study: Study, results: Results, out: Path) -> None:
+    """The tables, then how much is left."""
+    for table in study.tables(results):
+        terminal.note(f"\n{table.title}\n")
+        terminal.table(table.columns, table.rows, numbers=table.columns[1:])
+        for note in table.notes:
+            terminal.note(note)
+    left = results.planned - len(results.finished)
+    rest = f"; {left} are left, the same command goes on with them" if left else ""
+    terminal.note(f"\n{len(results.finished)} of {results.planned} trainings are finished{rest}")
+    terminal.note(f"report: rectiformer study report {out}\n")
+
+
+def run_one(name: str, scale: str, data: Path | None, out: Path, key: str) -> None:
+    """One training, for the process that runs the study: it ends when that one does."""
+    from rectiformer.studies.catalog import find_study
+    from rectiformer.studies.single import Places, run_single
+    from rectiformer.terminal import Terminal
+
+    threading.Thread(target=stop_with_parent, daemon=True).start()
+    study = find_study(name)
+    with Terminal() as terminal:
+        run_single(Places(study, study.at(scale, data), out), key, terminal)
+
+
+def stop_with_parent() -> None:
+    """Ask this process to save and stop once standard input ends, as it does when the process at its other end does."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

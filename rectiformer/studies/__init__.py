@@ -1,0 +1,1 @@
+"""The papers' claims as studies: trainings, measures, tables and figures, each from one command."""

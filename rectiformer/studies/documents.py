@@ -1,0 +1,176 @@
+"""Whole documents: translation by the length of what a model reads at once, for several kinds of attention."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rectiformer.measure.bleu import score
+from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS, held_out_documents
+from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.measures import (
+    BEAM,
+    HEADS_NOTE,
+    KINDS,
+    SIGNATURE,
+    heads_of,
+    measure_attention,
+    open_model,
+    training_speed,
+)
+from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.results import Results
+from rectiformer.studies.tables import Claim, Table, claims_table
+from rectiformer.translate.documents import translate_documents
+from rectiformer.translate.options import SearchOptions
+
+LENGTHS = {"smoke": (32, 64, 128), "small": (128, 256, 512, 1024, 2048), "paper": (128, 256, 512, 1024, 2048)}
+SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
+UPDATE = {"smoke": 512, "small": 16_384, "paper": 16_384}
+"""Tokens of an update, whatever the length."""
+MICRO = {"smoke": 512, "small": 16_384, "paper": 4096}
+"""Tokens of a micro-batch, or the length where that is more."""
+LONGER_THAN_A_SPEECH = 512
+"""From here on the speeches of a debate are joined."""
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "softmax": (),
+    "sparsemax": (),
+    "entmax15": (),
+    "rela-g": (),
+    "reluformer": ("training.mass_penalty=0.05", "training.entropy_penalty=0.05"),
+}
+"""Attention to compare, and what is set beside it."""
+
+
+def trainings(scale: Scale) -> list[Training]:
+    """Every length with every kind of attention."""
+    found = []
+    for length in LENGTHS[scale.name]:
+        for variant, beside in VARIANTS.items():
+            config = configure(
+                DOCUMENTS[scale.name], scale, *at_length(scale, length), f"model.variant={variant}", *beside
+            )
+            found += seeded(f"{variant}-{length}", SEEDS[scale.name], config, variant=variant, length=length)
+    return found
+
+
+def at_length(scale: Scale, length: int) -> list[str]:
+    """What a length sets: segments, batches that hold one, updates of the same size, debates where speeches end."""
+    tokens = max(length, MICRO[scale.name])
+    settings = [f"data.segment={length}", f"training.tokens={tokens}"]
+    settings.append(f"training.accumulate={max(1, UPDATE[scale.name] // tokens)}")
+    if scale.name == "small" and length >= LONGER_THAN_A_SPEECH:
+        settings.append("data.document_tables=train.0.docs.tsv.xz")
+    return settings
+
+
+def measure(run: Trained) -> dict[str, Any]:
+    """BLEU of documents and of their sentences on test data, attention on validation data, speed and memory."""
+    translator, documents = open_model(run), held_out_documents(run.scale)
+    start = time.perf_counter()
+    sources = [[source for source, _ in document] for document in documents]
+    found = list(translate_documents(translator, sources, SearchOptions(beam=BEAM), warn=lambda _: None))
+    seconds = time.perf_counter() - start
+    references = [[target for _, target in document] for document in documents]
+    whole = score([" ".join(each.sentences) for each in found], [" ".join(each) for each in references], ("bleu",))[
+        "bleu"
+    ]
+    single = score(list(chain(*(each.sentences for each in found))), list(chain(*references)), ("bleu",))["bleu"]
+    return {
+        "d_bleu": whole.value,
+        "s_bleu": single.value,
+        SIGNATURE: f"beam {BEAM}, {whole.signature}",
+        "fallbacks": sum(each.fallbacks for each in found) / max(1, sum(each.segments for each in found)),
+        "tokens_per_second": sum(each.tokens for each in found) / max(1e-9, seconds),
+        "training_tokens_per_second": training_speed(run.folder),
+        "peak_bytes": run.peak_bytes,
+        **measure_attention(translator, run),
+    }
+
+
+def claims(results: Results) -> list[Claim]:
+    """About equal at 128 and 256, ReLUFormer above softmax beyond; of shorter segments it says nothing."""
+    found = []
+    for length in sorted({results.labels(name)["length"] for name in results.names()} & set(LENGTHS["paper"])):
+        pair = (f"reluformer-{length}", f"softmax-{length}")
+        if length <= 256:
+            found.append(Claim(*pair, "equal", "about equal [T c,i]"))
+        else:
+            found.append(Claim(*pair, "above", "+1.15 [T c,i]" if length == 1024 else "above [T c,i]"))
+    return found
+
+
+def tables(results: Results) -> list[Table]:
+    lengths = sorted({results.labels(name)["length"] for name in results.names()})
+    known = set(results.names())
+
+    def by_length(title: str, measure: str) -> Table:
+        rows = [
+            (name, *(results.cell(f"{name}-{size}", measure) if f"{name}-{size}" in known else "" for size in lengths))
+            for name in VARIANTS
+        ]
+        return Table(title, ("attention", *map(str, lengths)), rows, ("Mean and 95 % interval over seeds; beam 4.",))
+
+    return [
+        by_length("d-BLEU by length of a segment", "d_bleu"),
+        by_length("s-BLEU by length of a segment", "s_bleu"),
+        claims_table("What the paper claims", claims(results), results, "d_bleu", "d-BLEU"),
+        heads_table(results),
+        cost_table(results),
+    ]
+
+
+def heads_table(results: Results) -> Table:
+    """What the heads do."""
+    rows = []
+    for name in results.names():
+        labels = results.labels(name)
+        rows.append(
+            (labels["variant"], str(labels["length"]), *(results.means(name, heads_of(kind)) for kind in KINDS))
+        )
+    return Table("What the heads do", ("attention", "length", *KINDS), rows, (HEADS_NOTE,))
+
+
+def cost_table(results: Results) -> Table:
+    """Speed and memory."""
+    rows = []
+    for name in results.names():
+        labels = results.labels(name)
+        speeds = [results.cell(name, speed, 0) for speed in ("training_tokens_per_second", "tokens_per_second")]
+        peaks = results.values(name, "peak_bytes")
+        peak = f"{max(peaks) / 2**30:.2f}" if peaks else ""
+        rows.append((labels["variant"], str(labels["length"]), *speeds, peak, results.cell(name, "fallbacks", 3)))
+    columns = ("attention", "length", "training tokens/s", "translated tokens/s", "peak memory, GiB", "fallbacks")
+    note = (
+        "Fallbacks: share of segments that did not come back sentence by sentence, and were translated in smaller ones."
+    )
+    return Table("Speed and memory", columns, rows, (note,))
+
+
+def figures(results: Results, folder: Path) -> list[Path]:
+    """d-BLEU, memory and speed against the length."""
+    measures = {"d_bleu": "d-BLEU", "peak_bytes": "peak memory, GiB", "training_tokens_per_second": "training tokens/s"}
+    lines: list[dict[str, dict[float, list[float]]]] = [{} for _ in measures]
+    for name in results.names():
+        labels = results.labels(name)
+        for panel, measure in zip(lines, measures, strict=True):
+            scale = 2**30 if measure == "peak_bytes" else 1
+            if values := [value / scale for value in results.values(name, measure)]:
+                panel.setdefault(labels["variant"], {})[labels["length"]] = values
+    return draw_panels(folder / "lengths.svg", list(measures.values()), lines, "subwords of a segment", log=True)
+
+
+DOCUMENT_LENGTH = Study(
+    name="document-length",
+    title="Whole documents by length",
+    question="Does ReLU attention gain on softmax as a model reads more of a document at once?",
+    paper="Shen et al. 2023, Europarl7 En-De: about equal at 128 and 256, ReLUFormer ahead from 512, by 1.15 BLEU at "
+    "1,024; sparsemax fails to train at long lengths [T c,i: second hand].",
+    folders=DOCUMENT_FOLDERS,
+    trainings=trainings,
+    measure=measure,
+    tables=tables,
+    figures=figures,
+)

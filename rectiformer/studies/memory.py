@@ -1,0 +1,235 @@
+"""Feed-forward layers as key-value memories: what weighs the slots, how many there are, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rectiformer.analyze.memory import TOP_SHARES
+from rectiformer.model.memory import MEMORIES
+from rectiformer.studies.corpora import SENTENCE_FOLDERS, SENTENCES, held_out
+from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.measures import (
+    measure_memories,
+    measure_translation,
+    open_model,
+    training_speed,
+    valid_pairs,
+)
+from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.results import Estimate, Results, estimate
+from rectiformer.studies.tables import Claim, Table, claims_table
+from rectiformer.toml import load_config
+
+SEEDS = (1, 2, 3)
+SWEPT = ("relu", "softmax", "softmax-ln")
+SLOTS = {
+    "smoke": (32, 256, 2048),
+    "small": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096),
+    "paper": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096),
+}
+PRODUCT_SLOTS = 16_384
+PAPER_BLEU = {"relu": "34.22 [T c,i]", "softmax": "33.08 [T c,i]", "softmax-ln": "34.21 [T i]"}
+SWAP_CLAIMS = (
+    Claim("relu", "softmax", "above", "+1.14 [T c,i]"),
+    Claim("softmax-ln", "softmax", "above", "+1.13 [T i]"),
+    Claim("softmax-ln", "relu", "equal", "-0.01 [T i]"),
+)
+MemoryOf = Callable[[dict[str, Any]], float]
+
+
+def nearest_slots(memory: str, slots: int) -> int:
+    """`slots`, or for product keys, of which only squares can be had, the nearest square."""
+    return round(math.sqrt(slots)) ** 2 if memory.startswith("product-") else slots
+
+
+def swap_trainings(scale: Scale) -> list[Training]:
+    """Every memory of the table, at the slots of the scale."""
+    slots = load_config(None, SENTENCES[scale.name]).model.slots
+    found = []
+    for memory in MEMORIES:
+        own = nearest_slots(memory, slots)
+        config = configure(SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={own}")
+        found += seeded(memory, SEEDS, config, memory=memory, slots=own)
+    return found
+
+
+def sweep_trainings(scale: Scale) -> list[Training]:
+    """Three memories from few slots to many, product keys with very many."""
+    places = [(memory, slots) for slots in SLOTS[scale.name] for memory in SWEPT]
+    places += [(memory, PRODUCT_SLOTS) for memory in MEMORIES if memory.startswith("product-")]
+    found = []
+    for memory, slots in places:
+        config = configure(SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={slots}")
+        seeds = SEEDS[:1] if scale.name == "smoke" else SEEDS
+        found += seeded(f"{memory}-{slots}", seeds, config, memory=memory, slots=slots)
+    return found
+
+
+def measure_quality(run: Trained) -> dict[str, Any]:
+    """BLEU on test and validation data, and the speed of training."""
+    translator = open_model(run)
+    valid = measure_translation(translator, valid_pairs(run), "valid_")
+    speed = {"training_tokens_per_second": training_speed(run.folder), "peak_bytes": run.peak_bytes}
+    return {**valid, **measure_translation(translator, held_out(run.scale)), **speed}
+
+
+def swap_tables(results: Results) -> list[Table]:
+    rows = []
+    for name in results.names():
+        slots = str(results.labels(name)["slots"])
+        bleu, valid = results.cell(name, "bleu"), results.cell(name, "valid_bleu")
+        rows.append((name, slots, PAPER_BLEU.get(name, ""), bleu, valid, str(len(results.of(name)))))
+    columns = ("memory", "slots", "paper, IWSLT14 De-En", "ours, test BLEU", "ours, validation BLEU", "seeds")
+    return [
+        Table("Feed-forward memories", columns, rows, ("Mean and 95 % interval over seeds; beam 4.",)),
+        claims_table("What the paper claims of them", SWAP_CLAIMS, results, "bleu", "test BLEU"),
+    ]
+
+
+def sweep_claims(results: Results) -> list[Claim]:
+    """ReLU above softmax at every size; ahead of softmax with LayerNorm only with very many slots."""
+    sizes = sorted({results.labels(name)["slots"] for name in results.names()} - {PRODUCT_SLOTS})
+    claims = [Claim(f"relu-{size}", f"softmax-{size}", "above", "above [T c,i]") for size in sizes]
+    for size in sizes:
+        expected = Claim(f"relu-{size}", f"softmax-ln-{size}", "above", "above [T c,i]")
+        close = Claim(f"relu-{size}", f"softmax-ln-{size}", "equal", "almost equal [T c,i]")
+        claims.append(expected if size >= 3072 else close)
+    relu, softmax = (f"{name}-{PRODUCT_SLOTS}" for name in ("product-relu", "product-softmax"))
+    return [*claims, Claim(relu, softmax, "above", "above, on language modeling [T, 2310.10837]")]
+
+
+def sweep_tables(results: Results) -> list[Table]:
+    sizes = sorted({results.labels(name)["slots"] for name in results.names()})
+    memories = list(dict.fromkeys(results.labels(name)["memory"] for name in results.names()))
+    known = set(results.names())
+    rows = [
+        (
+            str(size),
+            *(results.cell(f"{memory}-{size}", "bleu") if f"{memory}-{size}" in known else "" for memory in memories),
+        )
+        for size in sizes
+    ]
+    title = "Test BLEU by slots"
+    return [
+        Table(title, ("slots", *memories), rows, ("Mean and 95 % interval over seeds; beam 4.",)),
+        claims_table("What the paper claims of them", sweep_claims(results), results, "bleu", "test BLEU"),
+    ]
+
+
+def sweep_figures(results: Results, folder: Path) -> list[Path]:
+    lines: dict[str, dict[float, list[float]]] = {}
+    for name in results.names():
+        labels = results.labels(name)
+        if values := results.values(name, "bleu"):
+            lines.setdefault(labels["memory"], {})[labels["slots"]] = values
+    return draw_panels(folder / "slots.svg", ["test BLEU by slots"], [lines], "slots", "BLEU", log=True)
+
+
+def measure_diagnostics(run: Trained) -> dict[str, Any]:
+    """All measures of each memory on the test set."""
+    return {"memories": measure_memories(open_model(run), held_out(run.scale))}
+
+
+DIAGNOSES: dict[str, MemoryOf] = {
+    "variance ratio": lambda memory: memory["variance_ratio"],
+    **{
+        f"top {share:.1%} of slots hold": lambda memory, share=share: memory["top_score_ratio"][str(share)]  # type: ignore[misc]
+        for share in TOP_SHARES
+    },
+    "anisotropy": lambda memory: memory["anisotropy"],
+    "slots used": lambda memory: memory["used_slots"],
+    "usage entropy (nats)": lambda memory: memory["usage_entropy"],
+}
+PAPER_DIAGNOSES = {
+    "variance ratio": "softmax far below relu [T c,i]",
+    "top 0.2% of slots hold": "softmax above 85 %, relu clearly flatter [T e,i]",
+    "anisotropy": "softmax high, relu lower [T e,i]",
+}
+
+
+def over_layers(results: Results, name: str, measure: MemoryOf) -> Estimate | None:
+    """The mean of a measure over all memories of a model, over its seeds."""
+    return estimate([fmean(map(measure, entry.measures["memories"])) for entry in results.of(name)])
+
+
+def diagnostics_tables(results: Results) -> list[Table]:
+    columns = ("memory", *DIAGNOSES)
+    rows = [("paper", *(PAPER_DIAGNOSES.get(column, "") for column in DIAGNOSES))]
+    for name in results.names():
+        found = [over_layers(results, name, measure) for measure in DIAGNOSES.values()]
+        rows.append((name, *("" if each is None else each.describe(3) for each in found)))
+    note = "Mean over layers and the 95 % interval over seeds, on the test set under forced decoding."
+    return [Table("What the memories do", columns, rows, (note,)), layers_table(results)]
+
+
+def layers_table(results: Results) -> Table:
+    """The variance ratio of each layer."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for entry in results.finished:
+        for memory in entry.measures["memories"]:
+            place = f"{memory['side']} {memory['layer']}"
+            found.setdefault(entry.name, {}).setdefault(place, []).append(memory["variance_ratio"])
+    places = list(dict.fromkeys(place for layers in found.values() for place in layers))
+    rows = []
+    for name, layers in found.items():
+        cells = [estimate(layers.get(place, [])) for place in places]
+        rows.append((name, *("" if cell is None else cell.describe(3) for cell in cells)))
+    note = "Variance of what a memory adds over that of the residual stream it is added to; layers from 0."
+    return Table("Variance ratio by layer", ("memory", *places), rows, (note,))
+
+
+def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
+    """Variance ratio by layer, and how few slots hold the scores."""
+    layers: dict[str, dict[float, list[float]]] = {}
+    tops: dict[str, dict[float, list[float]]] = {}
+    for entry in results.finished:
+        for number, memory in enumerate(entry.measures["memories"]):
+            layers.setdefault(entry.name, {}).setdefault(number, []).append(memory["variance_ratio"])
+            for share, ratio in memory["top_score_ratio"].items():
+                tops.setdefault(entry.name, {}).setdefault(float(share), []).append(ratio)
+    made = draw_panels(folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first")
+    return made + draw_panels(
+        folder / "top-score-ratio.svg", ["share of scores"], [tops], "in the top share of slots", log=True
+    )
+
+
+MEMORY_SWAP = Study(
+    name="memory-swap",
+    title="Feed-forward layers as memories: what weighs the slots",
+    question="Is a feed-forward layer with softmax worse than one with ReLU, and does a LayerNorm make up for it?",
+    paper="Shen et al. 2023, IWSLT14 De-En: ReLU 34.22, softmax 33.08, softmax with LayerNorm 34.21 "
+    "[T c,i: second hand].",
+    folders=SENTENCE_FOLDERS,
+    trainings=swap_trainings,
+    measure=measure_quality,
+    tables=swap_tables,
+)
+SLOT_SWEEP = Study(
+    name="slot-sweep",
+    title="Feed-forward layers as memories: how many slots",
+    question="Does ReLU stay ahead of softmax from few slots to many?",
+    paper="Shen et al. 2023, 32 to 4,096 slots: ReLU above softmax at every size; with LayerNorm softmax almost closes "
+    "the gap, but ReLU is ahead again at 3,072 and 4,096 [T c,i: second hand].",
+    folders=SENTENCE_FOLDERS,
+    trainings=sweep_trainings,
+    measure=measure_quality,
+    tables=sweep_tables,
+    figures=sweep_figures,
+)
+MEMORY_DIAGNOSTICS = Study(
+    name="memory-diagnostics",
+    title="Feed-forward layers as memories: why",
+    question="How loud is a memory beside the residual stream, how few slots hold its scores, how alike are values?",
+    paper="Shen et al. 2023: with softmax the output is swamped by the residual, the top 0.2 % of slots hold over 85 % "
+    "of the scores, and values are alike; with ReLU none of it [T c,e,i: second hand; definitions are ours].",
+    folders=SENTENCE_FOLDERS,
+    trainings=swap_trainings,
+    measure=measure_diagnostics,
+    tables=diagnostics_tables,
+    figures=diagnostics_figures,
+    reads="memory-swap",
+)

@@ -1,0 +1,136 @@
+"""What a study is: a question, the trainings that answer it, what is measured of each, and how that is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rectiformer.config import Config, DataConfig
+from rectiformer.studies.results import Results
+from rectiformer.studies.tables import Table
+from rectiformer.toml import load_config, to_toml
+
+FILE_KEYS = tuple(item.name for item in dataclasses.fields(DataConfig) if item.default == ())
+"""The keys of [data] that name files."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done, and where the text is."""
+
+    name: str
+    """One of `SCALES`."""
+    data: Path | None = None
+    """Folder of the corpus; without one, the study's own `folders` say."""
+
+
+SCALES = {
+    "smoke": "the built-in grammar, seconds a training on a CPU: shows that everything runs",
+    "small": "a real corpus of some megabytes, a minute or two a training on one GPU",
+    "paper": "the recipe of the paper, on files that you provide",
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One model to train."""
+
+    name: str
+    """What all its seeds have in common; a row of a table, and with the seed the name of a folder."""
+    seed: int
+    config: Config
+    labels: Mapping[str, str | int | float] = field(default_factory=dict)
+    """What the tables and figures sort it by."""
+
+    @property
+    def key(self) -> str:
+        """The name of its folder."""
+        return f"{self.name}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training, to be measured."""
+
+    training: Training
+    scale: Scale
+    folder: Path
+    """The run."""
+    data: Path
+    """Its prepared data."""
+    peak_bytes: int
+    """Most memory of the training process: of the GPU, or where there is none of the process."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """One question. `STUDIES` in catalog.py holds them all; commands, documents and tests read that table."""
+
+    name: str
+    title: str
+    question: str
+    paper: str
+    """What the paper says, with the confidence of what we know about it."""
+    folders: Mapping[str, str]
+    """Where the corpus of a scale is looked for without --data; nowhere at smoke, whose text is built in."""
+    trainings: Callable[[Scale], list[Training]]
+    measure: Callable[[Trained], dict[str, Any]]
+    tables: Callable[[Results], list[Table]]
+    figures: Callable[[Results, Path], list[Path]] = lambda results, folder: []
+    """Draws into a folder whatever the results allow, and says which files."""
+    reads: str = ""
+    """The study whose models are measured, where it trains none of its own."""
+
+    def at(self, scale: str, data: Path | None = None) -> Scale:
+        """The scale of this name, with the corpus in `data` or where this study looks for it."""
+        default = self.folders.get(scale)
+        return Scale(scale, data if data is not None else Path(default) if default else None)
+
+
+def configure(settings: tuple[str, ...], scale: Scale, *more: str) -> Config:
+    """A configuration from `section.key=value` strings; files named in it lie in the folder of the scale."""
+    config = load_config(None, (*settings, *more))
+    if scale.data is None:
+        return config
+    folder = scale.data
+    return dataclasses.replace(config, data=rename_files(config.data, lambda name: str(folder / name)))
+
+
+def rename_files(data: DataConfig, rename: Callable[[str], str]) -> DataConfig:
+    """The same with other names for all its files."""
+    files: dict[str, Any] = {key: tuple(map(rename, getattr(data, key))) for key in FILE_KEYS}
+    return dataclasses.replace(data, **files)
+
+
+def seeded(name: str, seeds: tuple[int, ...], config: Config, **labels: str | int | float) -> list[Training]:
+    """The same training once a seed."""
+    return [
+        Training(
+            name, seed, dataclasses.replace(config, training=dataclasses.replace(config.training, seed=seed)), labels
+        )
+        for seed in seeds
+    ]
+
+
+def portable(config: Config) -> Config:
+    """A configuration without what differs between machines: folders of files, and the device."""
+    return dataclasses.replace(
+        config,
+        data=rename_files(config.data, lambda name: Path(name).name),
+        training=dataclasses.replace(config.training, device="auto"),
+    )
+
+
+def hash_config(config: Config) -> str:
+    """One hash for one experiment, wherever it is run."""
+    return hashlib.sha256(to_toml(portable(config)).encode()).hexdigest()
+
+
+def hash_text(config: Config) -> str:
+    """A short hash of what decides the prepared data: the sections [data] and [vocabulary], files as they are named."""
+    text = to_toml(Config(data=config.data, vocabulary=config.vocabulary))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,189 @@
+"""What finished trainings have left on disk, and statistics over their seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rectiformer.errors import DataError
+from rectiformer.runs.durable import parse_object, read_regular, replace_file
+
+FORMAT = 1
+RESULT, FAILURE = "result.json", "failed.json"
+LARGEST = 2**24  # bytes of a result; ours have some thousands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One training, finished or failed, and all that is needed to tell where its numbers come from."""
+
+    study: str
+    scale: str
+    key: str
+    name: str
+    seed: int
+    labels: dict[str, Any]
+    config: str
+    """Hash of the configuration, without the folders of files and the device."""
+    data: str = ""
+    """Hash of the prepared data."""
+    commit: str = ""
+    device: str = ""
+    torch: str = ""
+    rectiformer: str = ""
+    seconds: float = 0.0
+    """Wall time of the process that finished the training, from its start or its last resume."""
+    signature: str = ""
+    """sacreBLEU's."""
+    measures: dict[str, Any] = field(default_factory=dict)
+    failed: str = ""
+    """Why it failed, in one line; empty where it did not."""
+
+    def write(self, folder: Path) -> None:
+        """Put it in `folder`, whole or not at all; a failure never takes the place of a result."""
+        content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False).encode()
+        replace_file(folder / (FAILURE if self.failed else RESULT), content + b"\n")
+        if not self.failed:
+            (folder / FAILURE).unlink(missing_ok=True)
+
+
+def read_result(folder: Path) -> Result | None:
+    """What is known of the training in `folder`: its result, else its failure, else nothing."""
+    for name in (RESULT, FAILURE):
+        path = folder / name
+        if path.exists():
+            content = parse_object(path, read_regular(path, LARGEST))
+            found = content.pop("format", None)
+            if found != FORMAT:
+                raise DataError(
+                    f"{path} has format {found!r}, this rectiformer reads {FORMAT}; remove it to run it again"
+                )
+            try:
+                return Result(**content)
+            except TypeError as error:
+                raise DataError(f"{path} is no result of a study ({error}); remove it to run it again") from error
+    return None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95 % interval, which one seed does not have."""
+
+    mean: float
+    half: float | None
+    """Half the width of the interval."""
+    count: int
+
+    def describe(self, digits: int = 2) -> str:
+        """`34.20 ± 0.31`, or the mean alone."""
+        shown = f"{self.mean:.{digits}f}"
+        return shown if self.half is None else f"{shown} ± {self.half:.{digits}f}"
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Mean and t interval; None of no values."""
+    count = len(values)
+    if not count:
+        return None
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Estimate(mean, None, 1)
+    return Estimate(mean, t_quantile(count - 1) * math.sqrt(variance(values) / count), count)
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate | None:
+    """Mean and t interval of `first` less `second`, seed by seed; None where they have no seed in common.
+
+    A seed gives all models of a study the same batches in the same order, so that much of their luck is common.
+    """
+    return estimate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
+
+
+def variance(values: Sequence[float]) -> float:
+    """Of a sample, without bias."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def t_quantile(freedom: int, share: float = 0.95) -> float:
+    """The t that a variable with so many degrees of freedom stays within, up to its sign, in this share of cases."""
+    low, high = 0.0, 1e6
+    while high - low > 1e-9 * max(1.0, low):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share_within(middle, freedom) < share else (low, middle)
+    return high
+
+
+def share_within(t: float, freedom: int) -> float:
+    """How much of Student's distribution lies between -t and t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for step in range(freedom // 2):
+        total += term
+        term *= cosine**2 * (2 * step + 1 + odd) / (2 * step + 2 + odd)
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that is known of a study at a scale, in the order of its plan."""
+
+    study: str
+    scale: str
+    planned: int
+    """Trainings of the whole study."""
+    entries: list[Result]
+
+    @property
+    def finished(self) -> list[Result]:
+        return [entry for entry in self.entries if not entry.failed]
+
+    @property
+    def failures(self) -> list[Result]:
+        return [entry for entry in self.entries if entry.failed]
+
+    def names(self) -> list[str]:
+        """The rows there are: what the seeds of a training have in common."""
+        return list(dict.fromkeys(entry.name for entry in self.entries))
+
+    def of(self, name: str) -> list[Result]:
+        """The finished seeds of a row."""
+        return [entry for entry in self.finished if entry.name == name]
+
+    def by_seed(self, name: str, measure: str) -> dict[int, float]:
+        """A number of each finished seed of a row that has it."""
+        found = {entry.seed: entry.measures.get(measure) for entry in self.of(name)}
+        return {seed: float(value) for seed, value in found.items() if value is not None}
+
+    def values(self, name: str, measure: str) -> list[float]:
+        """The same without the seeds."""
+        return list(self.by_seed(name, measure).values())
+
+    def labels(self, name: str) -> dict[str, Any]:
+        return next(entry.labels for entry in self.entries if entry.name == name)
+
+    def estimate(self, name: str, measure: str) -> Estimate | None:
+        return estimate(self.values(name, measure))
+
+    def cell(self, name: str, measure: str, digits: int = 2) -> str:
+        """What a table says of a row: mean and interval, that it failed, or nothing yet."""
+        found = self.estimate(name, measure)
+        if found is not None:
+            return found.describe(digits)
+        return "failed" if any(entry.name == name for entry in self.failures) else ""
+
+    def means(self, name: str, measures: Iterable[str]) -> str:
+        """Several means in one cell, with slashes between; empty where there is none."""
+        found = [self.estimate(name, measure) for measure in measures]
+        return " / ".join(f"{each.mean:.2f}" for each in found if each is not None)
+
+
+def distinct(values: Iterable[str]) -> str:
+    """The different values, with commas between; for a line on where numbers come from."""
+    return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"

@@ -1,0 +1,243 @@
+"""Running a study: what is not finished is trained in processes of its own, side by side, and can be stopped any time.
+
+OUT/<study>/<scale>/<training>/ holds the run, its log and, once it is measured, result.json; OUT/data/ prepared text.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rectiformer.errors import ArgumentError, CheckpointError, RectiformerError
+from rectiformer.runs.folder import changed_keys, value_of
+from rectiformer.runs.lock import RunLock
+from rectiformer.runs.metrics import read_metrics
+from rectiformer.studies.corpora import require_folder
+from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable
+from rectiformer.studies.results import Result, Results, read_result
+from rectiformer.studies.single import Places, describe, is_finished
+from rectiformer.text.prepared import prepare
+from rectiformer.toml import load_config
+from rectiformer.train.reporting import Reporter, Silent
+from rectiformer.train.signals import STOPPED, StoppedError, StopRequest
+
+COMMAND = (sys.executable, "-m", "rectiformer", "study")
+LOOK = 0.2  # seconds between looks at the processes
+ASKED_TO_STOP = (STOPPED, -signal.SIGTERM)
+
+
+def run_study(
+    study: Study,
+    scale: Scale,
+    out: Path,
+    *,
+    jobs: int = 1,
+    only: str = "",
+    reporter: Reporter | None = None,
+    deadline: float | None = None,
+) -> Results:
+    """Train and measure what is not yet finished in `out`, and return all that is.
+
+    A training that fails is recorded with its reason, and tried again by the next call; the others go on. StoppedError
+    where this process is asked to stop: the trainings save, and the next call goes on with them.
+
+    Args:
+        jobs: processes side by side.
+        only: a part of the keys of the trainings to do; the rest is left alone.
+        deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
+    """
+    require_folder(scale)
+    places, reporter = Places(study, scale, out), reporter or Silent()
+    chosen = choose(study, scale, only)
+    for training in chosen:
+        refuse_changed(places, training)
+    places.root.mkdir(parents=True, exist_ok=True)
+    with RunLock(places.root, reporter.note), StopRequest() as stop:
+        pool = Pool(places, [each for each in chosen if not is_finished(places, each)], len(chosen), reporter)
+
+        def time_is_up() -> bool:
+            return stop.requested or (deadline is not None and time.monotonic() > deadline)
+
+        pool.prepare(time_is_up)
+        pool.run(jobs, time_is_up)
+        if stop.requested:
+            left = sum(not is_finished(places, training) for training in chosen)
+            raise StoppedError(f"stopped as asked with {left} trainings left; the same command goes on with them")
+    return load_results(study, scale, out)
+
+
+def choose(study: Study, scale: Scale, only: str = "") -> list[Training]:
+    """The trainings whose keys have `only` in them; ArgumentError where none has."""
+    trainings = study.trainings(scale)
+    chosen = [training for training in trainings if only in training.key]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(training.name for training in trainings))
+        raise ArgumentError(f"no training of {study.name} has {only!r} in its name; there are {known}")
+    return chosen
+
+
+def refuse_changed(places: Places, training: Training) -> None:
+    """CheckpointError where the folder holds this training with other settings than it has now."""
+    path, wanted = places.run(training) / "config.toml", portable(training.config)
+    if path.exists():
+        found = portable(load_config(path))
+        keys = changed_keys(found, wanted)
+        changes = ", ".join(f"{key} = {value_of(found, key)!r}, now {value_of(wanted, key)!r}" for key in keys)
+    else:
+        result = read_result(places.folder(training))
+        same = result is None or result.failed or result.config == hash_config(training.config)
+        changes = "" if same else "other settings than it has now"
+    if changes:
+        raise CheckpointError(
+            f"{places.folder(training)} was made with {changes}; name another --out, or remove that folder"
+        )
+
+
+def load_results(study: Study, scale: Scale, out: Path) -> Results:
+    """Everything that is known in `out` of a study at a scale."""
+    places, trainings = Places(study, scale, out), study.trainings(scale)
+    found = [read_result(places.folder(training)) for training in trainings]
+    return Results(study.name, scale.name, len(trainings), [result for result in found if result is not None])
+
+
+@dataclass
+class Job:
+    """A training in a process of its own."""
+
+    training: Training
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+    started: float = field(default_factory=time.monotonic)
+
+    def last_line(self) -> str:
+        """The last thing it said, which is the reason where it failed."""
+        with self.log.open("rb") as file:
+            file.seek(self.log_start)
+            lines = [line for line in file.read().decode("utf-8", "replace").split("\n") if line.strip()]
+        return lines[-1].strip().removeprefix("rectiformer: ") if lines else ""
+
+
+class Pool:
+    """The processes of a study."""
+
+    def __init__(self, places: Places, waiting: Sequence[Training], chosen: int, reporter: Reporter) -> None:
+        self.places, self.reporter = places, reporter
+        self.waiting, self.running = list(waiting), list[Job]()
+        self.steps = {training.key: training.config.training.steps for training in waiting}
+        self.chosen, self.ended = chosen, chosen - len(waiting)
+
+    def prepare(self, time_is_up: Callable[[], bool]) -> None:
+        """Prepare every text that is not there yet; where it cannot be, its trainings have failed."""
+
+        def tell(stage: str, count: int) -> None:
+            self.reporter.preparing(stage, count)
+            if time_is_up():
+                raise StoppedError("stopped while preparing text")
+
+        for training in list(self.waiting):
+            data = self.places.data(training)
+            if data.exists() or time_is_up():
+                continue
+            data.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                prepare(training.config, data, tell)
+            except StoppedError:
+                return
+            except RectiformerError as error:
+                self.waiting.remove(training)
+                self.fail(training, str(error))
+        self.reporter.end()
+
+    def run(self, jobs: int, time_is_up: Callable[[], bool]) -> None:
+        """Until nothing is left to do, or time is up and everything has stopped."""
+        asked = False
+        self.reporter.begin(0, max(1, sum(self.steps.values())))
+        try:
+            while self.running or (self.waiting and not asked):
+                if not asked and time_is_up():
+                    asked = True
+                    self.ask_to_stop()
+                while not asked and self.waiting and len(self.running) < jobs:
+                    self.start(self.waiting.pop(0))
+                time.sleep(LOOK)
+                for job in [job for job in self.running if job.process.poll() is not None]:
+                    self.running.remove(job)
+                    self.collect(job)
+                self.reporter.advance(sum(self.progress(key) for key in self.steps))
+        finally:
+            self.ask_to_stop()
+            for job in self.running:
+                self.collect(job)
+            self.reporter.end()
+
+    def ask_to_stop(self) -> None:
+        for job in self.running:
+            job.process.terminate()
+
+    def start(self, training: Training) -> None:
+        """Begin or go on with a training."""
+        log = self.places.folder(training) / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*COMMAND, *self.arguments(training)],
+                stdin=subprocess.PIPE,  # its end is how a training hears that this process was killed
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which then asks each training once
+                # One thread each: results do not depend on how many run side by side.
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+            self.running.append(Job(training, process, log, file.tell()))
+
+    def arguments(self, training: Training) -> list[str]:
+        scale = self.places.scale
+        data = [] if scale.data is None else ["--data", str(scale.data)]
+        return [
+            self.places.study.name, "--scale", scale.name, *data, "--out", str(self.places.out), "--one", training.key,
+        ]  # fmt: skip
+
+    def collect(self, job: Job) -> None:
+        """Tell how a training has ended, and record it where it failed."""
+        code, key = job.process.wait(), job.training.key
+        assert job.process.stdin is not None
+        job.process.stdin.close()
+        if code == 0 and is_finished(self.places, job.training):
+            self.ended += 1
+            result = read_result(self.places.folder(job.training))
+            assert result is not None
+            took = f"{time.monotonic() - job.started:.0f} s"
+            self.reporter.note(f"{key}: {headline(result)}{took} ({self.ended} of {self.chosen})")
+        elif code in ASKED_TO_STOP:
+            self.reporter.note(f"{key}: stopped; the same command goes on with it")
+        else:
+            self.fail(job.training, f"killed by signal {-code}" if code < 0 else job.last_line() or f"exit code {code}")
+
+    def fail(self, training: Training, reason: str) -> None:
+        self.ended += 1
+        reason = " ".join(reason.split())
+        self.places.folder(training).mkdir(parents=True, exist_ok=True)
+        replace(describe(self.places, training), failed=reason).write(self.places.folder(training))
+        self.reporter.note(f"{training.key}: failed: {reason} ({self.ended} of {self.chosen})")
+
+    def progress(self, key: str) -> int:
+        """Updates done of a training, as its log says; all of them where it has ended."""
+        if not any(job.training.key == key for job in self.running):
+            return 0 if any(training.key == key for training in self.waiting) else self.steps[key]
+        job = next(job for job in self.running if job.training.key == key)
+        records = read_metrics(self.places.run(job.training) / "metrics.jsonl")
+        return max((int(record["step"]) for record in records if "step" in record), default=0)
+
+
+def headline(result: Result) -> str:
+    """The number one looks for first."""
+    found = [(name, result.measures[name]) for name in ("bleu", "d_bleu", "valid_bleu") if name in result.measures]
+    names = {"bleu": "BLEU", "d_bleu": "d-BLEU", "valid_bleu": "validation BLEU"}
+    return f"{names[found[0][0]]} {found[0][1]:.2f}, " if found else ""

@@ -1,0 +1,163 @@
+"""One training of a study, from its configuration to its result on disk; begun, resumed or only measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import resource
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rectiformer
+from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.runs.checkpoint import best_checkpoint, save_checkpoint, step_folders
+from rectiformer.runs.durable import parse_object, read_regular, remove, replace_file
+from rectiformer.runs.folder import WEIGHTS
+from rectiformer.studies.measures import SIGNATURE
+from rectiformer.studies.plan import Scale, Study, Trained, Training, hash_config, hash_text
+from rectiformer.studies.results import RESULT, Result
+from rectiformer.text.prepared import Prepared
+from rectiformer.train.reporting import Reporter
+from rectiformer.train.start import train
+from rectiformer.translate.translator import find_device
+
+SMALL_FILE = 2**16
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everything of a study at a scale lies under one folder."""
+
+    study: Study
+    scale: Scale
+    out: Path
+
+    @property
+    def root(self) -> Path:
+        """The folder of all trainings."""
+        return self.out / self.study.name / self.scale.name
+
+    def folder(self, training: Training) -> Path:
+        """That of one training: its result and, unless another study trains it, the run."""
+        return self.root / training.key
+
+    def owner(self, training: Training) -> Path:
+        """The folder of the study that trains it."""
+        return self.out / (self.study.reads or self.study.name) / self.scale.name / training.key
+
+    def run(self, training: Training) -> Path:
+        return self.owner(training) / "run"
+
+    def data(self, training: Training) -> Path:
+        """Prepared data, shared by all trainings on the same text with the same subwords."""
+        return self.out / "data" / hash_text(training.config)
+
+
+def run_single(places: Places, key: str, reporter: Reporter) -> Result:
+    """Train what is left of one training, measure it, write its result, keep its best weights and nothing else."""
+    training = find_training(places, key)
+    folder = places.folder(training)
+    folder.mkdir(parents=True, exist_ok=True)
+    cost = train_rest(places, training, reporter)
+    data = places.data(training)
+    trained = Trained(training, places.scale, places.run(training), data, cost["peak_bytes"])
+    measures = places.study.measure(trained)
+    result = dataclasses.replace(
+        describe(places, training),
+        data=Prepared.open(data, verify=False).hash,
+        seconds=cost["seconds"],
+        signature=measures.pop(SIGNATURE, ""),
+        measures=measures,
+    )
+    result.write(folder)
+    if not places.study.reads:
+        keep_best_weights(places.run(training))
+    return result
+
+
+def find_training(places: Places, key: str) -> Training:
+    """The training of this key; ArgumentError where the study has none."""
+    known = {training.key: training for training in places.study.trainings(places.scale)}
+    if key not in known:
+        raise ArgumentError(unknown_name(f"training of {places.study.name}", key, known))
+    return known[key]
+
+
+def train_rest(places: Places, training: Training, reporter: Reporter) -> dict[str, Any]:
+    """Train to the end, unless that is done; what it cost the process that ended it."""
+    path = places.owner(training) / "cost.json"
+    if path.exists():  # the run is complete, though it may not have been measured
+        return parse_object(path, read_regular(path, SMALL_FILE))
+    start = time.monotonic()
+    train(training.config, places.run(training), resume=True, data=places.data(training), reporter=reporter)
+    cost = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": peak_bytes(training.config.training.device)}
+    replace_file(path, json.dumps(cost).encode())
+    return cost
+
+
+def peak_bytes(device: str) -> int:
+    """Most memory this process has used: of the GPU, or where it trained on none of the machine."""
+    if find_device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def describe(places: Places, training: Training) -> Result:
+    """A result without numbers: what was to be trained, and by what on which machine."""
+    return Result(
+        study=places.study.name,
+        scale=places.scale.name,
+        key=training.key,
+        name=training.name,
+        seed=training.seed,
+        labels=dict(training.labels),
+        config=hash_config(training.config),
+        commit=commit(),
+        device=device_name(training.config.training.device),
+        torch=str(torch.__version__),
+        rectiformer=rectiformer.__version__,
+    )
+
+
+def commit() -> str:
+    """The commit of this code; where there is no git, RECTIFORMER_COMMIT says it."""
+    if said := os.environ.get("RECTIFORMER_COMMIT"):
+        return said
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def device_name(device: str) -> str:
+    """The GPU, or the kind of CPU."""
+    if find_device(device).type == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").split("\n") if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
+def keep_best_weights(run: Path) -> None:
+    """Of a finished run, keep the weights to translate with: a study of a hundred models fits a disk that way."""
+    best = best_checkpoint(run)
+    assert best is not None
+    name = next(name for name in WEIGHTS if f"{name}.safetensors" in best.manifest["files"])
+    tensors, state = {name: best.tensors(name)}, best.state()
+    for step, path in step_folders(run / "checkpoints").items():
+        if step != best.step:
+            remove(path)
+    save_checkpoint(run, best.step, tensors, state, best.manifest["identity"], best=True)
+
+
+def is_finished(places: Places, training: Training) -> bool:
+    return (places.folder(training) / RESULT).exists()

@@ -1,0 +1,91 @@
+"""Every study at every scale: configurations that hold, names that do not clash, and one hash wherever it is run."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from rectiformer.model.memory import MEMORIES
+from rectiformer.model.transformer import Transformer
+from rectiformer.studies.catalog import STUDIES
+from rectiformer.studies.corpora import IWSLT14, MULTI30K
+from rectiformer.studies.figures import look
+from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
+from rectiformer.text.corpus import check_files
+from rectiformer.toml import load_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+EVERY = [(study, scale) for study in STUDIES for scale in SCALES]
+
+
+@pytest.mark.parametrize(("study", "scale"), EVERY)
+def test_trainings_are_valid_and_have_names_of_their_own(study, scale):
+    trainings = STUDIES[study].trainings(STUDIES[study].at(scale))
+    assert max(Counter(training.key for training in trainings).values()) == 1
+    configs = Counter(hash_config(training.config) for training in trainings)
+    assert max(configs.values()) == 1, "the same training twice under two names"
+    for training in trainings:
+        assert training.config.training.seed == training.seed
+        assert training.key.replace("-", "").replace(".", "").isalnum()
+        check_files(training.config.data)
+    for model in {training.config.model for training in trainings}:
+        with torch.device("meta"):
+            Transformer(model, 100, 100, start=1)  # refuses unknown variants and memories that do not fit
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_files_lie_in_the_folder_that_is_named(study):
+    for scale in ("small", "paper"):
+        for training in STUDIES[study].trainings(STUDIES[study].at(scale, Path("elsewhere"))):
+            data = training.config.data
+            assert data.source
+            assert all(name.startswith("elsewhere/") for name in data.source + data.target + data.valid_source)
+    assert all(training.config.data.source == () for training in STUDIES[study].trainings(Scale("smoke")))
+
+
+def test_small_studies_have_three_seeds_for_what_they_report():
+    for name in ("memory-swap", "slot-sweep", "document-length"):
+        study = STUDIES[name]
+        seeds = Counter(training.name for training in study.trainings(study.at("small")))
+        assert set(seeds.values()) == {3}
+
+
+def test_every_memory_is_swapped_in_at_the_same_slots():
+    for scale in SCALES:
+        trainings = STUDIES["memory-swap"].trainings(Scale(scale))
+        slots = {training.labels["memory"]: training.config.model.slots for training in trainings}
+        assert list(slots) == list(MEMORIES)
+        wanted = slots["relu"]
+        for memory, found in slots.items():
+            assert found == wanted or (memory.startswith("product-") and abs(found - wanted) <= wanted**0.5)
+
+
+def test_slots_are_swept_from_32_to_4096_and_to_16384():
+    slots = {training.labels["slots"] for training in STUDIES["slot-sweep"].trainings(Scale("small"))}
+    assert slots == {32, 64, 128, 256, 512, 1024, 2048, 3072, 4096, 16384}
+
+
+@pytest.mark.parametrize(("settings", "file"), [(MULTI30K, "multi30k.toml"), (IWSLT14, "small.toml")])
+def test_recipes_are_the_shipped_ones_with_softmax(settings, file):
+    shipped = load_config(CONFIGS / file, ["model.variant=softmax"])
+    folder = Path(shipped.data.source[0]).parent
+    assert configure(settings, Scale("small", folder)) == shipped
+
+
+def test_a_hash_does_not_depend_on_folders_or_the_device():
+    study = STUDIES["memory-swap"]
+    here, there = (study.trainings(study.at("small", Path(folder)))[0].config for folder in ("here", "there"))
+    assert hash_config(here) == hash_config(there)
+    assert hash_text(here) != hash_text(there)
+    other = dataclasses.replace(here, training=dataclasses.replace(here.training, device="cuda"))
+    assert hash_config(other) == hash_config(here)
+    changed = dataclasses.replace(here, training=dataclasses.replace(here.training, steps=1))
+    assert hash_config(changed) != hash_config(here)
+    assert hash_text(changed) == hash_text(here)
+
+
+def test_lines_of_a_figure_differ_without_color_too():
+    looks = [(look(number)["linestyle"], look(number)["marker"]) for number in range(40)]
+    assert len(set(looks)) == 40

@@ -1,0 +1,55 @@
+"""The command as a user types it."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rectiformer.cli import main
+from rectiformer.studies.catalog import STUDIES
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["rectiformer", "study", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=exit.value.code, out=out, err=err)
+
+    return run
+
+
+def test_list_shows_every_study(call):
+    found = call("list")
+    assert found.code == 0
+    for study in STUDIES.values():
+        assert study.name in found.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["memory-swop", "--out", "OUT"], "unknown study 'memory-swop'; did you mean 'memory-swap'?"),
+        (["memory-swap"], "study 'memory-swap' needs --out, a folder for its trainings and results"),
+        (["memory-swap", "--out", "OUT", "--scale", "smal"], "unknown value of --scale 'smal'; did you mean 'small'"),
+        (["memory-swap", "OUT", "--out", "OUT"], "only report takes a folder"),
+        (["memory-swap", "--out", "OUT", "--only", "gelu"], "no training of memory-swap has 'gelu' in its name"),
+        (
+            ["memory-swap", "--out", "OUT", "--scale", "paper", "--data", "OUT/x"],
+            "which is no folder; name it with --data",
+        ),
+        (["all", "--out", "OUT", "--only", "relu"], "--data and --only are about one study"),
+        (["report"], "report needs a folder"),
+        (["report", "OUT"], "holds no results of a study"),
+        (["memory-swap", "--out", "OUT", "--one", "relu-seed9"], "unknown training of memory-swap 'relu-seed9'"),
+    ],
+)
+def test_mistakes_are_one_line(call, tmp_path, arguments, says, monkeypatch):
+    monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)  # standard input is nobody's here
+    found = call(*(word.replace("OUT", str(tmp_path)) for word in arguments))
+    assert found.code in (2, 3)
+    assert says in found.err
+    assert found.err.count("\n") == 1

@@ -57,7 +57,8 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         dropout=config.attention_dropout,
         learn=shared.get(variant, "fixed") if config.learn == "model" else config.learn,
         start=config.learned_start or None,
-        center=config.center and kind != "decoder",
+        center=kind != "decoder"
+        and (find_variant(variant).centered if config.center == "auto" else config.center == "yes"),
     )
 
 

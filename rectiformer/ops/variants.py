@@ -79,6 +79,8 @@ class Variant:
     """The row scale in words, for the tables."""
     output_norm: str = "none"
     """Name in model/norms.py of the norm over the concatenated heads, before the output projection."""
+    centered: bool = False
+    """Whether a translator subtracts from keys the mean of their sentence, unless it is told otherwise."""
     options: Mapping[str, Option] = field(default_factory=dict)
     score: Callable[[Tensor, Tensor], Tensor] = dot_scores
     mix: Callable[[Tensor, Tensor, Tensor | None], Tensor] = weighted_sum
@@ -196,6 +198,7 @@ VARIANTS: dict[str, Variant] = {
             power=1,
             row_scale=unit_variance,
             scale="1 / (gamma sqrt(n/2))",
+            centered=True,
             options={"gamma": Option(1.0, "temperature of the row scale", "a number above 0", "exp")},
         ),
         Variant(

@@ -42,23 +42,35 @@ SHORT = {
 """What the search changes in the settings of a scale."""
 SEEDS = (1,)
 WEIGHTS = (0.01, 0.05, 0.1, 1.0)
-RELUFORMER = ("model.variant=reluformer",)
+RELUFORMER = ("model.variant=reluformer", "model.center=yes")
+PAPER = ("model.variant=reluformer", "model.center=no")
+"""The paper's formula as it stands."""
 
 
 def penalties(mass: float, entropy: float) -> tuple[str, ...]:
-    """ReLUFormer with weights for both of its penalties."""
-    return (*RELUFORMER, f"training.mass_penalty={mass}", f"training.entropy_penalty={entropy}")
+    """Weights for both of ReLUFormer's penalties."""
+    return (f"training.mass_penalty={mass}", f"training.entropy_penalty={entropy}")
 
 
 ROWS: dict[str, tuple[str, ...]] = {
     "softmax": ("model.variant=softmax",),
     "rela-g": ("model.variant=rela-g",),
-    "reluformer": RELUFORMER,
-    **{f"penalties-{weight:g}": penalties(weight, weight) for weight in WEIGHTS},
-    **{f"mass-{weight:g}": penalties(weight, 0) for weight in WEIGHTS},
-    **{f"entropy-{weight:g}": penalties(0, weight) for weight in WEIGHTS},
+    "rela-g-centered": ("model.variant=rela-g", "model.center=yes"),
+    "paper": PAPER,
+    **{f"paper-penalties-{weight:g}": (*PAPER, *penalties(weight, weight)) for weight in WEIGHTS},
+    "centered": RELUFORMER,
+    **{f"penalties-{weight:g}": (*RELUFORMER, *penalties(weight, weight)) for weight in WEIGHTS},
+    **{f"mass-{weight:g}": (*RELUFORMER, *penalties(weight, 0)) for weight in WEIGHTS},
+    **{f"entropy-{weight:g}": (*RELUFORMER, *penalties(0, weight)) for weight in WEIGHTS},
+    "raw-entropy": (*RELUFORMER, *penalties(0.05, 0.05), "training.entropy_of=raw"),
+    **{
+        f"warmdown-{weight:g}": (*RELUFORMER, *penalties(weight, weight), "training.penalty_warmdown=0.5")
+        for weight in (0.2, 1.0)
+    },
     **{f"gamma-{learn}": (*RELUFORMER, f"model.learn={learn}") for learn in ("layer", "model", "fixed")},
+    **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0)},
     **{f"post-{name}": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g", "reluformer")},
+    "post-paper": (*PAPER, "model.order=post"),
     **{f"rate-{rate:g}": (*RELUFORMER, f"training.rate={rate}") for rate in (3e-4, 2e-3)},
     **{f"warmup-{steps}": (*RELUFORMER, f"training.warmup={steps}") for steps in (400, 1600)},
 }

@@ -239,5 +239,5 @@ def test_runs_made_before_a_key_existed_still_open(run):
     section = dataclasses.asdict(run.config.model)
     early = {key: value for key, value in section.items() if key not in LATER_KEYS}
     assert hash_model(run.config) == hashlib.sha256(json.dumps(early, sort_keys=True).encode()).hexdigest()
-    changed = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, center=True))
+    changed = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, center="yes"))
     assert hash_model(changed) != hash_model(run.config)

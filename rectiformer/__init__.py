@@ -10,6 +10,8 @@ from rectiformer.model.memory import MEMORIES, KeyValueMemory
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.explain import Explanation, explain
 from rectiformer.ops.packed import attention_varlen
+from rectiformer.ops.parallel import context_parallel_attention
+from rectiformer.ops.ranks import shard_sequence, unshard_sequence
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights
 
@@ -35,8 +37,11 @@ __all__ = [
     "attention_stats",
     "attention_varlen",
     "attention_weights",
+    "context_parallel_attention",
     "explain",
     "observe",
+    "shard_sequence",
+    "unshard_sequence",
 ]
 
 

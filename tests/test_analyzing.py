@@ -13,7 +13,7 @@ from end_to_end.tiny import overrides
 
 from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.record import read_record
-from rectiformer.cli import analyzing, main
+from rectiformer.cli import main, test_sets
 from rectiformer.measure.alignment import read_gold
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
@@ -161,7 +161,7 @@ def test_kinds_and_layers_are_all_that_is_shown(world, rectiformer, tmp_path):
 
 
 def test_the_built_in_corpus_comes_with_links(world, rectiformer, monkeypatch):
-    monkeypatch.setattr(analyzing, "BUILT_IN", 10)
+    monkeypatch.setattr(test_sets, "BUILT_IN", 10)
     found = json.loads(rectiformer("analyze", world / "rela-g", "--json", "--seed", 3).out)
     assert found["data"]["name"] == "built-in grammar, seed 3"
     assert found["data"]["sentences"] == 10

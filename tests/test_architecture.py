@@ -33,14 +33,14 @@ INSIDE_OPS = [
     "activations",
     "variants",
     "reference",
-    "packing second launching",
+    "packing second launching ranks",
     "blocked products tilings pages",
     "operators long_launch",
     "fused_norm",
     "short long add_norm",
     "gated fused decode long_rows",
     "dispatch",
-    "weights packed cached explain occupancy row_statistics",
+    "weights packed cached explain occupancy row_statistics parallel",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
 

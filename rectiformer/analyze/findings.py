@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rectiformer.analyze.capture import model_card
+from rectiformer.analyze.distance import DistanceFindings
 from rectiformer.analyze.diversity import Diversity
 from rectiformer.analyze.memory import MemorySummary
 from rectiformer.analyze.record import KINDS, ModelCard
 from rectiformer.analyze.restoring import restore
 from rectiformer.analyze.sparsity import HeadMeter, HeadSummary, LengthSummary, length_edges
-from rectiformer.analyze.survey import CrossSurvey, Pair, SiteMeter, Survey, run_survey, shuffle_sources
+from rectiformer.analyze.survey import (
+    CrossSurvey,
+    Pair,
+    Progress,
+    SiteMeter,
+    Survey,
+    Watching,
+    check_pairs,
+    run_survey,
+    shuffle_sources,
+)
 from rectiformer.analyze.wire import find_nonfinite, shorten
 from rectiformer.errors import ArgumentError, DataError
-from rectiformer.measure.alignment import Links, check_links
-from rectiformer.measure.words import given_spans, word_spans
+from rectiformer.measure.alignment import Links
 from rectiformer.ops.variants import find_variant
 from rectiformer.translate.align import alignment_table
 from rectiformer.translate.evaluate import evaluate
@@ -38,6 +48,10 @@ class DataCard:
     sentences: int
     source_tokens: int
     target_tokens: int
+    documents: int = 0
+    """That the sentences were read in; 0 where each stands by itself."""
+    segments: int = 0
+    """That those were cut into, each read at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +128,7 @@ class Findings:
     shuffled: ShuffleFindings | None
     memories: list[MemoryFindings]
     quality: Quality | None
+    distances: list[DistanceFindings] | None = None
 
     def site(self, kind: str, layer: int) -> SiteFindings:
         """The attention of this kind in this layer, from 0."""
@@ -186,57 +201,59 @@ def analyze(
         tokenized: whether words, which `gold` counts, are what stands between spaces.
         warn: told of each attention that is left out because its variant has no weights.
     """
-    check_input(pairs, gold, tokenized)
-    model, encoded = translator.model, EncodedPairs(translator, pairs)
-    for kind in KINDS:
-        if not find_variant(model.config.variant_of(kind)).has_weights:
-            warn(f"{kind} attention is {model.config.variant_of(kind)!r}, which has no weights; it is left out")
-    survey, others = Survey(model, length_edges(encoded.source_lengths + 1)), CrossSurvey(model)
-    shuffling = bool(others.sites) and len(pairs) > 1
-    count = Progress(len(pairs) * (1 + shuffling), progress)
-    run_survey(survey, translator, pairs, count.advance)
-    if shuffling:
-        run_survey(others, translator, shuffle_sources(pairs), count.advance)
-    own = [meter.heads for meter in survey.sites if meter.site.kind == "cross"]
-    return Findings(
-        model=model_card(model, model_name),
-        data=DataCard(
-            name, len(pairs), int((encoded.source_lengths + 1).sum()), int((encoded.target_lengths + 1).sum())
-        ),
-        sites=[describe_site(meter) for meter in survey.sites],
-        by_length=[describe_lengths(meter) for meter in survey.sites],
-        alignment=align(translator, pairs, gold, tokenized) if gold is not None and own else None,
-        shuffled=ShuffleFindings(describe_cross(own), describe_cross(others.meters)) if shuffling else None,
-        memories=[
-            MemoryFindings(side=each.side, layer=each.index, **vars(each.meter.result())) for each in survey.memories
-        ],
+    check_pairs(pairs, gold, tokenized)
+    others = EncodedPairs(translator, shuffle_sources(pairs)) if len(pairs) > 1 else None
+    found = survey_model(
+        translator, EncodedPairs(translator, pairs), others, progress=progress, model_name=model_name, warn=warn
+    )
+    weighing = any(site.kind == "cross" for site in found.sites)
+    return replace(
+        found,
+        data=replace(found.data, name=name),
+        alignment=align(translator, pairs, gold, tokenized) if gold is not None and weighing else None,
         quality=translate_and_score(translator, pairs, warn) if quality else None,
     )
 
 
-class Progress:
-    """Counts sentences and passes the count on."""
+def survey_model(
+    translator: Translator,
+    own: EncodedPairs,
+    others: EncodedPairs | None,
+    further: Sequence[Watching] = (),
+    *,
+    progress: Callable[[int, int], None] | None,
+    model_name: str,
+    warn: Callable[[str], None],
+) -> Findings:
+    """What the meters see of a model, `further` ones too, without alignments and translations.
 
-    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
-        self.done, self.total, self.tell = 0, total, tell
-
-    def advance(self, sentences: int) -> None:
-        self.done += sentences
-        if self.tell is not None:
-            self.tell(self.done, self.total)
-
-
-def check_input(pairs: Sequence[Pair], gold: Sequence[Links] | None, tokenized: bool) -> None:
-    """DataError unless there are pairs, and gold links, if any, that belong to them."""
-    if not pairs:
-        raise DataError("0 sentence pairs; there is nothing to analyze")
-    if gold is None:
-        return
-    if len(gold) != len(pairs):
-        raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one")
-    spans = given_spans if tokenized else word_spans
-    for number, (links, (source, target)) in enumerate(zip(gold, pairs, strict=True), 1):
-        check_links(links, len(spans(source)), len(spans(target)), f"pair {number}")
+    Args:
+        own, others: targets beside their sources, and, where there are any, beside those of other pairs.
+    """
+    model = translator.model
+    for kind in KINDS:
+        if not find_variant(model.config.variant_of(kind)).has_weights:
+            warn(f"{kind} attention is {model.config.variant_of(kind)!r}, which has no weights; it is left out")
+    survey, cross = Survey(model, length_edges(own.source_lengths + 1)), CrossSurvey(model)
+    shuffling = [others] if others is not None and cross.sites else []
+    count = Progress(own.pairs * (1 + len(further) + len(shuffling)), progress)
+    for each in (survey, *further):
+        run_survey(each, translator, own, count.advance)
+    for pairs in shuffling:
+        run_survey(cross, translator, pairs, count.advance)
+    meters = [meter.heads for meter in survey.sites if meter.site.kind == "cross"]
+    return Findings(
+        model=model_card(model, model_name),
+        data=DataCard("", own.pairs, int((own.source_lengths + 1).sum()), int((own.target_lengths + 1).sum())),
+        sites=[describe_site(meter) for meter in survey.sites],
+        by_length=[describe_lengths(meter) for meter in survey.sites],
+        alignment=None,
+        shuffled=ShuffleFindings(describe_cross(meters), describe_cross(cross.meters)) if shuffling else None,
+        memories=[
+            MemoryFindings(side=each.side, layer=each.index, **vars(each.meter.result())) for each in survey.memories
+        ],
+        quality=None,
+    )
 
 
 def describe_site(meter: SiteMeter) -> SiteFindings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -11,7 +11,10 @@ from rectiformer.errors import DataError
 
 
 def restore(kind: Any, value: Any, where: str) -> Any:
-    """A JSON value as the annotation `kind` has it; DataError where it is something else. Further keys are ignored."""
+    """A JSON value as the annotation `kind` has it; DataError where it is something else.
+
+    Further keys are ignored; one that is missing has its default, if there is one.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         fitting = [each for each in inner if fits(each, value)]
@@ -25,10 +28,11 @@ def restore(kind: Any, value: Any, where: str) -> Any:
     if not is_dataclass(kind):
         return float(value) if kind is float else value
     hints = get_type_hints(kind)
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}
     for name in hints:
-        if name not in value:
+        if name not in value and name not in optional:
             raise DataError(f"{where} has no {name!r}; it was cut or written by something else")
-    values = {name: restore(hint, value[name], f"{where}.{name}") for name, hint in hints.items()}
+    values = {name: restore(hint, value[name], f"{where}.{name}") for name, hint in hints.items() if name in value}
     return kind(**values)  # type: ignore[operator]
 
 

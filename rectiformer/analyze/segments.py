@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
@@ -12,22 +12,34 @@ from rectiformer.analyze.capture import choose_sites, model_card, record_batch, 
 from rectiformer.analyze.record import KINDS, AttentionRecord, Example, PieceSpan, Side
 from rectiformer.errors import DataError
 from rectiformer.text.batches import collate
-from rectiformer.text.documents import join_ids
+from rectiformer.text.documents import build_segments, join_ids
 from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.translate.score import symbols_of
+from rectiformer.translate.score import EncodedPairs, symbols_of
 from rectiformer.translate.translator import Translator, piece_text
 
 Document = Sequence[tuple[str, str]]
 """Sentences and their translations."""
 
 
-class JoinedPairs:
-    """The ids of documents, with the vocabulary's separator between sentences where it has one."""
+class JoinedPairs(EncodedPairs):
+    """The ids of documents, with the vocabulary's separator between sentences where it has one.
 
-    def __init__(self, translator: Translator, documents: Sequence[Document]) -> None:
+    Args:
+        documents: the sentences of each, and those of its translation.
+    """
+
+    def __init__(self, translator: Translator, documents: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
+        vocabularies = (translator.source, translator.target)
+        encoded = [
+            [vocabulary.encode_all(list(texts)) for vocabulary, texts in zip(vocabularies, each, strict=True)]
+            for each in documents
+        ]
         self.pairs = len(documents)
-        self.sources = [join(translator.source, [source for source, _ in each]) for each in documents]
-        self.targets = [join(translator.target, [target for _, target in each]) for each in documents]
+        self.separated = [vocabulary.separator is not None for vocabulary in vocabularies]
+        self.sentence_lengths = [[[len(ids) for ids in side] for side in each] for each in encoded]
+        self.sources, self.targets = (
+            [join(vocabulary, each[side]) for each in encoded] for side, vocabulary in enumerate(vocabularies)
+        )
         for number, lengths in enumerate(zip(map(len, self.sources), map(len, self.targets), strict=True), 1):
             if max(lengths) > translator.longest:
                 raise DataError(
@@ -37,11 +49,49 @@ class JoinedPairs:
         self.source_lengths = np.array([len(ids) for ids in self.sources], dtype=np.int64)
         self.target_lengths = np.array([len(ids) for ids in self.targets], dtype=np.int64)
 
-    def source(self, index: int) -> np.ndarray:
-        return np.array(self.sources[index], dtype=np.int64)
+    def sentence_numbers(self, side: int, documents: Sequence[int] | np.ndarray, width: int) -> np.ndarray:
+        """Which sentence each of the first `width` ids of these documents belongs to, from 0; -1 for none.
 
-    def target(self, index: int) -> np.ndarray:
-        return np.array(self.targets[index], dtype=np.int64)
+        Args:
+            side: 0 of the source, 1 of the target.
+        """
+        numbers = np.full((len(documents), width), -1, dtype=np.int64)
+        for row, document in zip(numbers, documents, strict=True):
+            first = 0
+            for number, length in enumerate(self.sentence_lengths[document][side]):
+                row[first : first + length] = number
+                first += length + self.separated[side]
+        return numbers
+
+
+def two_sides(documents: Sequence[Document]) -> list[tuple[list[str], list[str]]]:
+    """The sentences of each document, and those of its translation."""
+    return [([source for source, _ in each], [target for _, target in each]) for each in documents]
+
+
+def cut_documents(translators: Sequence[Translator], documents: Sequence[Document]) -> list[tuple[int, int]]:
+    """Where segments of whole sentences begin and end that each of these models can read at once, as in training.
+
+    Sentences count through all documents. The smallest `segment` decides; with 0, each sentence stands by itself. A
+    DataError for a sentence that is longer than a model reads at all.
+    """
+    pairs = list(chain.from_iterable(documents))
+    sides = [
+        vocabulary.encode_all([pair[side] for pair in pairs])
+        for each in translators
+        for side, vocabulary in enumerate((each.source, each.target))
+    ]
+    lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int64).reshape(len(sides), len(pairs)).T
+    longest = min(each.longest for each in translators)
+    starts = [0, *accumulate(map(len, documents))]
+    for number, (first, last) in enumerate(pairwise(starts), 1):
+        for place in range(first, last):
+            if (most := int(lengths[place].max())) > longest:
+                raise DataError(
+                    f"document {number}, sentence {place - first + 1}: {most} subwords, but at most {longest} are read "
+                    "at once; shorten or remove it"
+                )
+    return build_segments(lengths, starts[:-1], min(longest, *(each.segment for each in translators)))
 
 
 def record_documents(
@@ -59,7 +109,7 @@ def record_documents(
         kinds, layers, tokenized: as in `record_pairs`.
         name: what to call the model, in place of its variant.
     """
-    sites, joined = choose_sites(translator.model, kinds, layers), JoinedPairs(translator, documents)
+    sites, joined = choose_sites(translator.model, kinds, layers), JoinedPairs(translator, two_sides(documents))
     examples = []
     for index, document in enumerate(documents):
         source, target = (
@@ -72,9 +122,8 @@ def record_documents(
     return AttentionRecord(model_card(translator.model, name), examples)
 
 
-def join(vocabulary: Vocabulary, sentences: Sequence[str]) -> list[int]:
-    """The ids of a document."""
-    ids = [vocabulary.encode(sentence) for sentence in sentences]
+def join(vocabulary: Vocabulary, ids: Sequence[Sequence[int]]) -> list[int]:
+    """The ids of a document, out of those of its sentences."""
     return list(chain.from_iterable(ids)) if vocabulary.separator is None else join_ids(ids, vocabulary.separator)
 
 

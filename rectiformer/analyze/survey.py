@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from rectiformer.analyze.diversity import BLOCK_CELLS, DiversityMeter
 from rectiformer.analyze.memory import MemoryMeter, watched
 from rectiformer.analyze.sparsity import HeadMeter, LengthMeter
+from rectiformer.errors import DataError
+from rectiformer.measure.alignment import Links, check_links
+from rectiformer.measure.words import given_spans, word_spans
 from rectiformer.model.attention import Observation
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.memory import MemoryObservation
@@ -27,7 +31,16 @@ from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 Pair = tuple[str, str]
+Text = TypeVar("Text")
 BATCH_TOKENS = 4096
+
+
+class Watching(Protocol):
+    """Meters that a batch is added to while the model reads it."""
+
+    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+        """The contexts in which the model adds this batch to the meters."""
+        ...
 
 
 class SiteMeter:
@@ -95,11 +108,21 @@ class CrossSurvey:
             yield observing(site, partial(add, meter=meter))
 
 
-def run_survey(
-    survey: Survey | CrossSurvey, translator: Translator, pairs: Sequence[Pair], advance: Callable[[int], None]
-) -> None:
+class Progress:
+    """Counts sentences and passes the count on."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self.done, self.total, self.tell = 0, total, tell
+
+    def advance(self, sentences: int) -> None:
+        self.done += sentences
+        if self.tell is not None:
+            self.tell(self.done, self.total)
+
+
+def run_survey(survey: Watching, translator: Translator, encoded: EncodedPairs, advance: Callable[[int], None]) -> None:
     """Put the pairs through the model while the meters of `survey` run; `advance` is told how many each batch has."""
-    for batch in forced_batches(translator, pairs):
+    for batch in encoded_batches(translator, encoded):
         with translator.inference(), ExitStack() as stack:
             for context in survey.watching(batch):
                 stack.enter_context(context)
@@ -107,7 +130,20 @@ def run_survey(
         advance(len(batch.pairs))
 
 
-def shuffle_sources(pairs: Sequence[Pair], seed: int = 1) -> list[Pair]:
+def check_pairs(pairs: Sequence[Pair], gold: Sequence[Links] | None, tokenized: bool) -> None:
+    """DataError unless there are pairs, and gold links, if any, that belong to them."""
+    if not pairs:
+        raise DataError("0 sentence pairs; there is nothing to analyze")
+    if gold is None:
+        return
+    if len(gold) != len(pairs):
+        raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one")
+    spans = given_spans if tokenized else word_spans
+    for number, (links, (source, target)) in enumerate(zip(gold, pairs, strict=True), 1):
+        check_links(links, len(spans(source)), len(spans(target)), f"pair {number}")
+
+
+def shuffle_sources(pairs: Sequence[tuple[Text, Text]], seed: int = 1) -> list[tuple[Text, Text]]:
     """Each target with the source of another pair; every source is used once. There must be two pairs or more."""
     order = shuffled(len(pairs), "sources", seed)
     given = np.empty_like(order)
@@ -117,9 +153,13 @@ def shuffle_sources(pairs: Sequence[Pair], seed: int = 1) -> list[Pair]:
 
 def forced_batches(translator: Translator, pairs: Sequence[Pair]) -> Iterator[Batch]:
     """The pairs in batches of similar length, the longest first: it shows at once if it fits."""
-    encoded, symbols = EncodedPairs(translator, pairs), symbols_of(translator)
-    lengths = encoded.padded_lengths
-    order = sorted(range(len(pairs)), key=lambda index: -lengths[index])
+    return encoded_batches(translator, EncodedPairs(translator, pairs))
+
+
+def encoded_batches(translator: Translator, encoded: EncodedPairs) -> Iterator[Batch]:
+    """The same of pairs that have ids already."""
+    symbols, lengths = symbols_of(translator), encoded.padded_lengths
+    order = sorted(range(encoded.pairs), key=lambda index: -lengths[index])
     for indices in cut_batches(order, lengths, BATCH_TOKENS):
         yield collate(encoded, np.array(indices), symbols)
 

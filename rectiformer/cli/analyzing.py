@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rectiformer.cli.inputs import LinkFormat, open_translator, read_aligned, warn
+from rectiformer.cli.documents import Documents
+from rectiformer.cli.inputs import LinkFormat, open_translator, warn
 from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
 from rectiformer.cli.results import Outputs, print_findings, write_files
+from rectiformer.cli.test_sets import Cut, TestSet, choose_segments, cut_test_set, read_test_set
 from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rectiformer.analyze.findings import Findings, SiteFindings
     from rectiformer.analyze.record import AttentionRecord
-    from rectiformer.measure.alignment import Links
     from rectiformer.translate.translator import Translator
 
 WRITTEN, SHOWN = "Files to write", "Examples"
-BUILT_IN = 300
-"""Sentences of the built-in grammar, where no files are given."""
 
 NewFile = Path | None
 SecondRun = Annotated[Path | None, typer.Argument(metavar="RUN2", help="Another run, to compare.")]
@@ -36,6 +35,7 @@ def analyze_command(
     target: Annotated[str, option("Their translations, line by line.")] = "",
     gold: Annotated[str, option("Right word links, in the format of --format, for the alignment error.")] = "",
     form: LinkFormat = "pharaoh",
+    documents: Documents = "none",
     tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
     beside: Annotated[Path | None, option("Another run, to compare.")] = None,
     as_json: AsJson = False,
@@ -47,7 +47,9 @@ def analyze_command(
     seed: Annotated[int, option("Decides which sentences.", panel=SHOWN, min=0)] = 1,
     kinds: Annotated[str, option("Any of cross, encoder and decoder, with commas between.", panel=SHOWN)] = "",
     layers: Annotated[str, option("Their layers, from 0, with commas between; all unless given.", panel=SHOWN)] = "",
-    longest: Annotated[int, option("Most subwords of a sentence or document.", min=1)] = 1024,
+    longest: Annotated[
+        int | None, option("Most subwords of a sentence or document; 1024 or a run's segment, unless given.", min=1)
+    ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -55,23 +57,27 @@ def analyze_command(
     """Measure what every head does, and when it attends to nothing.
 
     Over a test set, under forced decoding: shares of zeros and of queries that attend to nothing, how much heads
-    differ, and with links the alignment error. --out has more. A second run's files end in -2.
+    differ, and with links the alignment error. --out has more. A second run's files end in -2. With --documents, runs
+    read segments of whole documents as in training, and it is shown how far attention to the source reaches.
 
         rectiformer analyze runs/rela --beside runs/softmax --source test.de --target test.en --report look.html
     """
     view = View(parse_kinds(kinds), parse_layers(layers), examples, seed, tokenized)
     check_outputs([report, record, out], [source, target, gold])
-    test = read_test_set(source, target, gold, form, tokenized, seed)
+    test = read_test_set(source, target, gold, form, tokenized, seed, documents)
     runs = [run] if beside is None else [run, beside]
     translators = [open_translator(folder, checkpoint, device, precision) for folder in runs]
     for folder, translator in zip(runs, translators, strict=True):
-        translator.longest = longest
+        translator.longest = longest or translator.longest
         view.check(translator, folder)
+    names = distinct_names(runs)
+    cuts = cut_test_set(test, translators, names)
+    shown = choose_segments(cuts, examples, seed)
     found, records = [], []
-    for name, translator in zip(distinct_names(runs), translators, strict=True):
-        found.append(measure(translator, test, name, tokenized))
+    for number, (name, translator) in enumerate(zip(names, translators, strict=True)):
+        found.append(measure(translator, test, cuts[number] if cuts else None, name, tokenized))
         if report or figures or record:
-            records.append(view.record(translator, test, name))
+            records.append(view.record(translator, test, shown[number] if shown else None, name))
     written = write_files(found, records, Outputs(report, figures, record, out))
     print_findings(found, view.shows, written, as_json)
 
@@ -116,15 +122,6 @@ def explore(
 
 
 @dataclass(frozen=True)
-class TestSet:
-    """Sentence pairs, their gold links if there are any, and what they are called."""
-
-    name: str
-    pairs: list[tuple[str, str]]
-    gold: list[Links] | None
-
-
-@dataclass(frozen=True)
 class View:
     """Which attentions and sentences are shown."""
 
@@ -154,11 +151,17 @@ class View:
     def shows(self, site: SiteFindings) -> bool:
         return site.kind in (self.kinds or (site.kind,)) and site.layer in (self.layers or (site.layer,))
 
-    def record(self, translator: Translator, test: TestSet, name: str) -> AttentionRecord:
-        """What the heads do with a sample of the test set."""
+    def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
+        """What the heads do with a sample of the test set, or with the segments `shown`."""
+        from rectiformer.analyze.documents import record_segments, take
         from rectiformer.analyze.examples import record_examples, sample
         from rectiformer.analyze.record import KINDS
 
+        if shown is not None:
+            segments = take([test.pairs], shown)
+            return record_segments(
+                translator, segments, self.kinds or KINDS, self.layers, name=name, tokenized=self.tokenized
+            )
         chosen = sample(self.examples, len(test.pairs), self.seed)
         return record_examples(
             translator,
@@ -200,34 +203,22 @@ def check_outputs(files: list[Path | None], inputs: list[str]) -> None:
         taken.add(path.resolve())
 
 
-def read_test_set(source: str, target: str, gold: str, form: str, tokenized: bool, seed: int) -> TestSet:
-    """The files that are named or, where none is, unseen sentences of the built-in grammar."""
-    if bool(source) != bool(target) or (gold and not source):
-        given = [name for name, file in (("--source", source), ("--target", target), ("--gold", gold)) if file]
-        raise ArgumentError(f"{' and '.join(given)} alone; name --source and --target, or neither for built-in text")
-    if source:
-        return TestSet(Path(source).name, *read_aligned(source, target, gold, form, tokenized))
-    if tokenized:
-        raise ArgumentError("--tokenized is about files; name --source and --target, or leave it out")
-    from rectiformer.measure.alignment import Links
-    from rectiformer.text.grammar import draw_sentences
-
-    drawn = list(draw_sentences(BUILT_IN, seed, "test"))
-    links = [Links(pair.sure, pair.possible) for pair in drawn]
-    return TestSet(f"built-in grammar, seed {seed}", [(pair.source, pair.target) for pair in drawn], links)
-
-
 def distinct_names(runs: list[Path]) -> list[str]:
     """What to call the runs: their folders' names, or their paths where those are the same."""
     names = [folder.resolve().name for folder in runs]
     return names if len(set(names)) == len(names) else [str(folder) for folder in runs]
 
 
-def measure(translator: Translator, test: TestSet, name: str, tokenized: bool) -> Findings:
+def measure(translator: Translator, test: TestSet, segments: Cut | None, name: str, tokenized: bool) -> Findings:
     """All findings, with a bar on the way."""
+    from rectiformer.analyze.documents import analyze_documents
     from rectiformer.analyze.findings import analyze
 
     with watching(name) as progress:
+        if segments is not None:
+            return analyze_documents(
+                translator, test.documents, segments, name=test.name, progress=progress, model_name=name, warn=warn
+            )
         return analyze(
             translator, test.pairs, gold=test.gold, name=test.name, progress=progress, model_name=name,
             tokenized=tokenized, warn=warn,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rectiformer.analyze.findings import Findings, SiteFindings
     from rectiformer.analyze.record import AttentionRecord
+    from rectiformer.terminal import Terminal
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ def print_findings(
             terminal.note(to_json(each.to_json()))
     else:
         data = found[0].data
-        terminal.note(f"{data.name}: {data.sentences:,} sentences, {data.target_tokens:,} target subwords\n")
+        within = f"{data.documents:,} documents, " if data.documents else ""
+        terminal.note(f"{data.name}: {within}{data.sentences:,} sentences, {data.target_tokens:,} target subwords\n")
         columns = ["model", "attention", "layer", "zeros", "null rows", "dead heads", "diversity", "AER", "aligned by"]
         sites = [(each, site) for each in found for site in each.sites if shows(site)]
         sites.sort(key=lambda pair: (found.index(pair[0]), KINDS.index(pair[1].kind)))
         terminal.table(columns, [describe(*pair) for pair in sites], numbers=columns[2:8])
+        print_distances(terminal, [(each, site.layer) for each, site in sites if site.kind == "cross"])
         scores = [f"{each.model.name} {each.quality.bleu:.1f}" for each in found if each.quality is not None]
         if scores and found[0].quality is not None:
             terminal.note(f"\nBLEU: {', '.join(scores)} ({found[0].quality.signature})")
@@ -90,6 +93,21 @@ def describe(found: Findings, site: SiteFindings) -> list[str]:
     best = min(own, key=lambda row: row.aer)
     head = best.head if best.head == "average" else f"head {best.head}"
     return [*cells, f"{best.aer:.3f}", f"{head}, {best.induction}"]
+
+
+def print_distances(terminal: Terminal, places: list[tuple[Findings, int]]) -> None:
+    """Of documents, a row an attention to the source: how far it reaches."""
+    columns = ["model", "segments", "layer", "aligned sentence", "neighbors", "farther", "between", "null rows"]
+    rows = []
+    for found, layer in places:
+        for each in found.distances or ():
+            if each.layer == layer:
+                shares = (each.aligned, each.neighbors, each.farther, each.between, each.null_rate)
+                cells = [found.model.name, f"{found.data.segments:,}", str(layer)]
+                rows.append([*cells, *(f"{share:.1%}" for share in shares)])
+    if rows:
+        terminal.note("\nwhere attention to the source goes (between: separators and the end)\n")
+        terminal.table(columns, rows, numbers=columns[1:])
 
 
 def mean(values: list[float]) -> float:

@@ -19,6 +19,7 @@ from rectiformer.measure.alignment import Links
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.align import alignment_table
+from rectiformer.translate.score import EncodedPairs
 from rectiformer.translate.translator import Translator
 
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]
@@ -174,6 +175,8 @@ def test_cards_say_what_was_measured(found):
         "sentences": len(PAIRS),
         "source_tokens": sum(lengths[0]),
         "target_tokens": sum(lengths[1]),
+        "documents": 0,
+        "segments": 0,
     }
 
 
@@ -329,7 +332,7 @@ def test_a_document_never_has_all_its_weights_in_memory():
 
         def work():
             survey = Survey(translator.model, [1, length + 1])
-            run_survey(survey, translator, [(document, document)], lambda _: None)
+            run_survey(survey, translator, EncodedPairs(translator, [(document, document)]), lambda _: None)
 
         return length, peak_allocation(work)
 

@@ -41,7 +41,11 @@ def bleu(tmp_path_factory):
     def score(variant):
         config = load_config(None, (*SETTINGS, f"model.variant={variant}"))
         train(config, folder / variant, data=folder / "data")
-        return [record["valid_bleu"] for record in read_metrics(folder / variant / "metrics.jsonl") if "valid_bleu" in record][-1]
+        return [
+            record["valid_bleu"]
+            for record in read_metrics(folder / variant / "metrics.jsonl")
+            if "valid_bleu" in record
+        ][-1]
 
     yield {variant: score(variant) for variant in ("softmax", "reluformer")}
     torch.set_num_threads(threads)

@@ -114,8 +114,8 @@ class ModelConfig:
     """Where that number starts; 0 for the variant's own default."""
     center: str = choices("auto", "yes", "no")
     """Whether keys have the mean of their sentence subtracted, in the encoder and in attention to the source. A softmax
-    never sees what all scores of a row have in common; a ReLU lets it switch whole rows on and off. "auto" does it where
-    the variant does not train well without: for reluformer."""
+    never sees what all scores of a row have in common; a ReLU lets it switch whole rows on and off. "auto" does it
+    where the variant does not train well without: for reluformer."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)

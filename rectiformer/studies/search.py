@@ -55,7 +55,7 @@ def penalties(mass: float, entropy: float) -> tuple[str, ...]:
 ROWS: dict[str, tuple[str, ...]] = {
     "softmax": ("model.variant=softmax",),
     "rela-g": ("model.variant=rela-g",),
-    "rela-g-centered": ("model.variant=rela-g", "model.center=yes"),
+    "rela-centered": ("model.variant=rela-g", "model.center=yes"),
     "paper": PAPER,
     **{f"paper-penalties-{weight:g}": (*PAPER, *penalties(weight, weight)) for weight in WEIGHTS},
     "centered": RELUFORMER,

@@ -41,7 +41,7 @@ SHORT = {
 }
 """What the search changes in the settings of a scale."""
 SEEDS = (1,)
-WEIGHTS = (0.01, 0.05, 0.1, 1.0)
+WEIGHTS = (0.01, 0.1, 1.0)
 RELUFORMER = ("model.variant=reluformer", "model.center=yes")
 PAPER = ("model.variant=reluformer", "model.center=no")
 """The paper's formula as it stands."""
@@ -60,12 +60,12 @@ ROWS: dict[str, tuple[str, ...]] = {
     **{f"paper-penalties-{weight:g}": (*PAPER, *penalties(weight, weight)) for weight in WEIGHTS},
     "centered": RELUFORMER,
     **{f"penalties-{weight:g}": (*RELUFORMER, *penalties(weight, weight)) for weight in WEIGHTS},
-    **{f"mass-{weight:g}": (*RELUFORMER, *penalties(weight, 0)) for weight in WEIGHTS},
-    **{f"entropy-{weight:g}": (*RELUFORMER, *penalties(0, weight)) for weight in WEIGHTS},
-    "raw-entropy": (*RELUFORMER, *penalties(0.05, 0.05), "training.entropy_of=raw"),
+    "mass-alone": (*RELUFORMER, *penalties(0.1, 0)),
+    "entropy-alone": (*RELUFORMER, *penalties(0, 0.1)),
+    "raw-entropy": (*RELUFORMER, *penalties(0.1, 0.1), "training.entropy_of=raw"),
     **{
         f"warmdown-{weight:g}": (*RELUFORMER, *penalties(weight, weight), "training.penalty_warmdown=0.5")
-        for weight in (0.2, 1.0)
+        for weight in (0.1, 1.0)
     },
     **{f"gamma-{learn}": (*RELUFORMER, f"model.learn={learn}") for learn in ("layer", "model", "fixed")},
     **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0)},

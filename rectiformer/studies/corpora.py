@@ -72,6 +72,23 @@ MULTI30K = (
 )
 """configs/multi30k.toml with softmax attention."""
 
+MULTI30K_NARROW = (
+    *MULTI30K,
+    "model.width=256",
+    "model.heads=4",
+    "model.encoder_layers=3",
+    "model.decoder_layers=3",
+    "model.dropout=0.2",
+    "model.slot_dropout=0.2",
+    "training.steps=1000",
+    "training.tokens=6000",
+    "training.rate=2e-3",
+    "training.warmup=250",
+    "training.ema=0.99",
+    "checkpoint.every=1000",
+)
+"""The same text with a model so narrow, and trained so briefly, that a hundred of them take minutes."""
+
 IWSLT14 = (
     "data.source=train.de",
     "data.target=train.en",
@@ -171,6 +188,8 @@ GRAMMAR_DOCUMENTS = (
 
 SENTENCES = {"smoke": GRAMMAR, "small": MULTI30K, "paper": IWSLT14}
 """Settings of the studies on single sentences, by scale."""
+MEMORY_SENTENCES = {"smoke": GRAMMAR, "small": MULTI30K_NARROW, "paper": IWSLT14}
+"""Settings of the studies of memories, of which there are many trainings."""
 SENTENCE_FOLDERS = {"small": "data/multi30k", "paper": "data/iwslt14"}
 SENTENCE_TESTS = {"small": ("test_2016_flickr.de", "test_2016_flickr.en"), "paper": ("test.de", "test.en")}
 DOCUMENTS = {"smoke": GRAMMAR_DOCUMENTS, "small": EUROPARL, "paper": EUROPARL7}

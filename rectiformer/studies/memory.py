@@ -10,7 +10,7 @@ from typing import Any
 
 from rectiformer.analyze.memory import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
-from rectiformer.studies.corpora import SENTENCE_FOLDERS, SENTENCES, held_out
+from rectiformer.studies.corpora import MEMORY_SENTENCES, SENTENCE_FOLDERS, held_out
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import (
     measure_memories,
@@ -28,7 +28,7 @@ SEEDS = (1, 2, 3)
 SWEPT = ("relu", "softmax", "softmax-ln")
 SLOTS = {
     "smoke": (32, 256, 2048),
-    "small": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096),
+    "small": (32, 128, 512, 2048, 4096),
     "paper": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096),
 }
 PRODUCT_SLOTS = 16_384
@@ -48,11 +48,11 @@ def nearest_slots(memory: str, slots: int) -> int:
 
 def swap_trainings(scale: Scale) -> list[Training]:
     """Every memory of the table, at the slots of the scale."""
-    slots = load_config(None, SENTENCES[scale.name]).model.slots
+    slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.slots
     found = []
     for memory in MEMORIES:
         own = nearest_slots(memory, slots)
-        config = configure(SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={own}")
+        config = configure(MEMORY_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={own}")
         found += seeded(memory, SEEDS, config, memory=memory, slots=own)
     return found
 
@@ -63,7 +63,7 @@ def sweep_trainings(scale: Scale) -> list[Training]:
     places += [(memory, PRODUCT_SLOTS) for memory in MEMORIES if memory.startswith("product-")]
     found = []
     for memory, slots in places:
-        config = configure(SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={slots}")
+        config = configure(MEMORY_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={slots}")
         seeds = SEEDS[:1] if scale.name == "smoke" else SEEDS
         found += seeded(f"{memory}-{slots}", seeds, config, memory=memory, slots=slots)
     return found

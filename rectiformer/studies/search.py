@@ -36,7 +36,7 @@ SHORT = {
         "checkpoint.every=10",
         "log.every=10",
     ),
-    "small": ("training.steps=800", "training.ema=0.99", "validation.every=100", "checkpoint.every=400"),
+    "small": ("training.steps=800", "training.ema=0.99", "validation.every=200", "checkpoint.every=800"),
     "paper": (),
 }
 """What the search changes in the settings of a scale."""

@@ -86,6 +86,8 @@ class Updater:
         if self.compiled:
             self.losses = self._compile()
         self.graphs: dict[tuple[object, ...], CapturedStep] = {}
+        # One memory for all graphs: they run one after the other, and leave their results in places of ours.
+        self.pool = torch.cuda.graph_pool_handle() if self.captured else None
         self.apply: Callable[[], None] = self._apply
 
     def _compile(self) -> Callable[..., Losses]:
@@ -113,7 +115,7 @@ class Updater:
         self.optimizer.param_groups[0]["lr"].fill_(learning_rate(self.config, self.model.config.width, step))
         self.apply()
         if self.captured and self.apply == self._apply:  # the first one ran plainly, so that Adam has its memory
-            self.apply = capture(self._apply)
+            self.apply = capture(self._apply, self.pool)
         self.tokens += sum(batch.tokens for batch in batches)
         self.updates += 1
 
@@ -124,7 +126,9 @@ class Updater:
         key = (full, *batch.source.shape, *batch.target.shape)
         if key not in self.graphs:
             held = self.sums.clone()
-            self.graphs[key] = CapturedStep(lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors)
+            self.graphs[key] = CapturedStep(
+                lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors, self.pool
+            )
             self.sums.copy_(held)  # warming up has added to it
         return self.graphs[key]
 
@@ -219,10 +223,10 @@ def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
 
-def capture(work: Callable[[], None]) -> Callable[[], None]:
-    """What `work` does on the device, as one CUDA graph. Recording does nothing yet."""
+def capture(work: Callable[[], None], pool: tuple[int, int] | None = None) -> Callable[[], None]:
+    """What `work` does on the device, as one CUDA graph in the memory of `pool`. Recording does nothing yet."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         work()
     return graph.replay
 
@@ -230,7 +234,9 @@ def capture(work: Callable[[], None]) -> Callable[[], None]:
 class CapturedStep:
     """Forward and backward of one shape as a CUDA graph with input places of its own."""
 
-    def __init__(self, work: Callable[[list[Tensor], Tensor], None], inputs: list[Tensor]) -> None:
+    def __init__(
+        self, work: Callable[[list[Tensor], Tensor], None], inputs: list[Tensor], pool: tuple[int, int] | None
+    ) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
         self.divisor = torch.ones((), device=inputs[0].device)
         stream = torch.cuda.Stream()
@@ -239,7 +245,7 @@ class CapturedStep:
             for _ in range(2):
                 work(self.inputs, self.divisor)
         torch.cuda.current_stream().wait_stream(stream)
-        self.replay = capture(lambda: work(self.inputs, self.divisor))
+        self.replay = capture(lambda: work(self.inputs, self.divisor), pool)
 
     def __call__(self, inputs: list[Tensor], divisor: Tensor) -> None:
         torch._foreach_copy_([*self.inputs, self.divisor], [*inputs, divisor])

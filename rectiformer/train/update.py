@@ -64,7 +64,8 @@ class Updater:
         on_gpu = device.type == "cuda"
         worth_it = self.config.compile == "auto" and on_gpu and self.config.steps >= WORTH_COMPILING
         self.compiled = self.config.compile == "yes" or worth_it
-        self.captured = on_gpu and self.config.compile != "no"
+        waits = any(memory.memory.keeps == "experts" for memory in model.memories())  # for how many tokens each has
+        self.captured = on_gpu and self.config.compile != "no" and not waits
         self.optimizer = build_optimizer(self.config, model.parameters())
         self.parameters = list(model.parameters())
         self.flat = torch.zeros(sum(parameter.numel() for parameter in self.parameters), device=device)

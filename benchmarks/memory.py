@@ -92,7 +92,7 @@ def plot(points: Path, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="none: only the last part")
     parser.add_argument("--out", type=Path, help="JSON lines to append to")
     parser.add_argument("--plot", type=Path, help="draw the points of --out into this file, and measure nothing")
     options = parser.parse_args()

@@ -45,6 +45,7 @@ WEIGHTS = (0.01, 0.1, 1.0)
 RELUFORMER = ("model.variant=reluformer", "model.center=yes")
 PAPER = ("model.variant=reluformer", "model.center=no")
 """The paper's formula as it stands."""
+FAST = "training.rate=2e-3"
 
 
 def penalties(mass: float, entropy: float) -> tuple[str, ...]:
@@ -68,11 +69,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         for weight in (0.1, 1.0)
     },
     **{f"gamma-{learn}": (*RELUFORMER, f"model.learn={learn}") for learn in ("layer", "model", "fixed")},
-    **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0)},
+    **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0, 4.0, 8.0)},
     **{f"post-{name}": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g", "reluformer")},
     "post-paper": (*PAPER, "model.order=post"),
     **{f"rate-{rate:g}": (*RELUFORMER, f"training.rate={rate}") for rate in (3e-4, 2e-3)},
     **{f"warmup-{steps}": (*RELUFORMER, f"training.warmup={steps}") for steps in (400, 1600)},
+    "start-4-entropy": (*RELUFORMER, "model.learned_start=4", *penalties(0, 0.1)),
+    **{f"start-{gamma:g}-fast": (*RELUFORMER, f"model.learned_start={gamma}", FAST) for gamma in (2.0, 4.0)},
+    **{f"{name}-fast": (f"model.variant={name}", FAST) for name in ("softmax", "rela-g")},
 }
 """Name of a row: what it sets. A row more is a line more."""
 

@@ -19,7 +19,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
-from plain import without_kernels
 from points import append_point, describe_machine
 from training import draw_batch
 
@@ -34,13 +33,12 @@ VOCABULARY = 8000
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 ALL_VARIANTS_AT = 4096
 CONTESTANTS = {
-    "softmax": ("softmax", False, False),
-    "rela-g": ("rela-g", False, False),
-    "reluformer": ("reluformer", False, False),
-    "reluformer, penalties": ("reluformer", True, False),
-    "reluformer, penalties, no kernels": ("reluformer", True, True),
+    "softmax": ("softmax", False),
+    "rela-g": ("rela-g", False),
+    "reluformer": ("reluformer", False),
+    "reluformer, penalties": ("reluformer", True),
 }
-"""Name: variant, whether penalties are on, whether it goes without our kernels."""
+"""Name: variant, and whether penalties are on."""
 
 
 def build(variant: str, penalized: bool, device: str) -> Updater:
@@ -99,14 +97,10 @@ def main() -> None:
     if options.plot is not None:
         plot(options.out, options.plot)
         return
-    for name, (variant, penalized, plain) in CONTESTANTS.items():
+    for name, (variant, penalized) in CONTESTANTS.items():
         updater = build(variant, penalized, "cuda")
         for length in options.lengths:
-            if plain:
-                with without_kernels():
-                    measure(name, length, updater, options)
-            else:
-                measure(name, length, updater, options)
+            measure(name, length, updater, options)
         del updater
         gc.collect()
     for variant in VARIANTS:

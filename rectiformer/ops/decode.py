@@ -29,8 +29,8 @@ TILE = 4096
 KEYS_A_SPLIT = 128
 """Least keys that are worth a split."""
 MOST_SPLITS = 64
-FEW_KEYS = 64
-"""Up to here grouped heads take small blocks, so that there is a next one to ask for."""
+FEW_KEYS = 32
+"""Up to here grouped heads of a beam take small blocks: the rows of the next are looked up while one is used."""
 PROGRAMS = 4
 """Programs that a multiprocessor runs at once, with what each has asked for on its way from memory."""
 
@@ -237,7 +237,7 @@ def choose_blocks(
         keys_held, warps = SMALLEST_PAGE if width <= 64 else 32, 8 if wide else 4
         keys_held = 16 if q.dtype == torch.float32 else keys_held
         blocks["STAGES"] = 3
-        if keys.shape[2] <= FEW_KEYS and width == 128 and q.dtype != torch.float32:
+        if flat[3] is not None and keys.shape[2] <= FEW_KEYS and width == 128 and q.dtype != torch.float32:
             keys_held, warps, blocks["STAGES"] = 16, 2, 2
     return blocks | {"BLOCK_N": keys_held, "num_warps": warps}
 

@@ -63,8 +63,12 @@ def test_every_memory_is_swapped_in_at_the_same_slots():
 
 
 def test_slots_are_swept_from_32_to_4096_and_to_16384():
-    slots = {training.labels["slots"] for training in STUDIES["slot-sweep"].trainings(Scale("small"))}
-    assert slots == {32, 64, 128, 256, 512, 1024, 2048, 3072, 4096, 16384}
+    slots = {
+        scale: {training.labels["slots"] for training in STUDIES["slot-sweep"].trainings(Scale(scale))}
+        for scale in ("small", "paper")
+    }
+    assert slots["paper"] == {32, 64, 128, 256, 512, 1024, 2048, 3072, 4096, 16384}
+    assert slots["small"] == {32, 128, 512, 2048, 4096, 16384}
 
 
 @pytest.mark.parametrize(("settings", "file"), [(MULTI30K, "multi30k.toml"), (IWSLT14, "small.toml")])

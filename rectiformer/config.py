@@ -111,7 +111,7 @@ class ModelConfig:
     learn: str = choices("head", "layer", "model", "fixed")
     """How gamma of reluformer and alpha of entmax are held: one a head, a layer or a model, or fixed."""
     learned_start: float = within(0.0, 0.0)
-    """Where that number starts; 0 for the variant's own default."""
+    """Where that number starts; 0 for what suits the variant: 4 for gamma, so that attention adds little at first."""
     center: str = choices("auto", "yes", "no")
     """Whether keys have the mean of their sentence subtracted, in the encoder and in attention to the source. A softmax
     never sees what all scores of a row have in common; a ReLU lets it switch whole rows on and off. "auto" does it

@@ -34,7 +34,7 @@ INSIDE_OPS = [
     "variants",
     "reference",
     "packing second launching ranks",
-    "blocked products tilings pages",
+    "blocked products row_blocks sdpa tilings pages",
     "operators long_launch",
     "fused_norm",
     "short long add_norm",

@@ -56,10 +56,15 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         cross=kind == "cross",
         dropout=config.attention_dropout,
         learn=shared.get(variant, "fixed") if config.learn == "model" else config.learn,
-        start=config.learned_start or None,
+        start=find_start(config, variant),
         center=kind != "decoder"
         and (find_variant(variant).centered if config.center == "auto" else config.center == "yes"),
     )
+
+
+def find_start(config: ModelConfig, variant: str) -> float | None:
+    """Where a learned number starts, or None for the option's own default."""
+    return config.learned_start or find_variant(variant).learned_start or None
 
 
 def build_memory(config: ModelConfig) -> KeyValueMemory:
@@ -135,9 +140,10 @@ def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
         return {}
     names = dict.fromkeys(config.variant_of(kind) for kind in ("encoder", "decoder", "cross"))
     learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
-    start = config.learned_start or None
     return {
-        name: LearnedOption(find_variant(name), option, start=start) for name, option in learnable.items() if option
+        name: LearnedOption(find_variant(name), option, start=find_start(config, name))
+        for name, option in learnable.items()
+        if option
     }
 
 

@@ -15,11 +15,15 @@ from rectiformer.ops.fused import fused_attention, fused_obstacle
 from rectiformer.ops.operators import rectified_attention
 from rectiformer.ops.products import products_attention
 from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.row_blocks import attention_by_rows, rows_at_once
+from rectiformer.ops.sdpa import sdpa_attention, sdpa_obstacle
 from rectiformer.ops.shapes import describe, match_broadcast, match_floating, match_shapes
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
-BACKENDS = ("auto", "reference", "blocked", "products", "fused")
+BACKENDS = ("auto", "reference", "blocked", "products", "sdpa", "fused")
+PLAIN = ("reference", "products")
+"""Implementations that keep all scores for the gradient, unless they go by rows."""
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
 Window = int | tuple[int, int]
@@ -75,7 +79,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> Tensor:
     """Hand a checked call to the implementation that `backend` names or that suits it best."""
     if k.shape[2] == 0:
         return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
-    return IMPLEMENTATIONS[choose(q, k, v, call, backend)](q, k, v, call)
+    name = choose(q, k, v, call, backend)
+    step = rows_at_once(q, v, call) if name in PLAIN else q.shape[2]
+    if step < q.shape[2]:
+        return attention_by_rows(IMPLEMENTATIONS[name], q, k, v, call, step)
+    return IMPLEMENTATIONS[name](q, k, v, call)
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> str:
@@ -97,7 +105,7 @@ def preferences(q: Tensor, call: Call) -> list[str]:
     scores = q.shape[0] * q.shape[1] * call.visibility.queries * call.visibility.keys
     if q.dtype == torch.float32 and scores <= MOST_SCORES:  # fused products of float32 are slow, and exact
         return ["products", "reference"]
-    return ["fused", "products", "reference"]
+    return ["fused", "sdpa", "products", "reference"]
 
 
 def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
@@ -121,6 +129,11 @@ def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return fused_obstacle(q, k, v, call) or transform_obstacle()
 
 
+def softmax_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+    """Why torch's own kernels cannot take this call; empty when they can."""
+    return sdpa_obstacle(q, k, v, call) or transform_obstacle()
+
+
 def transform_obstacle() -> str:
     if not torch.compiler.is_compiling() and transforms_active():
         return "forward-mode differentiation and torch.func transforms go through plain operations"
@@ -131,12 +144,14 @@ IMPLEMENTATIONS = {
     "reference": reference_attention,
     "blocked": rectified_attention,
     "products": products_attention,
+    "sdpa": sdpa_attention,
     "fused": fused_attention,
 }
 OBSTACLES = {
     "reference": lambda q, k, v, call: "",
     "blocked": blocked_obstacle,
     "products": products_obstacle,
+    "sdpa": softmax_obstacle,
     "fused": kernel_obstacle,
 }
 

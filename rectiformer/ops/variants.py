@@ -81,6 +81,8 @@ class Variant:
     """Name in model/norms.py of the norm over the concatenated heads, before the output projection."""
     centered: bool = False
     """Whether a translator subtracts from keys the mean of their sentence, unless it is told otherwise."""
+    learned_start: float = 0.0
+    """Where a translator that learns the variant's number begins, unless it is told otherwise; 0: at the default."""
     options: Mapping[str, Option] = field(default_factory=dict)
     score: Callable[[Tensor, Tensor], Tensor] = dot_scores
     mix: Callable[[Tensor, Tensor, Tensor | None], Tensor] = weighted_sum
@@ -99,7 +101,7 @@ class Variant:
     @property
     def implementations(self) -> tuple[str, ...]:
         products = ("products",) if self.score is dot_scores and self.mix is weighted_sum else ()
-        fused = ("fused",) if self.rectified or self.name == "softmax" else ()
+        fused = ("fused",) if self.rectified else ("sdpa", "fused") if self.name == "softmax" else ()
         return ("reference", *products, *(("blocked",) if self.rectified else ()), *fused)
 
     def weights(self, x: Tensor, rows: Rows) -> Tensor:
@@ -199,6 +201,7 @@ VARIANTS: dict[str, Variant] = {
             row_scale=unit_variance,
             scale="1 / (gamma sqrt(n/2))",
             centered=True,
+            learned_start=4.0,
             options={"gamma": Option(1.0, "temperature of the row scale", "a number above 0", "exp")},
         ),
         Variant(

@@ -42,8 +42,8 @@ SHORT = {
 """What the search changes in the settings of a scale."""
 SEEDS = (1,)
 WEIGHTS = (0.01, 0.1, 1.0)
-RELUFORMER = ("model.variant=reluformer", "model.center=yes")
-PAPER = ("model.variant=reluformer", "model.center=no")
+RELUFORMER = ("model.variant=reluformer", "model.center=yes", "model.learned_start=1")
+PAPER = ("model.variant=reluformer", "model.center=no", "model.learned_start=1")
 """The paper's formula as it stands."""
 FAST = "training.rate=2e-3"
 
@@ -70,7 +70,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     },
     **{f"gamma-{learn}": (*RELUFORMER, f"model.learn={learn}") for learn in ("layer", "model", "fixed")},
     **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0, 4.0, 8.0)},
-    **{f"post-{name}": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g", "reluformer")},
+    **{f"post-{name}": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g")},
+    "post-reluformer": (*RELUFORMER, "model.order=post"),
     "post-paper": (*PAPER, "model.order=post"),
     **{f"rate-{rate:g}": (*RELUFORMER, f"training.rate={rate}") for rate in (3e-4, 2e-3)},
     **{f"warmup-{steps}": (*RELUFORMER, f"training.warmup={steps}") for steps in (400, 1600)},

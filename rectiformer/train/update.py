@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -224,7 +225,7 @@ def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
 
-def capture(work: Callable[[], None], pool: tuple[int, int] | None = None) -> Callable[[], None]:
+def capture(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
     """What `work` does on the device, as one CUDA graph in the memory of `pool`. Recording does nothing yet."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
@@ -235,9 +236,7 @@ def capture(work: Callable[[], None], pool: tuple[int, int] | None = None) -> Ca
 class CapturedStep:
     """Forward and backward of one shape as a CUDA graph with input places of its own."""
 
-    def __init__(
-        self, work: Callable[[list[Tensor], Tensor], None], inputs: list[Tensor], pool: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, work: Callable[[list[Tensor], Tensor], None], inputs: list[Tensor], pool: Any) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
         self.divisor = torch.ones((), device=inputs[0].device)
         stream = torch.cuda.Stream()

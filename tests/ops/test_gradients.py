@@ -8,7 +8,10 @@ from rectiformer import VARIANTS, attention
 
 # The fused kernels take neither float64 nor a bias; test_fused.py differentiates them.
 BACKENDS = [
-    (name, backend) for name, variant in VARIANTS.items() for backend in variant.implementations if backend != "fused"
+    (name, backend)
+    for name, variant in VARIANTS.items()
+    for backend in variant.implementations
+    if backend not in ("fused", "sdpa")
 ]
 FEATURES = {
     "plain": {},

@@ -5,7 +5,7 @@ Nothing is remembered between batches, so a run that goes on at batch i reads wh
 
 from __future__ import annotations
 
-import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rectiformer.text.mixture import Part, draw_pairs, drawn_before, shuffled
+
 STEPS = tuple((2**power, 2 ** (power - 3)) for power in range(5, 13))
 """Up to 32 tokens lengths are rounded up to multiples of 4, up to 64 of 8, and so on; beyond 4,096, of 1,024."""
+
+ROUNDED = np.zeros(STEPS[-1][0] + 1, dtype=np.int32)  # by length
+for _limit, _step in reversed(STEPS):
+    ROUNDED[: _limit + 1] = -(-np.arange(_limit + 1) // _step) * _step
+
+BLOCK = 1 << 20  # pairs looked at together where more would take memory
 
 
 class Pairs(Protocol):
@@ -33,6 +41,14 @@ class Pairs(Protocol):
     def source(self, index: int) -> np.ndarray: ...
 
     def target(self, index: int) -> np.ndarray: ...
+
+
+class Corpora(Pairs, Protocol):
+    """Pairs to train on."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The corpora they are from, where these have weights; without any, each pair stands in an epoch once."""
 
 
 @dataclass(frozen=True)
@@ -67,34 +83,19 @@ class Batch:
 
 def round_up(lengths: np.ndarray) -> np.ndarray:
     """Each length rounded up to one of the few that batches have."""
-    rounded = -(-lengths // 1024) * 1024
-    for limit, step in reversed(STEPS):
-        rounded = np.where(lengths <= limit, -(-lengths // step) * step, rounded)
+    rounded = ROUNDED[np.minimum(lengths, len(ROUNDED) - 1)]
+    beyond = lengths >= len(ROUNDED)
+    rounded[beyond] = -(-lengths[beyond] // 1024) * 1024
     return rounded
-
-
-def mix(words: np.ndarray) -> np.ndarray:
-    """A bijective hash of 64-bit words (the finalizer of SplitMix64): the same on every machine and numpy."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
-
-
-def shuffled(count: int, *parts: object) -> np.ndarray:
-    """A permutation of 0 to count - 1 that depends on `parts` and nothing else."""
-    digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
-    start = np.uint64(int.from_bytes(digest[:8], "little"))
-    with np.errstate(over="ignore"):
-        keys = mix(np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start)
-    return np.argsort(keys, kind="stable")
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over the data: pairs in batch order, where each batch starts, and the padded length of each."""
+    """One pass over the data: pairs gathered by padded length; of each batch, where it lies in them and its length."""
 
     order: np.ndarray
     starts: np.ndarray
+    stops: np.ndarray
     lengths: np.ndarray
 
 
@@ -107,19 +108,30 @@ class BatchPlan:
         name: what the order depends on beside the epoch: data hash and seed.
     """
 
-    def __init__(self, corpora: Sequence[Pairs], tokens: int, symbols: Symbols, name: str) -> None:
+    def __init__(self, corpora: Sequence[Corpora], tokens: int, symbols: Symbols, name: str) -> None:
         self.corpora, self.tokens, self.symbols, self.name = corpora, tokens, symbols, name
-        self.counts = [int(self._batches_a_length(corpus)[1].sum()) for corpus in corpora]
+        self._parts = [corpus.parts or (Part(0, corpus.pairs),) for corpus in corpora]
+        self._sizes = [count_lengths(corpus, parts) for corpus, parts in zip(corpora, self._parts, strict=True)]
+        self._firsts = [0]
         self._epoch: tuple[int, Epoch] | None = None
+
+    @property
+    def text(self) -> str:
+        """What the batches are of, in words."""
+        return f"{self.corpora[0].pairs:,} pairs"
+
+    def first(self, epoch: int) -> int:
+        """The index of the first batch of an epoch."""
+        while len(self._firsts) <= epoch:
+            self._firsts.append(self._firsts[-1] + int(self._batches(len(self._firsts) - 1)[1].sum()))
+        return self._firsts[epoch]
 
     def locate(self, index: int) -> tuple[int, int]:
         """Epoch of batch `index`, and its number inside that epoch."""
-        rounds, rest = divmod(index, sum(self.counts))
-        for turn, count in enumerate(self.counts):
-            if rest < count:
-                return rounds * len(self.counts) + turn, rest
-            rest -= count
-        raise AssertionError("a batch lies in some epoch")
+        while self._firsts[-1] <= index:
+            self.first(len(self._firsts))
+        epoch = bisect_right(self._firsts, index) - 1
+        return epoch, index - self._firsts[epoch]
 
     def pairs_of(self, index: int) -> np.ndarray:
         """Which pairs stand in batch `index`."""
@@ -130,51 +142,69 @@ class BatchPlan:
         corpus, pairs, length = self._cut(index)
         if not static:
             return collate(corpus, pairs, self.symbols)
-        return collate(corpus, pairs, self.symbols, rows=max(1, self.tokens // length), length=length)
+        return collate(corpus, pairs, self.symbols, rows=self._rows(length), length=length)
 
     def shapes(self) -> Iterator[tuple[int, int]]:
         """Rows and padded length of every static shape."""
-        lengths = {int(length) for corpus in self.corpora for length in self._batches_a_length(corpus)[0]}
-        return ((max(1, self.tokens // length), length) for length in sorted(lengths))
+        lengths = {int(length) for lengths, _ in self._sizes for length in lengths}
+        return ((self._rows(length), length) for length in sorted(lengths))
+
+    def _rows(self, length: int) -> int:
+        return max(1, self.tokens // length)
 
     def _cut(self, index: int) -> tuple[Pairs, np.ndarray, int]:
         number, inside = self.locate(index)
         if self._epoch is None or self._epoch[0] != number:
+            self._epoch = None  # before the next one takes its memory
             self._epoch = number, self._plan(number)
         epoch = self._epoch[1]
-        stop = epoch.starts[inside + 1] if inside + 1 < len(epoch.starts) else len(epoch.order)
-        # Batches of a length are cut one after the other, so a batch also ends where its length does.
-        pairs = epoch.order[epoch.starts[inside] : stop]
+        pairs = epoch.order[epoch.starts[inside] : epoch.stops[inside]]
         return self.corpora[number % len(self.corpora)], pairs, int(epoch.lengths[inside])
 
+    def _batches(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """How many pairs of each padded length an epoch has, and how many batches they fill."""
+        turn = number % len(self.corpora)
+        lengths, sizes = self._sizes[turn]
+        weights = np.array([part.weight for part in self._parts[turn]])[:, None]
+        pairs = (drawn_before(weights, sizes, number + 1) - drawn_before(weights, sizes, number)).sum(0)
+        return pairs, -(-pairs // np.maximum(1, self.tokens // lengths))
+
     def _plan(self, number: int) -> Epoch:
-        """Shuffle pairs, gather those of one padded length, cut them into batches, shuffle the batches."""
-        corpus = self.corpora[number % len(self.corpora)]
-        order = shuffled(corpus.pairs, self.name, number, "pairs")
-        padded = padded_lengths(corpus)[order]
-        by_length = np.argsort(padded, kind="stable")
-        order, padded = order[by_length], padded[by_length]
-        lengths, batches = self._batches_a_length(corpus)
-        first_pair = np.searchsorted(padded, lengths)
+        """Gather the pairs of one padded length, shuffle them, cut them into batches; then shuffle the batches."""
+        turn = number % len(self.corpora)
+        corpus, lengths = self.corpora[turn], self._sizes[turn][0]
+        pairs, batches = self._batches(number)
+        order = np.empty(pairs.sum(), dtype=np.uint32 if corpus.pairs < 2**32 else np.int64)
+        padded = padded_lengths(corpus)
+        for length, start, count in zip(lengths, np.cumsum(pairs) - pairs, pairs, strict=True):
+            order[start : start + count] = draw_pairs(padded, int(length), self._parts[turn], self.name, number)
         rows = np.maximum(1, self.tokens // lengths)
         length_of = np.repeat(np.arange(len(lengths)), batches)
         inside = np.arange(len(length_of)) - np.repeat(np.cumsum(batches) - batches, batches)
-        starts = first_pair[length_of] + inside * rows[length_of]
-        turn = shuffled(len(starts), self.name, number, "batches")
+        starts = (np.cumsum(pairs) - pairs)[length_of] + inside * rows[length_of]
+        # Batches of a length are cut one after the other, so a batch also ends where its length does.
         stops = np.append(starts[1:], len(order))
-        sizes = (stops - starts)[turn]
-        pieces = np.repeat(starts[turn] - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(order))
-        return Epoch(order[pieces], np.cumsum(sizes) - sizes, lengths[length_of][turn])
-
-    def _batches_a_length(self, corpus: Pairs) -> tuple[np.ndarray, np.ndarray]:
-        """The padded lengths there are, and how many batches each fills."""
-        lengths, pairs = np.unique(padded_lengths(corpus), return_counts=True)
-        return lengths, -(-pairs // np.maximum(1, self.tokens // lengths))
+        shuffle = shuffled(len(starts), self.name, number, "batches")
+        return Epoch(order, starts[shuffle], stops[shuffle], lengths[length_of][shuffle])
 
 
 def padded_lengths(corpus: Pairs) -> np.ndarray:
     """The rounded length of the longer side of every pair, its end symbol included."""
-    return round_up(np.maximum(corpus.source_lengths, corpus.target_lengths) + 1)
+    longer = np.maximum(corpus.source_lengths, corpus.target_lengths)
+    longer += 1
+    return round_up(longer)
+
+
+def count_lengths(corpus: Pairs, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
+    """The padded lengths there are, and how many pairs of each every part has: [parts, lengths]."""
+    padded = padded_lengths(corpus)
+    counts = np.zeros((len(parts), int(padded.max()) + 1), dtype=np.int64)
+    for row, part in zip(counts, parts, strict=True):
+        for start in range(part.first, part.first + part.pairs, BLOCK):
+            block = padded[start : min(start + BLOCK, part.first + part.pairs)]
+            row += np.bincount(block, minlength=len(row))  # which makes eight bytes of each
+    lengths = np.flatnonzero(counts.any(0))
+    return lengths, counts[:, lengths]
 
 
 def collate(

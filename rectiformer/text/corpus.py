@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from rectiformer.config import DataConfig, Files
 from rectiformer.errors import ConfigError, DataError
@@ -19,14 +21,20 @@ NO_LINE = "\n"  # what `zip_longest` pads with: no line can be it
 BATCH_PAIRS, BATCH_CHARACTERS = 4_096, 4_000_000
 
 
-@dataclass(frozen=True)
-class TextPair:
+class TextPair(NamedTuple):
     """A sentence and its translation, neither of them blank."""
 
     source: str
     target: str
     document_start: bool
     """True of the first pair of a document; without documents, of the very first pair alone."""
+    corpus: int = 0
+    """Which of the files it is from, or files side by side."""
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Source and target."""
+        return self[:2]
 
 
 @dataclass
@@ -63,13 +71,13 @@ def read_pairs(config: DataConfig, split: str, counts: Counts) -> Iterator[TextP
     if sources:
         tables = config.document_tables if split == "train" else ()
         yield from read_files(config, sources, targets, tables, counts)
-    elif not config.source:
+    elif has_split(config, split):
         yield from read_grammar(config, split, counts)
 
 
 def has_split(config: DataConfig, split: str) -> bool:
     """Whether `read_pairs` has pairs of this split to give."""
-    return bool(files_of(config, split)[0]) or not config.source
+    return bool(files_of(config, split)[0]) or not (config.source or config.stream)
 
 
 def files_of(config: DataConfig, split: str) -> tuple[Files, Files]:
@@ -93,6 +101,16 @@ def check_files(config: DataConfig) -> None:
             raise ConfigError(
                 f"{prefix}source names {len(sources)} files but {prefix}target {len(targets)}; name one for each"
             )
+    if config.stream and config.source:
+        raise ConfigError(
+            f"data.stream reads the training text from standard input, but data.source names {len(config.source)} "
+            "files; leave it empty, or prepare them apart and give the folder by --data"
+        )
+    if config.weights and len(config.weights) != max(1, len(config.source)):
+        raise ConfigError(
+            f"data.weights has {len(config.weights)} numbers but data.source {len(config.source)} files; give one for "
+            "each, or none"
+        )
     if config.documents == "column" and config.format != "tsv":
         raise ConfigError(f'data.documents = "column" needs data.format = "tsv", not "{config.format}"')
     if config.document_tables and len(config.document_tables) != len(config.source):
@@ -132,12 +150,12 @@ def read_grammar(config: DataConfig, split: str, counts: Counts) -> Iterator[Tex
 
 
 def read_files(config: DataConfig, sources: Files, targets: Files, tables: Files, counts: Counts) -> Iterator[TextPair]:
-    for source, target, table in zip_longest(sources, targets or sources, tables):
+    for number, (source, target, table) in enumerate(zip_longest(sources, targets or sources, tables)):
         rows = read_columns(source, config) if config.format == "tsv" else read_two_files(source, target, config)
         names = (display_name(source), display_name(target))
         if table is not None:
             rows = join_debates(rows, table, config.documents, names)
-        yield from keep_pairs(rows, config.documents, counts, names)
+        yield from keep_pairs(rows, config.documents, counts, names, number)
     if not counts.pairs:
         files = ", ".join(map(display_name, dict.fromkeys(sources + targets)))
         raise DataError(f"no sentence pairs in {files}: {counts.describe()}")
@@ -166,7 +184,9 @@ def look_unlike(left: str | None, right: str | None) -> bool:
     """
     if left is None or right is None:
         return False
-    shorter, longer = sorted(len(line.strip()) for line in (left, right))
+    shorter, longer = len(left.strip()), len(right.strip())
+    if shorter > longer:
+        shorter, longer = longer, shorter
     return shorter == 0 < longer or longer > 4 * shorter + 16
 
 
@@ -187,7 +207,9 @@ def read_columns(path: str, config: DataConfig) -> Iterator[Row]:
             yield columns[0], columns[1], columns[2] if needed == 3 else ""
 
 
-def keep_pairs(rows: Iterable[Row], documents: str, counts: Counts, names: tuple[str, str]) -> Iterator[TextPair]:
+def keep_pairs(
+    rows: Iterable[Row], documents: str, counts: Counts, names: tuple[str, str], corpus: int = 0
+) -> Iterator[TextPair]:
     """The rows that are pairs. Except where `documents` is "none", a file starts with a new document."""
     document_start, document = documents != "none" or not counts.documents, ""
     for number, (source, target, name) in enumerate(rows, 1):
@@ -202,7 +224,7 @@ def keep_pairs(rows: Iterable[Row], documents: str, counts: Counts, names: tuple
             document = name
             counts.pairs += 1
             counts.documents += document_start
-            yield TextPair(source, target, document_start)
+            yield TextPair(source, target, document_start, corpus)
             document_start = False
 
 
@@ -231,11 +253,15 @@ def spool_inputs(config: DataConfig, folder: Path) -> Iterator[DataConfig]:
 
 
 def sample_lines(config: DataConfig, size: int, characters: int) -> tuple[list[str], list[str]]:
-    """Source and target lines of `size` training pairs, any as likely as any other, cut to so many characters."""
+    """Source and target lines of `size` training pairs, any as likely as any other, cut to so many characters.
+
+    Where those will come from a stream, of validation pairs.
+    """
+    split = "valid" if config.stream else "train"
     generator = random.Random(config.seed)
     sources: list[str] = []
     targets: list[str] = []
-    for index, pair in enumerate(read_pairs(config, "train", Counts())):
+    for index, pair in enumerate(read_pairs(config, split, Counts())):
         source, target = pair.source[:characters], pair.target[:characters]
         if index < size:
             sources.append(source)
@@ -259,24 +285,10 @@ def in_batches(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:
         yield batch
 
 
-def fit_lengths(
-    sides: list[list[int]], longest: int, config: DataConfig, counts: Counts, number: int
-) -> list[list[int]] | None:
-    """The ids of both sides of pair `number`, cut to `longest` if so configured, or None where the pair is dropped."""
-    lengths = [len(ids) for ids in sides]
-    if not min(lengths):  # not blank to Python, but to sentencepiece
-        counts.empty += 1
-        return None
-    if max(lengths) <= longest:
-        return sides
-    if config.too_long == "error":
-        limit = f"data.segment = {config.segment:,}" if config.segment else f"data.longest = {config.longest:,}"
-        raise DataError(
-            f"pair {number:,} has {max(lengths):,} subwords on a side, but {limit}; raise it, "
-            f'or use data.too_long = "drop" or "truncate"'
-        )
-    if config.too_long == "drop":
-        counts.too_long += 1
-        return None
-    counts.truncated += 1
-    return [ids[:longest] for ids in sides]
+def read_ahead(batches: Iterator[list[TextPair]]) -> Iterator[list[TextPair]]:
+    """The same, each read by a thread of its own while the one before is worked on."""
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming: Future[list[TextPair]] = reader.submit(next, batches, [])
+        while found := coming.result():
+            coming = reader.submit(next, batches, [])
+            yield found

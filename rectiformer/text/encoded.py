@@ -5,14 +5,20 @@ Pair i of a side is ids[starts[i] : starts[i + 1]], less the last separator wher
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from rectiformer.config import DataConfig
 from rectiformer.errors import DataError
-from rectiformer.text.corpus import TextPair
+from rectiformer.text.batches import BLOCK
+from rectiformer.text.corpus import Counts, TextPair
 from rectiformer.text.documents import build_segments
+from rectiformer.text.mixture import Part
 from rectiformer.text.vocabulary import Vocabulary
 
 SIDES = ("source", "target")
@@ -24,6 +30,13 @@ def damaged(path: Path, what: str) -> DataError:
     return DataError(f"{path}: {what}; remove the folder and run `rectiformer data prepare` again")
 
 
+class Ids(NamedTuple):
+    """The ids of several lines laid end to end, and how many each has."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+
+
 class Encoded:
     """The pairs of one split or copy, as ids without special symbols but separators.
 
@@ -32,14 +45,19 @@ class Encoded:
         verify: read all ids once.
     """
 
+    parts: Sequence[Part] = ()
+    """The corpora these pairs are from, where they have weights."""
+
     def __init__(
         self, folder: Path, source: Vocabulary, target: Vocabulary, segmented: bool = False, verify: bool = True
     ) -> None:
         self.segmented = segmented
-        self._source = map_pairs(folder, "source", source, segmented, verify)
-        self._target = map_pairs(folder, "target", target, segmented, verify)
-        self.source_lengths = (np.diff(self._source[1]) - segmented).astype(np.int32)
-        self.target_lengths = (np.diff(self._target[1]) - segmented).astype(np.int32)
+        self._source = map_pairs(folder, "source", source, verify)
+        self._target = map_pairs(folder, "target", target, verify)
+        self.source_lengths, self.target_lengths = (
+            read_lengths(folder / f"{side}.starts", len(ids), segmented)
+            for side, (ids, _) in zip(SIDES, (self._source, self._target), strict=True)
+        )
         self.pairs = len(self.source_lengths)
         self.document_starts = map_array(folder / "documents.starts", "<i8")
         if len(self.target_lengths) != self.pairs:
@@ -58,17 +76,38 @@ class Encoded:
         return ids[starts[index] : starts[index + 1] - self.segmented]
 
 
-def map_pairs(
-    folder: Path, side: str, vocabulary: Vocabulary, segmented: bool, verify: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and starts of a side; a DataError where they do not fit each other or, with `verify`, the vocabulary."""
-    ids = map_array(folder / f"{side}.ids", vocabulary.id_type)
-    starts = map_array(folder / f"{side}.starts", "<i8")
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or np.diff(starts).min() < 1 + segmented:
-        raise damaged(folder / f"{side}.starts", f"its offsets do not cut {len(ids):,} ids into pairs")
-    if verify and ids.max() >= vocabulary.size:
-        raise damaged(folder / f"{side}.ids", f"id {ids.max()} in a vocabulary of {vocabulary.size}")
-    return ids, starts
+def map_pairs(folder: Path, side: str, vocabulary: Vocabulary, verify: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and starts of a side; a DataError where, with `verify`, the ids are not all of the vocabulary."""
+    path = folder / f"{side}.ids"
+    if (
+        verify
+        and (highest := max(int(block.max()) for block in read_blocks(path, vocabulary.id_type))) >= vocabulary.size
+    ):
+        raise damaged(path, f"id {highest} in a vocabulary of {vocabulary.size}")
+    return map_array(path, vocabulary.id_type), map_array(folder / f"{side}.starts", "<i8")
+
+
+def read_lengths(path: Path, ids: int, segmented: bool) -> np.ndarray:
+    """The lengths of all pairs; a DataError unless their offsets cut so many ids into pairs."""
+    lengths = np.empty(max(0, path.stat().st_size // 8 - 1), dtype=np.int32)
+    fits, place, before = True, 0, np.zeros(0, dtype=np.int64)
+    for block in read_blocks(path, "<i8"):
+        if not place:
+            fits = block[0] == 0
+        found = np.diff(block, prepend=before) - segmented
+        fits = fits and (found.min(initial=1) >= 1)
+        lengths[place : place + len(found)] = found
+        place, before = place + len(found), block[-1:]
+    if not (fits and len(lengths) and before[0] == ids):
+        raise damaged(path, f"its offsets do not cut {ids:,} ids into pairs")
+    return lengths
+
+
+def read_blocks(path: Path, kind: str) -> Iterator[np.ndarray]:
+    """An array piece by piece. What is mapped and read to its end counts as memory of the process; this does not."""
+    with path.open("rb") as file:
+        while len(block := np.fromfile(file, kind, BLOCK)):
+            yield block
 
 
 def map_array(path: Path, kind: str) -> np.ndarray:
@@ -77,40 +116,106 @@ def map_array(path: Path, kind: str) -> np.ndarray:
     )  # a slice of a plain array costs a tenth of a memmap's
 
 
+def lay_out(lines: list[list[int]]) -> Ids:
+    """The ids of several lines end to end."""
+    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    return Ids(np.fromiter(chain.from_iterable(lines), np.int32, int(lengths.sum())), lengths)
+
+
+def fit_lengths(
+    lengths: np.ndarray, longest: int, config: DataConfig, counts: Counts, name: Callable[[int], str]
+) -> np.ndarray:
+    """The lengths that pairs are cut to, [sides, pairs]; 0 where a pair is dropped.
+
+    Args:
+        name: what one of these pairs is called.
+    """
+    empty = lengths.min(0) == 0  # not blank to Python, but to sentencepiece
+    beyond = (lengths.max(0) > longest) & ~empty
+    counts.empty += int(empty.sum())
+    if beyond.any() and config.too_long == "error":
+        place = int(beyond.argmax())
+        limit = f"data.segment = {config.segment:,}" if config.segment else f"data.longest = {config.longest:,}"
+        raise DataError(
+            f"{name(place)} has {lengths[:, place].max():,} subwords on a side, but {limit}; raise it, "
+            f'or use data.too_long = "drop" or "truncate"'
+        )
+    if config.too_long == "truncate":
+        counts.truncated += int(beyond.sum())
+        return np.where(empty, 0, np.minimum(lengths, longest))
+    counts.too_long += int(beyond.sum())
+    return np.where(empty | beyond, 0, lengths)
+
+
 class SplitWriter(ExitStack):
     """Appends pairs to the files of a new folder; those of the folder "valid" with their text.
 
     Args:
         separated: write a separator after every sentence, for `cut_segments`.
+        corpora: how many the pairs are from.
     """
 
-    def __init__(self, folder: Path, vocabularies: tuple[Vocabulary, Vocabulary], separated: bool) -> None:
+    def __init__(
+        self, folder: Path, vocabularies: tuple[Vocabulary, Vocabulary], separated: bool, corpora: int = 1
+    ) -> None:
         super().__init__()
         folder.mkdir()
-        self._ends = [[vocabulary.separator] if separated else [] for vocabulary in vocabularies]
-        self.pairs, self.documents, self.tokens = 0, 0, [0, 0]
+        self._ends = [vocabulary.separator if separated else None for vocabulary in vocabularies]
+        self.documents, self.tokens = 0, np.zeros((len(SIDES), corpora), dtype=np.int64)
+        self.pairs = np.zeros(corpora, dtype=np.int64)
         self._types = [vocabulary.id_type for vocabulary in vocabularies]
+        self._begun, self._document = 0, 0  # documents that began before the next pair, and before the last one kept
         self._texts = TEXTS if folder.name == "valid" else ()
         self._files = {name: self.enter_context((folder / name).open("wb")) for name in ARRAYS + self._texts}
         for side in SIDES:
             self._files[f"{side}.starts"].write(bytes(8))
 
-    def add(self, pair: TextPair, sides: list[list[int]], document_start: bool) -> None:
-        if document_start:
-            self._files["documents.starts"].write(self.pairs.to_bytes(8, "little"))
+    def add(self, pairs: Sequence[TextPair], sides: Sequence[Ids], lengths: np.ndarray) -> None:
+        """Write pairs cut to `lengths`, [sides, pairs]; those of length 0 are left out."""
+        kept = lengths[0] > 0
+        self._add_documents(np.array([pair.document_start for pair in pairs]), kept)
+        corpora = np.array([pair.corpus for pair in pairs])[kept]
         for place, (side, ids) in enumerate(zip(SIDES, sides, strict=True)):
-            written = np.array([*ids, *self._ends[place]], dtype=self._types[place])
-            self.tokens[place] += len(written)
-            self._files[f"{side}.ids"].write(written.tobytes())
-            self._files[f"{side}.starts"].write(self.tokens[place].to_bytes(8, "little"))
-        for name, text in zip(self._texts, (pair.source, pair.target), strict=False):
-            self._files[name].write(text.encode("utf-8") + b"\n")
-        self.pairs += 1
-        self.documents += document_start
+            written, sizes = cut_ids(ids, lengths[place], self._ends[place])
+            starts = self.tokens[place].sum() + np.cumsum(sizes[kept])
+            self._files[f"{side}.ids"].write(written.astype(self._types[place]).tobytes())
+            self._files[f"{side}.starts"].write(starts.astype("<i8").tobytes())
+            np.add.at(self.tokens[place], corpora, sizes[kept])
+        for name, place in zip(self._texts, range(len(SIDES)), strict=False):
+            texts = [pair.sides[place].encode() for pair, is_kept in zip(pairs, kept, strict=True) if is_kept]
+            self._files[name].write(b"".join(text + b"\n" for text in texts))
+        self.pairs += np.bincount(corpora, minlength=len(self.pairs))
+
+    def _add_documents(self, starts: np.ndarray, kept: np.ndarray) -> None:
+        """A document whose first pair is dropped begins with the next one that is kept."""
+        begun = self._begun + np.cumsum(starts)
+        first = np.flatnonzero(np.diff(begun[kept], prepend=self._document))
+        self._files["documents.starts"].write((self.pairs.sum() + first).astype("<i8").tobytes())
+        self.documents += len(first)
+        self._begun = int(begun[-1])
+        self._document = int(begun[kept][-1]) if kept.any() else self._document
 
 
-def cut_segments(folder: Path, limit: int) -> int:
-    """Make segments of up to `limit` subwords out of the sentences in `folder`; how many. The ids stay as they are."""
+def cut_ids(found: Ids, lengths: np.ndarray, end: int | None = None) -> Ids:
+    """Lines cut to `lengths`; those that something is left of each with an end."""
+    ids = found.ids
+    if (lengths < found.lengths).any():
+        place = np.arange(len(ids)) - np.repeat(np.cumsum(found.lengths) - found.lengths, found.lengths)
+        ids = ids[place < np.repeat(lengths, found.lengths)]
+    if end is None:
+        return Ids(ids, lengths)
+    return Ids(np.insert(ids, np.cumsum(lengths)[lengths > 0], end), lengths + (lengths > 0))
+
+
+def cut_segments(folder: Path, limit: int, borders: np.ndarray) -> np.ndarray:
+    """Make segments of up to `limit` subwords out of the sentences in `folder`; the ids stay as they are.
+
+    Args:
+        borders: some sentences at which documents start.
+
+    Returns:
+        the segments that start there.
+    """
     starts = {side: np.fromfile(folder / f"{side}.starts", "<i8") for side in SIDES}
     documents = np.fromfile(folder / "documents.starts", "<i8")
     lengths = np.stack([np.diff(starts[side]) - 1 for side in SIDES], 1)
@@ -119,4 +224,4 @@ def cut_segments(folder: Path, limit: int) -> int:
     for side in SIDES:
         np.append(starts[side][firsts], starts[side][-1]).tofile(folder / f"{side}.starts")
     np.searchsorted(firsts, documents).astype("<i8").tofile(folder / "documents.starts")
-    return len(segments)
+    return np.searchsorted(firsts, borders)

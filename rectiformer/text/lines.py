@@ -10,18 +10,18 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import count
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from rectiformer.errors import DataError
 
+DATASET = "hf:"  # before the name of a Hugging Face dataset
 BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 16 << 20  # bytes; its subwords as Python numbers still fit a small machine
 
 
 def read_lines(path: str, bad_utf8: str = "error") -> Iterator[str | None]:
-    """The lines of a plain, .gz or .xz file, or of standard input (`-`), without their LF.
+    """The lines of a plain, .gz or .xz file, of standard input (`-`) or of a dataset (`hf:`), without their LF.
 
     CR, NUL, U+0085 and U+2028 stay inside a line; a byte order mark at the start of the file is dropped; a last line
     needs no LF. Files of any size are streamed, but a line longer than `LONGEST_LINE` is a DataError.
@@ -30,33 +30,40 @@ def read_lines(path: str, bad_utf8: str = "error") -> Iterator[str | None]:
         bad_utf8: "error" raises a DataError naming file, line and byte of the line, all counted from 1; "replace" puts
             U+FFFD there; "skip" yields None for the whole line, so that line counts hold.
     """
+    if path.startswith(DATASET):
+        from rectiformer.text.datasets import read_column  # only for those who have that package
+
+        yield from read_column(path.removeprefix(DATASET))
+        return
     with open_text_in(path) as file:
-        for number in count(1):
-            line = file.readline(LONGEST_LINE + 1)
-            marked = number == 1 and line.startswith(BOM)
-            if not line or (line == BOM and marked):
-                return
+        line = file.readline(LONGEST_LINE + 1)
+        skipped = len(BOM) if line.startswith(BOM) else 0
+        line = line[skipped:]
+        number = 1
+        while line:
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
                 raise DataError(
                     f"{display_name(path)}:{number}: line is longer than {LONGEST_LINE:,} bytes; split or remove it"
                 )
-            skipped = len(BOM) if marked else 0
-            yield decode_line(line[skipped:].removesuffix(b"\n"), bad_utf8, f"{display_name(path)}:{number}", skipped)
+            try:
+                yield line.removesuffix(b"\n").decode()
+            except UnicodeDecodeError as error:
+                yield replace_bad(error, bad_utf8, f"{display_name(path)}:{number}", skipped)
+            line = file.readline(LONGEST_LINE + 1)
+            number, skipped = number + 1, 0
 
 
-def decode_line(line: bytes, bad_utf8: str, where: str, skipped: int) -> str | None:
-    """A line as text; what is not UTF-8 is treated as in `read_lines`. `skipped` bytes of the line came before it."""
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if bad_utf8 == "replace":
-            return line.decode("utf-8", errors="replace")
-        if bad_utf8 == "skip":
-            return None
-        byte = error.start + skipped + 1
-        raise DataError(
-            f'{where}:{byte}: not UTF-8 (0x{line[error.start]:02X}); bad_utf8 can be "replace" or "skip"'
-        ) from None
+def replace_bad(error: UnicodeDecodeError, bad_utf8: str, where: str, skipped: int = 0) -> str | None:
+    """What stands for a line that is not UTF-8, as in `read_lines`. `skipped` bytes of the line came before it."""
+    line: bytes = error.object
+    if bad_utf8 == "replace":
+        return line.decode("utf-8", errors="replace")
+    if bad_utf8 == "skip":
+        return None
+    byte = error.start + skipped + 1
+    raise DataError(
+        f'{where}:{byte}: not UTF-8 (0x{line[error.start]:02X}); bad_utf8 can be "replace" or "skip"'
+    ) from None
 
 
 @contextmanager
@@ -78,6 +85,11 @@ def open_bytes(path: str) -> AbstractContextManager[BinaryIO]:
     if path.endswith(".xz"):
         return cast(BinaryIO, lzma.open(path, "rb"))
     return open(path, "rb")
+
+
+def local_path(path: str) -> str:
+    """Where the text is on this machine, if it is: a file, or the file or folder of a dataset."""
+    return path.removeprefix(DATASET).partition("?")[0] if path.startswith(DATASET) else path
 
 
 def display_name(path: str) -> str:

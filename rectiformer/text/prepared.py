@@ -13,28 +13,36 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import shutil
-import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rectiformer.config import Config, DataConfig
-from rectiformer.errors import DataError, NoSpaceError
+from rectiformer.errors import ConfigError, DataError, NoSpaceError
 from rectiformer.text import corpus
 from rectiformer.text.corpus import Counts
-from rectiformer.text.encoded import ARRAYS, SIDES, TEXTS, Encoded, SplitWriter, cut_segments, damaged
+from rectiformer.text.encoded import (
+    SIDES,
+    TEXTS,
+    Encoded,
+    SplitWriter,
+    cut_segments,
+    damaged,
+    fit_lengths,
+    lay_out,
+)
+from rectiformer.text.lines import local_path
+from rectiformer.text.manifest import FORMAT, check_manifest, copies_of, hash_data, hash_file, read_manifest
+from rectiformer.text.mixture import Part
 from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies, sync
-
-FORMAT = 1
 
 Progress = Callable[[str, int], None]  # what is being done, and how many pairs it is done for
 
@@ -93,69 +101,39 @@ class Prepared:
         sides = [(self.folder / "valid" / name).read_bytes().decode("utf-8").split("\n")[:-1] for name in TEXTS]
         return list(zip(*sides, strict=True))
 
+    def weigh(self, weights: Sequence[float]) -> None:
+        """Have epochs draw pairs from each file by its weight, as text/mixture.py says; without any, all once."""
+        for name, encoded in zip(copies_of(self.manifest), self.train, strict=True):
+            sizes = [corpus["pairs"] for corpus in self.manifest["splits"][name].get("corpora", [])]
+            if weights and len(sizes) != len(weights):
+                raise ConfigError(
+                    f"data.weights has {len(weights)} numbers, but {self.folder} was made from {len(sizes)} files that "
+                    "it can tell apart; give one for each, or prepare it again"
+                )
+            if weights and (min(sizes) < 0 or sum(sizes) != encoded.pairs):
+                raise damaged(
+                    self.folder / "manifest.json", f"files of {sizes} pairs, but {name} has {encoded.pairs:,}"
+                )
+            firsts = accumulate(sizes, initial=0)
+            encoded.parts = [Part(*part) for part in zip(firsts, sizes, weights, strict=False)]
+
     def is_from(self, config: Config) -> bool:
         """Whether `prepare` with this configuration would read the same files, unchanged since, in the same way.
 
-        Never true of standard input, of which nobody can tell.
+        Never true of standard input and of what is elsewhere, of which nobody can tell.
         """
-        return "-" not in corpus.input_files(config.data) and self.manifest["made_from"] == describe_origin(config)
+        known = all(os.path.exists(local_path(name)) for name in corpus.input_files(config.data))
+        return known and self.manifest["made_from"] == describe_origin(config)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    text = regular_file(folder, "manifest.json").read_bytes()
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise damaged(folder / "manifest.json", f"not JSON ({error})") from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise damaged(folder / "manifest.json", f"format {found!r}, but this version reads {FORMAT}")
-    return manifest
-
-
-def check_manifest(folder: Path, manifest: dict[str, Any], verify: bool) -> None:
-    """Raise a DataError unless the files it names are there, regular, inside `folder` and as large as it says."""
-    for name, entry in manifest["files"].items():
-        path = regular_file(folder, name)
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise damaged(path, f"{size:,} bytes, but the manifest says {entry['bytes']:,}")
-        if verify and (found := hash_file(path)) != entry["sha256"]:
-            raise damaged(path, f"hash {found}, but the manifest says {entry['sha256']}")
-    needed = {"source.model", "target.model"}
-    for split in {"train-0", *manifest["splits"]}:
-        needed |= {f"{split}/{name}" for name in (*ARRAYS, *(TEXTS if split == "valid" else ()))}
-    if missing := sorted(needed - set(manifest["files"])):
-        raise damaged(folder / "manifest.json", f"does not name {missing[0]}")
-    if (expected := hash_data(manifest)) != manifest["hash"]:
-        raise damaged(folder / "manifest.json", f"data hash {manifest['hash']}, but its files make {expected}")
-
-
-def regular_file(folder: Path, name: str) -> Path:
-    """The path of a file named in a manifest; a DataError if it leads out of `folder` or is anything but a file."""
-    path = folder / name
-    try:
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"{folder}: file name {name!r} leads out of the folder; nothing was read")
-        mode = path.lstat().st_mode
-    except (OSError, RuntimeError) as error:  # Python 3.12 calls a loop of links a RuntimeError
-        raise damaged(path, f"{getattr(error, 'strerror', None) or error}") from error
-    if not stat.S_ISREG(mode):
-        raise DataError(f"{path}: not a regular file; nothing was read")
-    return path
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def hash_data(manifest: dict[str, Any]) -> str:
-    """What training reads, in one hash: vocabularies, and the ids, offsets and documents of every copy."""
-    parts = [manifest["vocabularies"][side] for side in SIDES]
-    copies = [split for split in manifest["splits"] if split != "valid"]
-    parts += [manifest["files"][f"{copy}/{name}"]["sha256"] for copy in copies for name in ARRAYS]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def require_text(config: Config) -> None:
+    """ConfigError where a stream leaves no text to choose subwords from."""
+    named = config.vocabulary.source_model and (config.vocabulary.shared or config.vocabulary.target_model)
+    if config.data.stream and not (named or config.data.valid_source):
+        raise ConfigError(
+            "data.stream leaves no text to choose subwords from; name vocabulary.source_model (and target_model where "
+            "they are not shared), or data.valid_source, or a prepared folder by --data"
+        )
 
 
 def prepare(config: Config, folder: Path, progress: Progress | None = None) -> Prepared:
@@ -185,12 +163,15 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
     origin = describe_origin(config)
     with corpus.spool_inputs(config.data, folder) as data:
         progress("vocabulary", 0)
+        require_text(config)
         sample = partial(corpus.sample_lines, data, config.vocabulary.sentences, TRAINING_CHARACTERS)
         vocabularies = choose_vocabularies(config.vocabulary, sample, data.segment > 0)
         for side, vocabulary in zip(SIDES, vocabularies, strict=True):
             vocabulary.save(folder / f"{side}.model")
         alpha = config.vocabulary.sampling
         copies = [f"train-{copy}" for copy in range(config.vocabulary.copies if alpha else 1)]
+        if data.stream:
+            copies = []
         splits = {copy: write_split(data, folder / copy, vocabularies, alpha, progress) for copy in copies}
         if corpus.has_split(data, "valid"):
             splits["valid"] = write_split(data, folder / "valid", vocabularies, 0.0, progress)
@@ -201,6 +182,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
     hashes = {side: vocabulary.sha256 for side, vocabulary in zip(SIDES, vocabularies, strict=True)}
     manifest = {"format": FORMAT, "made_from": origin, "vocabularies": hashes, "splits": splits, "files": files}
     manifest["segment"] = data.segment
+    manifest |= {"stream": True} if data.stream else {}
     manifest["hash"] = hash_data(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     for path in (*paths, folder / "manifest.json", *(folder / split for split in splits), folder):
@@ -213,36 +195,51 @@ def write_split(
     """Encode the pairs of one split or copy into the new `folder`, drawing subwords where alpha > 0; its summary."""
     longest = data.segment - 1 if data.segment else data.longest  # a separator counts too
     split, longest = ("valid", sys.maxsize) if folder.name == "valid" else ("train", longest)
-    counts, number, document_start = Counts(), 0, False
-    with SplitWriter(folder, vocabularies, data.segment > 0) as writer:
-        for pairs in corpus.in_batches(corpus.read_pairs(data, split, counts)):
-            key = f"{data.seed}/{folder.name}/{number}"
-            sources = vocabularies[0].encode_all([pair.source for pair in pairs], alpha, f"{key}/source")
-            targets = vocabularies[1].encode_all([pair.target for pair in pairs], alpha, f"{key}/target")
-            for pair, *sides in zip(pairs, sources, targets, strict=True):
-                number += 1
-                document_start |= pair.document_start  # kept for the next pair where this one is dropped
-                if fitting := corpus.fit_lengths(sides, longest, data, counts, number):
-                    writer.add(pair, fitting, document_start)
-                    document_start = False
-            progress(folder.name, number)
-    counts.pairs, counts.documents = writer.pairs, writer.documents
-    if not writer.pairs:
+    corpora = len(corpus.files_of(data, split)[0]) or 1
+    counts, read, number = Counts(), Counts(), 1
+    with SplitWriter(folder, vocabularies, data.segment > 0, corpora) as writer:
+        for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
+            key = f"{data.seed}/{folder.name}/{number - 1}"
+            sides = [
+                lay_out(vocabulary.encode_all([pair.sides[place] for pair in pairs], alpha, f"{key}/{side}"))
+                for place, (side, vocabulary) in enumerate(zip(SIDES, vocabularies, strict=True))
+            ]
+            lengths = np.stack([ids.lengths for ids in sides])
+            fitting = fit_lengths(lengths, longest, data, counts, partial(pair_name, number))
+            writer.add(pairs, sides, fitting)
+            number += len(pairs)
+            progress(folder.name, number - 1)
+    counts.pairs, counts.documents = int(writer.pairs.sum()), writer.documents
+    counts.empty, counts.bad_utf8 = counts.empty + read.empty, read.bad_utf8
+    if not counts.pairs:
         raise DataError(f"no sentence pairs left in {folder.name}: {counts.describe()}")
-    counts.segments = cut_segments(folder, data.segment) if data.segment else 0
+    borders = np.append(0, np.cumsum(writer.pairs))
+    if data.segment:
+        borders = cut_segments(folder, data.segment, borders)
+        counts.segments = int(borders[-1])
     tokens = {f"{side}_tokens": count for side, count in zip(SIDES, writer.tokens, strict=True)}
+    columns = {"pairs": np.diff(borders), **tokens}
     return {
-        "pairs": counts.segments or writer.pairs,
+        "pairs": int(borders[-1]),
         "documents": writer.documents,
-        **tokens,
+        **{name: int(count.sum()) for name, count in tokens.items()},
         "counts": dataclasses.asdict(counts),
+        "corpora": [{name: int(column[place]) for name, column in columns.items()} for place in range(corpora)],
     }
+
+
+def pair_name(first: int, place: int) -> str:
+    return f"pair {first + place:,}"
 
 
 def describe_origin(config: Config) -> dict[str, Any]:
     """What a folder is made from: the configuration, and size and time of every file it names."""
     models = [name for name in (config.vocabulary.source_model, config.vocabulary.target_model) if name]
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("data", "vocabulary")}
-    found = {name: os.stat(name) for name in [*corpus.input_files(config.data), *models] if os.path.exists(name)}
+    del sections["data"]["weights"]  # which change nothing here
+    if not config.data.stream:
+        del sections["data"]["stream"]  # a key that older folders do not know
+    paths = {name: local_path(name) for name in corpus.input_files(config.data)} | {name: name for name in models}
+    found = {name: os.stat(path) for name, path in paths.items() if os.path.exists(path)}
     inputs = {name: [state.st_size, state.st_mtime_ns] for name, state in found.items()}
     return json.loads(json.dumps({**sections, "inputs": inputs}))  # as it is read back: lists, no tuples

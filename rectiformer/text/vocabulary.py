@@ -28,6 +28,7 @@ SEPARATOR = "<sep>"  # what sentencepiece calls it
 
 UNSAFE = re.compile("[\0\ud800-\udfff]")
 SPACES = re.compile("[\t\n\r\u2581]")
+CHANGED = re.compile("[\0\t\n\r\u2581\ud800-\udfff]")  # either of them
 
 
 class Piece(NamedTuple):
@@ -160,7 +161,10 @@ class Vocabulary:
         return self._processor.encode(clean(line), enable_sampling=True, nbest_size=-1, alpha=alpha)
 
     def encode_all(self, lines: list[str], alpha: float = 0.0, seed: str = "") -> list[list[int]]:
-        """`encode` of every line, on all cores; with alpha > 0 `sample` of every line, the same for the same seed."""
+        """`encode` of every line, on all cores; with alpha > 0 `sample` of every line.
+
+        The same seed gives the same samples while this process lives; in another one sentencepiece gives others.
+        """
         if not alpha:
             return self._processor.encode([clean(line) for line in lines])
         from sentencepiece import set_random_generator_seed
@@ -232,6 +236,8 @@ def load_or_train(
 
 def clean(line: str) -> str:
     """The line without what sentencepiece cannot take, character for character, so that places in it still hold."""
+    if CHANGED.search(line) is None:
+        return line
     return SPACES.sub(" ", UNSAFE.sub("\ufffd", line))
 
 

@@ -196,7 +196,7 @@ def test_a_segment_longer_than_a_batch_is_one_of_its_own(segmented, tokens):
     words = segmented.source
     plan = BatchPlan(segmented.train, tokens, Symbols(words.pad, words.eos, words.pad, words.bos, words.eos), "x")
     seen = []
-    for index in range(plan.counts[0]):
+    for index in range(plan.first(1)):
         batch = plan.batch(index, static=True)
         assert batch.source.shape[0] == max(1, tokens // batch.source.shape[1])
         assert batch.source.shape[1] <= 48  # the end is counted in a segment's length

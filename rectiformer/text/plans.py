@@ -1,0 +1,38 @@
+"""Which plan a run gets its batches from: prepared text, weighed or not, or a stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from rectiformer.config import Config
+from rectiformer.errors import ConfigError
+from rectiformer.text.batches import BatchPlan, Symbols
+from rectiformer.text.prepared import Prepared
+from rectiformer.text.stream import StreamPlan
+
+
+def plan_batches(
+    config: Config, prepared: Prepared, symbols: Symbols, check: Callable[[], None], ranks: int = 1
+) -> BatchPlan | StreamPlan:
+    """The batches that `config` trains on.
+
+    Args:
+        check: called while a stream is read or waited for; what it raises ends that.
+        ranks: how many processes train together.
+    """
+    name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.tokens
+    if not config.data.stream:
+        prepared.weigh(config.data.weights)
+        return BatchPlan(prepared.train, tokens, symbols, name)
+    for key, value in {"segment": config.data.segment, "weights": config.data.weights}.items():
+        if value:
+            raise ConfigError(f"data.{key} needs prepared text, but data.stream = true; leave one of them out")
+    if config.vocabulary.sampling:
+        raise ConfigError(
+            f"vocabulary.sampling = {config.vocabulary.sampling} needs prepared text, but data.stream = true: sampled "
+            "again, a stream would not be the same"
+        )
+    if ranks > 1:
+        raise ConfigError(f"data.stream = true, but {ranks} ranks cannot share standard input; train on one")
+    return StreamPlan(sys.stdin.fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check)

@@ -1,0 +1,256 @@
+"""Batches of an endless stream of pairs, as OpusTrainer feeds them: `source<TAB>target` lines of standard input.
+
+Some thousand pairs at a time are read, encoded, sorted by length and cut into batches of the same few shapes as those
+of prepared text. The same lines give the same batches, however fast they come. What has to be remembered to go on later
+is two numbers: how many lines were read, and how many batches made of them, before the pairs at hand.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import itemgetter
+
+import numpy as np
+
+from rectiformer.config import DataConfig
+from rectiformer.errors import DataError
+from rectiformer.text.batches import Batch, Symbols, collate, padded_lengths, round_up
+from rectiformer.text.corpus import BATCH_PAIRS, Counts
+from rectiformer.text.encoded import SIDES, Ids, cut_ids, fit_lengths, lay_out
+from rectiformer.text.lines import BOM, LONGEST_LINE, replace_bad
+from rectiformer.text.mixture import shuffled
+from rectiformer.text.vocabulary import Vocabulary
+
+WINDOW = 64
+"""Batches that are made of the pairs at hand, about."""
+MOST_PAIRS = 1 << 17
+"""Pairs that are at hand, at most."""
+REMEMBERED = 4_096
+"""Batches of which it is still known what lines they were."""
+WAIT = 0.5
+"""Seconds after which somebody who waits for a line looks up."""
+
+
+class StreamEndedError(Exception):
+    """There are no more batches; the message says how many lines there were."""
+
+
+def read_stream(descriptor: int, check: Callable[[], None]) -> Iterator[bytes]:
+    """Lines of a pipe without their LF, as they come; `check` is called before and while it is read, and may raise."""
+    kept, number = b"", 1
+    while True:
+        check()
+        while not select.select([descriptor], [], [], WAIT)[0]:
+            check()
+        block = os.read(descriptor, 1 << 16)
+        *lines, kept = (kept + block).split(b"\n")
+        yield from lines
+        number += len(lines)
+        if len(kept) > LONGEST_LINE:
+            raise DataError(f"stdin:{number}: line is longer than {LONGEST_LINE:,} bytes; split or remove it")
+        if not block:
+            break
+    if kept:
+        yield kept
+
+
+@dataclass(frozen=True)
+class Window:
+    """The pairs at hand, and the lines they stood on."""
+
+    lines: np.ndarray
+    sides: tuple[Ids, Ids]
+    starts: tuple[np.ndarray, np.ndarray]
+
+    @classmethod
+    def of(cls, groups: list[tuple[np.ndarray, list[Ids]]]) -> Window:
+        """The pairs of several groups, one after the other."""
+        joined = tuple(
+            Ids(*(np.concatenate(parts) for parts in zip(*(sides[side] for _, sides in groups), strict=True)))
+            for side in range(len(SIDES))
+        )
+        starts = tuple(np.append(0, np.cumsum(ids.lengths)) for ids in joined)
+        return cls(np.concatenate([lines for lines, _ in groups]), (joined[0], joined[1]), (starts[0], starts[1]))
+
+    @property
+    def pairs(self) -> int:
+        return len(self.lines)
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        return self.sides[0].lengths
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        return self.sides[1].lengths
+
+    def source(self, index: int) -> np.ndarray:
+        return self.sides[0].ids[self.starts[0][index] : self.starts[0][index + 1]]
+
+    def target(self, index: int) -> np.ndarray:
+        return self.sides[1].ids[self.starts[1][index] : self.starts[1][index + 1]]
+
+
+class StreamPlan:
+    """Batches of a stream, asked for one after the other, as of a `BatchPlan`. Pairs go by their line, from 1.
+
+    Args:
+        descriptor: where lines are read from.
+        tokens: padded tokens of the longer side in one batch; a longer pair makes a batch of its own.
+        name: what the order of batches depends on beside the lines.
+        check: called while it reads or waits; what it raises ends that.
+    """
+
+    text = "pairs from standard input"
+
+    def __init__(
+        self,
+        descriptor: int,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        config: DataConfig,
+        tokens: int,
+        symbols: Symbols,
+        name: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.vocabularies, self.config, self.tokens, self.symbols = vocabularies, config, tokens, symbols
+        self.name, self.counts = name, Counts()
+        self._lines = self._skipped = 0
+        self._positions = [(0, 0)]  # lines and batches before each of the windows
+        self._stream = read_stream(descriptor, check)
+        self._window: Window | None = None
+        self._batches: list[tuple[np.ndarray, int]] = []
+        self._lines_of: dict[int, np.ndarray] = {}
+
+    def resume(self, lines: int, batches: int) -> None:
+        """Go on after so many lines, which are skipped, and batches, which were made of them."""
+        self._skipped, self._positions = lines, [(lines, batches)]
+
+    def consumed(self, index: int) -> tuple[int, int]:
+        """Lines that need not be read again to go on with batch `index`, and batches that were made of them."""
+        return self._positions[bisect_right(self._positions, index, key=itemgetter(1)) - 1]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """A stream is one epoch."""
+        return 0, index
+
+    def pairs_of(self, index: int) -> np.ndarray:
+        """Which lines stand in batch `index`; none where that was too long ago."""
+        if index >= self._positions[-1][1]:
+            self._reach(index)
+        return self._lines_of.get(index, np.empty(0, dtype=np.int64))
+
+    def batch(self, index: int, static: bool = False) -> Batch:
+        """Batch `index`, of those at hand or next; `static` pads it to the shape that all of its length have."""
+        window, rows, length = self._reach(index)
+        size = {"rows": max(1, self.tokens // length), "length": length} if static else {}
+        batch = collate(window, rows, self.symbols, **size)
+        return replace(batch, pairs=window.lines[rows])
+
+    def shapes(self) -> Iterator[tuple[int, int]]:
+        """Rows and padded length of every static shape there can be."""
+        lengths = np.unique(round_up(np.arange(2, self.config.longest + 2)))
+        return ((max(1, self.tokens // length), length) for length in lengths.tolist())
+
+    def _reach(self, index: int) -> tuple[Window, np.ndarray, int]:
+        while index >= self._positions[-1][1] + len(self._batches):
+            self._advance()
+        first = self._positions[-1][1]
+        if index < first or self._window is None:
+            raise IndexError(f"batch {index} is gone; those at hand start at {first}")
+        return self._window, *self._batches[index - first]
+
+    def _advance(self) -> None:
+        """Let go of the pairs at hand, and read the next ones."""
+        first = self._positions[-1][1] + len(self._batches)
+        self._skip()
+        before = self._lines
+        groups = self._read()
+        self._positions.append((before if groups else self._lines, first))
+        self._batches, self._window = [], None
+        if not groups:
+            raise StreamEndedError(f"standard input ended after {self._lines:,} lines: {self.counts.describe()}")
+        self._window = Window.of(groups)
+        self._batches = self._cut(self._window, before)
+        for number, (rows, _) in enumerate(self._batches, first):
+            self._lines_of[number] = self._window.lines[rows]
+        for number in list(islice(self._lines_of, max(0, len(self._lines_of) - REMEMBERED - len(self._batches)))):
+            del self._lines_of[number]
+
+    def _skip(self) -> None:
+        if self._lines >= self._skipped:
+            return
+        self._lines = sum(1 for _ in islice(self._stream, self._skipped))
+        if self._lines < self._skipped:
+            raise DataError(
+                f"stdin has {self._lines:,} lines, but this run has read {self._skipped:,} already; feed it the same "
+                "lines again, from the first"
+            )
+
+    def _read(self) -> list[tuple[np.ndarray, list[Ids]]]:
+        """Pairs for some batches, encoded; none at the end of the stream."""
+        groups: list[tuple[np.ndarray, list[Ids]]] = []
+        pairs = tokens = 0
+        while (
+            tokens < WINDOW * self.tokens and pairs < MOST_PAIRS and (lines := list(islice(self._stream, BATCH_PAIRS)))
+        ):
+            if numbered := list(self._parse(lines)):
+                groups.append(self._encode(numbered))
+                pairs += len(groups[-1][0])
+                tokens += int(round_up(np.maximum(*(ids.lengths for ids in groups[-1][1])) + 1).sum())
+        return groups if pairs else []
+
+    def _parse(self, lines: list[bytes]) -> Iterator[tuple[int, str, str]]:
+        """Number, source and target of the lines that are pairs."""
+        for line in lines:
+            self._lines += 1
+            where = f"stdin:{self._lines}"
+            try:
+                text: str | None = (line.removeprefix(BOM) if self._lines == 1 else line).decode()
+            except UnicodeDecodeError as error:
+                text = replace_bad(error, self.config.bad_utf8, where)
+            if text is None:
+                self.counts.bad_utf8 += 1
+                continue
+            source, tab, rest = text.partition("\t")
+            if text.strip() and not tab:
+                raise DataError(f"{where}: 1 column, but 2 are needed; separate source and target by a tab")
+            target = rest.partition("\t")[0]
+            if source.strip() and target.strip():
+                yield self._lines, source, target
+            else:
+                self.counts.empty += 1
+
+    def _encode(self, pairs: list[tuple[int, str, str]]) -> tuple[np.ndarray, list[Ids]]:
+        numbers, *texts = zip(*pairs, strict=True)
+        sides = [
+            lay_out(vocabulary.encode_all(list(lines)))
+            for vocabulary, lines in zip(self.vocabularies, texts, strict=True)
+        ]
+        found = np.stack([ids.lengths for ids in sides])
+        lengths = fit_lengths(
+            found, self.config.longest, self.config, self.counts, lambda place: f"stdin:{numbers[place]}"
+        )
+        kept = lengths[0] > 0
+        self.counts.pairs += int(kept.sum())
+        cut = [cut_ids(ids, length) for ids, length in zip(sides, lengths, strict=True)]
+        return np.array(numbers)[kept], [Ids(side.ids, side.lengths[kept]) for side in cut]
+
+    def _cut(self, window: Window, before: int) -> list[tuple[np.ndarray, int]]:
+        """Long pairs first, as many as fit; what is left of a length joins the next shorter ones. Then shuffled."""
+        padded = padded_lengths(window)
+        order = shuffled(window.pairs, self.name, before, "pairs")
+        order = order[np.argsort(-padded[order], kind="stable")]
+        batches, start = [], 0
+        while start < len(order):
+            length = int(padded[order[start]])
+            stop = start + max(1, self.tokens // length)
+            batches.append((order[start:stop], length))
+            start = stop
+        turn = shuffled(len(batches), self.name, before, "batches")
+        return [batches[number] for number in turn]

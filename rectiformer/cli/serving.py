@@ -1,0 +1,78 @@
+"""The command that answers others: serve."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from rectiformer.cli.inputs import parse_place, warn
+from rectiformer.cli.options import BatchTokens, Checkpoint, Device, Precision, RunFolder, app, option
+from rectiformer.errors import ArgumentError
+
+REQUEST, QUEUE = "Limits of a request", "Limits of the server"
+EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
+
+
+@app.command()
+def serve(
+    run: RunFolder,
+    host: Annotated[str, option("Address to listen on; other than this machine's own it needs a token.")] = "127.0.0.1",
+    port: Annotated[int, option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token_file: Annotated[
+        Path | None, option("File with the token that clients send; RECTIFORMER_TOKEN may hold it instead.")
+    ] = None,
+    alignments: Annotated[str, option("LAYER:HEAD:INDUCTION to align by; the last layer's average unless given.")] = "",
+    max_bytes: Annotated[int, option("Bytes of its body.", panel=REQUEST, min=1)] = 262_144,
+    max_sentences: Annotated[int, option("Sentences, of all its documents.", panel=REQUEST, min=1)] = 128,
+    max_sentence_tokens: Annotated[int, option("Subwords of a sentence.", panel=REQUEST, min=1)] = 256,
+    max_tokens: Annotated[int, option("Subwords of all its sentences.", panel=REQUEST, min=1)] = 8_192,
+    max_beam: Annotated[int, option("Hypotheses kept a sentence.", panel=REQUEST, min=1)] = 8,
+    max_nbest: Annotated[int, option("Translations returned a sentence.", panel=REQUEST, min=1)] = 8,
+    max_heads: Annotated[int, option("Sentences, if it asks for heads.", panel=REQUEST, min=1)] = 4,
+    max_heads_tokens: Annotated[int, option("Subwords, if it asks for heads.", panel=REQUEST, min=1)] = 128,
+    body_seconds: Annotated[float, option("Seconds for its body to arrive.", panel=REQUEST)] = 10.0,
+    deadline: Annotated[float, option("Seconds from accepted to answered.", panel=REQUEST)] = 30.0,
+    queue_requests: Annotated[int, option("Requests accepted and not answered.", panel=QUEUE, min=1)] = 256,
+    queue_sentences: Annotated[int, option("Sentences of these.", panel=QUEUE, min=1)] = 2_048,
+    drain: Annotated[float, option("Seconds to finish them after SIGTERM.", panel=QUEUE)] = 30.0,
+    batch_tokens: BatchTokens = 4_096,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Answer requests to translate, over HTTP, until SIGTERM or Ctrl-C.
+
+    JSON at /v1/translate, a page at /, figures at /metrics; docs/serving.md has the rest. What is more than a limit is
+    refused, and said; texts are not logged.
+
+        rectiformer serve runs/rela --port 8000
+    """
+    from rectiformer.terminal import Terminal
+    from rectiformer.translate.translator import Translator
+
+    try:
+        from rectiformer.serve.app import Served
+        from rectiformer.serve.guard import read_token
+        from rectiformer.serve.limits import Limits
+        from rectiformer.serve.server import address, bind
+        from rectiformer.serve.server import serve as serve_until_stopped
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        raise ArgumentError(f'serve needs {error.name}; pip install "rectiformer[serve]"') from error
+    limits = Limits(
+        max_bytes=max_bytes, max_sentences=max_sentences, max_sentence_tokens=max_sentence_tokens,
+        max_tokens=max_tokens, max_beam=max_beam, max_nbest=max_nbest, max_heads=max_heads,
+        max_heads_tokens=max_heads_tokens, body_seconds=body_seconds, deadline=deadline, drain=drain,
+        queue_requests=queue_requests, queue_sentences=queue_sentences, batch_tokens=batch_tokens,
+    )  # fmt: skip
+    token = read_token(host, token_file)
+    with bind(host, port) as bound:  # a port that is taken shows before the model is read
+        translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)
+        place = parse_place(alignments) if alignments else None
+        served = Served(translator, run.resolve().name, limits, token, place)
+        terminal = Terminal()
+        terminal.note(f"serving {served.name} at {address(bound)} (Ctrl-C ends it)")
+        terminal.note("limits: " + ", ".join(f"{name} {value:g}" for name, value in asdict(limits).items()))
+        serve_until_stopped(served, bound)

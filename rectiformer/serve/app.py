@@ -1,0 +1,216 @@
+"""The application: its paths, each of which answers in JSON or is a file of the page."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from rectiformer.analyze.capture import model_card
+from rectiformer.errors import ArgumentError
+from rectiformer.measure.alignment import steps_of
+from rectiformer.serve import refusals
+from rectiformer.serve.bodies import read_json
+from rectiformer.serve.guard import Gate, Guard
+from rectiformer.serve.limits import Limits
+from rectiformer.serve.metrics import Counting, Metrics
+from rectiformer.serve.refusals import RefusalError
+from rectiformer.serve.requests import JobMaker
+from rectiformer.serve.schema import ErrorAnswer, ModelAnswer, State, TranslateAnswer, body_schema, read_request
+from rectiformer.serve.service import ClientGoneError, Service
+from rectiformer.serve.tasks import AlignPairs
+from rectiformer.translate.align import AVERAGE, check_place, cross_sites
+from rectiformer.translate.translator import Translator
+
+PAGE = Path(__file__).parent / "page"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+TRANSLATE = "/v1/translate"
+LARGE = 16_384
+"""Bytes of a body from which its subwords are counted beside the event loop."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model to serve.
+
+    Args:
+        align: layer, head and induction that words are linked by; the last layer's average unless given.
+    """
+
+    translator: Translator
+    name: str
+    limits: Limits
+    token: str = ""
+    align: tuple[int, int | str, str] | None = None
+
+    def aligner(self) -> AlignPairs | None:
+        """How to link words; None where the model has no weights for that."""
+        model = self.translator.model
+        try:
+            cross_sites(model)
+        except ArgumentError:
+            if self.align is not None:
+                raise
+            return None
+        layer, head, induction = self.align or (model.config.decoder_layers - 1, AVERAGE, "normal")
+        check_place(model, layer, head)
+        steps_of(induction)
+        return AlignPairs(layer, head, induction)
+
+
+def build_app(served: Served) -> FastAPI:
+    """The application; its `state.service` is what a server drains. ArgumentError if limits do not fit the model."""
+    served.limits.check_model(served.translator)
+    metrics = Metrics()
+    service = Service(served.translator, served.limits, metrics)
+    card = model_card(served.translator.model, served.name)
+    maker = JobMaker(served.translator, card, served.limits, served.aligner())
+
+    @asynccontextmanager
+    async def living(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="rectiformer", summary=f"Translations by {served.name}.", version="1",
+        docs_url=None, redoc_url=None, lifespan=living,
+    )  # fmt: skip
+    app.state.service = service
+    add_translate(app, service, maker)
+    add_states(app, service, metrics)
+    add_model(app, served, maker)
+    add_page(app)
+    add_refusals(app)
+    app.add_middleware(Gate, path=TRANSLATE, refuse=service.unready)
+    app.add_middleware(Counting, metrics=metrics, path=TRANSLATE)
+    app.add_middleware(Guard, token=served.token)
+    return app
+
+
+def add_translate(app: FastAPI, service: Service, maker: JobMaker) -> None:
+    """The path that translates."""
+    refused = {status: {"model": ErrorAnswer} for status in (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)}
+
+    @app.post(
+        TRANSLATE,
+        response_model=TranslateAnswer,
+        responses=refused,  # type: ignore[arg-type]
+        openapi_extra=body_schema(maker.limits),
+    )
+    async def translate(request: Request) -> Response:
+        """Translate sentences or documents; more than the limits allow is refused, never cut."""
+        gone: asyncio.Task[Any] | None = None
+        try:
+            content = await read_json(request, maker.limits)
+            gone = asyncio.create_task(wait_until_gone(request))
+            asked = read_request(content)
+            large = int(request.headers.get("content-length", LARGE)) >= LARGE
+            job = await run_in_threadpool(maker.make, asked) if large else maker.make(asked)
+            answer = {"model": maker.card.name} | await service.answer(job, gone)
+            body = await run_in_threadpool(encode, answer) if asked.heads else encode(answer)
+        except (ClientDisconnect, ClientGoneError):
+            return Response(status_code=499)  # which nobody reads
+        finally:
+            if gone is not None:
+                gone.cancel()
+        return Response(body, media_type="application/json")
+
+
+async def wait_until_gone(request: Request) -> None:
+    """Return when the client closes its connection; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def encode(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    """Paths for those who watch the server."""
+
+    @app.get("/livez", response_model=State, responses={500: {"model": ErrorAnswer}})
+    async def livez() -> Response:
+        """Whether the process and the thread that has the model live."""
+        if not service.alive:
+            raise RefusalError(refusals.FAILED, "the thread that has the model has ended; restart the server")
+        return JSONResponse({"status": "alive"})
+
+    @app.get("/readyz", response_model=State, responses={503: {"model": ErrorAnswer}})
+    async def readyz() -> Response:
+        """Whether a request would be accepted now."""
+        reason = service.unready()
+        if reason is not None:
+            raise RefusalError(refusals.UNAVAILABLE, str(reason))
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE_LATEST: {}}}})
+    async def figures() -> Response:
+        """Figures for Prometheus."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
+    """The path that says which model this is."""
+    card = maker.card
+    answer = ModelAnswer(
+        name=card.name,
+        variants=card.variants,
+        layers=card.layers,
+        heads=card.heads,
+        segment=served.translator.segment,
+        aligns=maker.align is not None,
+        limits=dataclasses.asdict(served.limits),
+    )
+
+    @app.get("/v1/model")
+    async def model() -> ModelAnswer:
+        """The model and the limits of this server."""
+        return answer
+
+
+def add_page(app: FastAPI) -> None:
+    """The page and its files, read once."""
+    files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in TYPES}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(files["index.html"], media_type=TYPES[".html"])
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in files:
+            raise RefusalError(refusals.NOT_FOUND, "there is no such file")
+        return Response(files[name], media_type=TYPES[Path(name).suffix])
+
+
+def add_refusals(app: FastAPI) -> None:
+    """One shape for all that goes wrong."""
+
+    @app.exception_handler(RefusalError)
+    async def refuse(_: Request, refusal: RefusalError) -> Response:
+        return refusal.response()
+
+    @app.exception_handler(HTTPException)
+    async def no_path(_: Request, error: HTTPException) -> Response:
+        kinds = {404: refusals.NOT_FOUND, 405: refusals.NO_METHOD}
+        response = RefusalError(kinds.get(error.status_code, refusals.INVALID), str(error.detail)).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def fail(_: Request, error: Exception) -> Response:
+        return RefusalError(refusals.FAILED, "the server failed; its terminal says where").response()

@@ -1,0 +1,73 @@
+"""The body of a request: read within bounds of size and time, then parsed strictly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+from fastapi import Request
+
+from rectiformer.serve.limits import Limits
+from rectiformer.serve.refusals import NOT_JSON, NOT_JSON_TYPE, SLOW_BODY, TOO_LARGE, RefusalError
+
+DEEPEST = 16
+"""Most lists and objects inside each other; a request has 3."""
+
+
+async def read_json(request: Request, limits: Limits) -> Any:
+    """The content of a request, whose body is not read on once it is too large or too slow."""
+    kind = request.headers.get("content-type", "")
+    if kind.split(";")[0].strip().lower() != "application/json":
+        raise RefusalError(NOT_JSON_TYPE, f"content type {kind[:60]!a}; send application/json")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > limits.max_bytes:
+        refuse_size(limits)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.max_bytes:
+                    refuse_size(limits)
+    except TimeoutError as error:
+        raise RefusalError(SLOW_BODY, f"the body took more than {limits.body_seconds:g} s; send it at once") from error
+    return parse(bytes(body))
+
+
+def refuse_size(limits: Limits) -> NoReturn:
+    raise RefusalError(TOO_LARGE, f"the body has more than {limits.max_bytes:,} bytes; send several requests")
+
+
+def parse(body: bytes) -> Any:
+    """JSON in UTF-8, without NaN and without endless nesting."""
+    try:
+        text = body.decode("utf-8")
+        content = json.loads(text, parse_constant=refuse_constant)
+    except UnicodeDecodeError as error:
+        raise RefusalError(NOT_JSON, f"byte {error.start} of the body is not UTF-8; encode it so") from error
+    except json.JSONDecodeError as error:
+        raise RefusalError(NOT_JSON, f"the body is not JSON: {error.msg} at character {error.pos}") from error
+    except (ValueError, RecursionError) as error:
+        raise RefusalError(NOT_JSON, "the body has a number or a nesting that is beyond reason; send less") from error
+    if is_deep(content):
+        raise RefusalError(
+            NOT_JSON, f"the body has more than {DEEPEST} lists and objects inside each other; send fewer"
+        )
+    return content
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise RefusalError(NOT_JSON, f"the body has {name}, which is not JSON; send a number")
+
+
+def is_deep(content: Any) -> bool:
+    """Whether lists and objects go deeper than `DEEPEST`."""
+    level = [content]
+    for _ in range(DEEPEST):
+        lists = [each for each in level if isinstance(each, list)]
+        objects = [each for each in level if isinstance(each, dict)]
+        level = [inner for each in lists for inner in each] + [inner for each in objects for inner in each.values()]
+        if not level:
+            return False
+    return any(isinstance(each, list | dict) for each in level)

@@ -1,0 +1,63 @@
+"""How much a server takes on: every limit, small unless raised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from rectiformer.errors import ArgumentError
+from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.translator import Translator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one request may ask for, and how many may wait; more is refused, never cut."""
+
+    max_bytes: int = 262_144
+    """Bytes of a request's body, counted while it arrives."""
+    max_sentences: int = 128
+    """Sentences of a request, those of all its documents together."""
+    max_sentence_tokens: int = 256
+    """Subwords of a sentence."""
+    max_tokens: int = 8_192
+    """Subwords of all sentences of a request."""
+    max_beam: int = 8
+    """Hypotheses kept a sentence."""
+    max_nbest: int = 8
+    """Translations returned a sentence."""
+    max_heads: int = 4
+    """Sentences of a request that asks for what the heads do."""
+    max_heads_tokens: int = 128
+    """Subwords of all sentences of such a request."""
+    queue_requests: int = 256
+    """Requests accepted and not yet answered."""
+    queue_sentences: int = 2_048
+    """Sentences of these requests."""
+    body_seconds: float = 10.0
+    """Seconds that a body may take to arrive."""
+    deadline: float = 30.0
+    """Seconds from an accepted request to its answer."""
+    drain: float = 30.0
+    """Seconds that accepted requests have to finish once the server is asked to stop."""
+    batch_tokens: int = 4_096
+    """Padded source tokens that go through the model together."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 < value < float("inf"):
+                raise ArgumentError(f"{field.name} = {value}, but it must be above 0 and finite")
+        if self.max_sentences > self.queue_sentences:
+            raise ArgumentError(
+                f"max_sentences = {self.max_sentences} is more than queue_sentences = {self.queue_sentences}, so that "
+                "such a request could never wait; lower one or raise the other"
+            )
+
+    def check_model(self, translator: Translator) -> None:
+        """ArgumentError where a sentence may be longer than the model translates, or its translation be watched."""
+        longest = translator.longest - SearchOptions.extra_length
+        if self.max_sentence_tokens > longest:
+            raise ArgumentError(
+                f"max_sentence_tokens = {self.max_sentence_tokens}, but this model translates at most {longest} "
+                "subwords and watches what it wrote; lower it"
+            )

@@ -1,0 +1,130 @@
+// Type a text, see its translation, and which word was linked to which. Texts enter the page as text only.
+
+const find = (id) => document.getElementById(id);
+const [form, source, list, problem, progress] = ["form", "source", "sentences", "problem", "progress"].map(find);
+const button = form.querySelector("button");
+let aligns = false;
+let asking = null; // what stops the request that is under way
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  translate();
+});
+source.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    form.requestSubmit();
+  }
+});
+describe();
+
+async function describe() {
+  try {
+    const model = await request("v1/model");
+    aligns = model.aligns;
+    const variants = [...new Set(Object.values(model.variants))].join(", ");
+    find("model").textContent = `${model.name} (${variants}), at most ${model.limits.max_sentences} sentences at once`;
+  } catch (error) {
+    problem.textContent = error.message;
+  }
+  document.body.dataset.ready = "";
+}
+
+// A newer request takes the place of one that is under way.
+async function translate() {
+  const lines = source.value.replace(/\r/g, "").replace(/\n+$/, "").split("\n");
+  if (!source.value.trim()) return;
+  asking?.abort();
+  const own = new AbortController();
+  asking = own;
+  problem.textContent = "";
+  progress.textContent = "Translating\u2026";
+  button.disabled = true;
+  try {
+    const body = JSON.stringify({ sentences: lines, alignments: aligns });
+    const headers = { "Content-Type": "application/json" };
+    const answer = await request("v1/translate", { method: "POST", headers, body, signal: own.signal });
+    if (asking === own) show(lines, answer.translations);
+  } catch (error) {
+    if (asking === own) problem.textContent = error.message;
+  } finally {
+    if (asking === own) {
+      asking = null;
+      progress.textContent = "";
+      button.disabled = false;
+    }
+  }
+}
+
+async function request(path, options) {
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch {
+    throw new Error("The server cannot be reached.");
+  }
+  const content = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(content.error?.message ?? `The server answered ${answer.status}.`);
+  return content;
+}
+
+function show(lines, translations) {
+  list.replaceChildren(
+    ...translations.map(({ text, alignment, warnings }, index) => {
+      const item = document.createElement("li");
+      const words = { source: alignment?.source_words ?? [], target: alignment?.target_words ?? [] };
+      const both = [side("source", lines[index], words.source), side("target", text, words.target)];
+      item.append(...both.map(({ line }) => line), ...warnings.map(note));
+      for (const each of [0, 1]) follow(both[each], both[1 - each], alignment?.links ?? [], each);
+      return item;
+    }),
+  );
+}
+
+function note(text) {
+  const line = document.createElement("p");
+  line.className = "note";
+  line.textContent = text;
+  return line;
+}
+
+// A line with a span for each word; places count code points, as Python does.
+function side(kind, text, places) {
+  const line = document.createElement("bdi");
+  line.className = kind;
+  line.dir = "auto";
+  const characters = Array.from(text);
+  const between = (start, stop) => characters.slice(start, stop).join("");
+  let at = 0;
+  const words = places.map(([start, stop]) => {
+    const word = document.createElement("span");
+    word.className = "word";
+    word.textContent = between(start, stop);
+    line.append(between(at, start), word);
+    at = stop;
+    return word;
+  });
+  line.append(between(at));
+  return { line, words };
+}
+
+// Mark the words that one is linked to: under the pointer, or where the arrow keys have led.
+function follow(here, there, links, which) {
+  const mark = (number, on) => {
+    here.words[number].classList.toggle("linked", on);
+    for (const link of links) if (link[which] === number) there.words[link[1 - which]].classList.toggle("linked", on);
+  };
+  here.words.forEach((word, number) => {
+    word.tabIndex = number ? -1 : 0;
+    for (const [name, on] of [["mouseenter", true], ["focus", true], ["mouseleave", false], ["blur", false]]) {
+      word.addEventListener(name, () => mark(number, on));
+    }
+    word.addEventListener("keydown", ({ key }) => {
+      const next = here.words[number + { ArrowRight: 1, ArrowLeft: -1 }[key]];
+      if (!next) return;
+      word.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+    });
+  });
+}

@@ -1,0 +1,87 @@
+"""The process: a socket, the application, and an end that loses nothing which was accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from rectiformer.errors import ArgumentError
+from rectiformer.serve.app import Served, build_app
+from rectiformer.serve.service import Service
+
+KEEP_ALIVE = 30
+"""Seconds for which an idle connection stays open."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the port but does not listen yet; port 0 takes a free one."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ArgumentError(
+            f"cannot listen on {host}:{port}: {error.strerror}; name another --port, or 0 for a free one"
+        ) from error
+    return bound
+
+
+def address(bound: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that is first not ready, then finishes what it accepted, then ends; a second signal ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+        self._ending: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """While it serves, SIGTERM and SIGINT are handled here."""
+        loop = asyncio.get_running_loop()
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(kind, self._hear)
+        try:
+            yield
+        finally:
+            for kind in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(kind)
+
+    def _hear(self) -> None:
+        if self._ending is not None:
+            self.should_exit = True
+            return
+        self.service.drain()
+        self._ending = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        await self.service.drained()
+        self.should_exit = True
+
+
+def serve(served: Served, bound: socket.socket) -> None:
+    """Answer until SIGTERM or Ctrl-C."""
+    app = build_app(served)
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        ws="none",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=1,
+    )
+    asyncio.run(DrainingServer(config, app.state.service).serve(sockets=[bound]))

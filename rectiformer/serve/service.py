@@ -1,0 +1,179 @@
+"""Requests on their way through the model: admitted or refused, answered in time or dropped, finished before the end.
+
+All of it runs in the event loop; only tasks and their outcomes cross to the thread that has the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rectiformer.errors import RectiformerError
+from rectiformer.serve.jobs import Job
+from rectiformer.serve.limits import Limits
+from rectiformer.serve.metrics import Metrics
+from rectiformer.serve.refusals import BUSY, FAILED, INVALID, LATE, UNAVAILABLE, RefusalError
+from rectiformer.serve.waiting import Owner, WaitingLine
+from rectiformer.serve.worker import Outcome, Ran, Worker
+from rectiformer.translate.translator import Translator
+
+
+class ClientGoneError(Exception):
+    """Nobody is there to be answered."""
+
+
+class Ticket(Owner):
+    """A request that was admitted."""
+
+    def __init__(self, job: Job, future: asyncio.Future[dict[str, Any]]) -> None:
+        super().__init__()
+        self.job, self.future = job, future
+        self.open = 0
+        """Tasks whose results are not there."""
+
+
+class Service:
+    """One model, and the requests that wait for it."""
+
+    def __init__(self, translator: Translator, limits: Limits, metrics: Metrics) -> None:
+        self.limits, self.metrics = limits, metrics
+        self.line = WaitingLine(limits.batch_tokens)
+        self.worker = Worker(
+            translator,
+            self.line,
+            warm=lambda: self._in_loop(self._get_ready),
+            done=lambda ran: self._in_loop(self._receive, ran),
+            ended=lambda: self._in_loop(self._fail_all),
+        )
+        self.tickets: set[Ticket] = set()
+        self.sentences = 0
+        self.state = "starting"
+        self._empty = asyncio.Event()
+        self._empty.set()
+        metrics.watch("queue_requests", "Requests accepted and not answered.", lambda: len(self.tickets))
+        metrics.watch("queue_sentences", "Their sentences.", lambda: self.sentences)
+        metrics.watch("waiting_tasks", "Tasks that wait for the model.", lambda: len(self.line))
+        metrics.watch("ready", "Whether a request would be accepted.", lambda: not self.unready())
+
+    def start(self) -> None:
+        """Start the thread that has the model; call it inside the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.worker.start()
+
+    async def stop(self) -> None:
+        """Drop whatever is left, and wait for the thread."""
+        self.state = "stopped"
+        self.line.close()
+        self._fail_all()
+        await asyncio.to_thread(self.worker.join)
+
+    def drain(self) -> None:
+        """Accept nothing any more."""
+        self.state = "draining"
+
+    async def drained(self) -> None:
+        """Wait until all that was accepted is answered, for as long as the limits allow."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), self.limits.drain)
+
+    def unready(self, sentences: int = 1) -> RefusalError | None:
+        """Why a request of so many sentences would not be accepted now; None if it would."""
+        if self.state == "starting" and self.alive:
+            return RefusalError(UNAVAILABLE, "the server is starting; try again")
+        if self.state != "ready" or not self.alive:
+            return RefusalError(UNAVAILABLE, "the server is stopping; ask another one")
+        limits = self.limits
+        if len(self.tickets) >= limits.queue_requests or self.sentences + sentences > limits.queue_sentences:
+            return RefusalError(
+                BUSY,
+                f"{len(self.tickets)} requests of {self.sentences} sentences wait, of at most {limits.queue_requests} "
+                f"and {limits.queue_sentences}; try again",
+            )
+        return None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that has the model runs."""
+        return self.worker.alive
+
+    async def answer(self, job: Job, gone: asyncio.Future[Any]) -> dict[str, Any]:
+        """The answer to a job; RefusalError where there is none in time, ClientGoneError once `gone` is done."""
+        refusal = self.unready(job.sentences)
+        if refusal is not None:
+            raise refusal
+        ticket = self._admit(job)
+        try:
+            done, _ = await asyncio.wait(
+                {ticket.future, gone}, timeout=self.limits.deadline, return_when=asyncio.FIRST_COMPLETED
+            )
+            if ticket.future in done:
+                return ticket.future.result()
+            if gone in done:
+                self.metrics.abandoned.inc()
+                raise ClientGoneError
+            raise RefusalError(
+                LATE, f"no answer within {self.limits.deadline:g} s; it was dropped; send less, or later"
+            )
+        finally:
+            self._release(ticket)
+
+    def _admit(self, job: Job) -> Ticket:
+        ticket = Ticket(job, self._loop.create_future())
+        self.tickets.add(ticket)
+        self.sentences += job.sentences
+        self._empty.clear()
+        self._put(ticket, job.begin())
+        return ticket
+
+    def _release(self, ticket: Ticket) -> None:
+        if ticket.open:
+            self.line.drop(ticket)
+        self.tickets.remove(ticket)
+        self.sentences -= ticket.job.sentences
+        if not self.tickets:
+            self._empty.set()
+
+    def _put(self, ticket: Ticket, tasks: list[Any]) -> None:
+        ticket.open += len(tasks)
+        if tasks:
+            self.line.put(ticket, tasks)
+        elif not ticket.open:
+            self.metrics.sentences.inc(ticket.job.sentences)
+            ticket.future.set_result(ticket.job.answer())
+
+    def _receive(self, ran: Ran) -> None:
+        self.metrics.batch_seconds.observe(ran.seconds)
+        self.metrics.batch_tokens.observe(ran.tokens)
+        for outcome in ran.outcomes:
+            if not outcome.owner.gone:
+                self._settle(outcome)
+
+    def _settle(self, outcome: Outcome) -> None:
+        ticket = outcome.owner
+        assert isinstance(ticket, Ticket)
+        if ticket.future.done():
+            return
+        if outcome.error is None:
+            ticket.open -= 1
+            self._put(ticket, ticket.job.receive(outcome.task, outcome.result))
+        elif isinstance(outcome.error, RectiformerError):
+            ticket.future.set_exception(RefusalError(INVALID, str(outcome.error)))
+        else:
+            ticket.future.set_exception(RefusalError(FAILED, "the model failed with this request; the server goes on"))
+
+    def _get_ready(self) -> None:
+        if self.state == "starting":
+            self.state = "ready"
+
+    def _fail_all(self) -> None:
+        for ticket in self.tickets:
+            if not ticket.future.done():
+                ticket.future.set_exception(
+                    RefusalError(UNAVAILABLE, "the server ended before this request; ask again")
+                )
+
+    def _in_loop(self, call: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(call, *arguments)

@@ -1,0 +1,71 @@
+"""The page in a real browser: typed, translated, linked, and never more than text."""
+
+import pytest
+
+from rectiformer.translate.align import AVERAGE, align_pairs
+from rectiformer.translate.options import SearchOptions
+
+HOSTILE = "<img src=x onerror=alert(1)> 😀 Hund"
+
+
+@pytest.fixture
+def page(visit, server):
+    opened = visit(server.address, offline=False)
+    foreign = []
+    opened.on(
+        "request", lambda request: None if request.url.startswith(server.address) else foreign.append(request.url)
+    )
+    yield opened
+    assert foreign == []
+
+
+def test_a_text_is_translated_by_keys_alone_and_its_links_are_shown(page, translator):
+    lines = ["Der Hund schläft.", "", HOSTILE]
+    page.keyboard.type(lines[0])  # the field has the focus
+    for line in lines[1:]:
+        page.keyboard.press("Enter")
+        page.keyboard.insert_text(line)
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("li:nth-child(3)")
+    expected = [found.text for found in translator.translate(lines, SearchOptions())]
+    assert page.locator("bdi.source").all_text_contents() == lines
+    assert page.locator("bdi.target").all_text_contents() == expected
+    assert page.locator("li img").count() == 0
+
+    (links,) = align_pairs(translator, [(lines[0], expected[0])], layer=0, head=AVERAGE)
+    first = page.locator("li").first
+    for word in range(first.locator(".source .word").count()):
+        first.locator(".source .word").nth(word).hover()
+        linked = first.locator(".target .word").evaluate_all(
+            "words => words.flatMap((word, number) => word.classList.contains('linked') ? [number] : [])"
+        )
+        assert linked == sorted(target for source, target in links if source == word)
+    page.mouse.move(0, 0)
+    first.locator(".source .word").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == "Hund"
+    assert first.locator(".source .linked").all_text_contents() == ["Hund"]
+    words = page.locator("li").last.locator(".source .word").all_text_contents()
+    assert words[-2:] == ["😀", "Hund"]  # behind a character of two UTF-16 units
+
+
+def test_a_refusal_is_shown_and_the_next_text_translated(browser, server):
+    page = browser.new_page()  # whose console may say that the server refused
+    page.goto(server.address)
+    page.locator("textarea").fill("a\n" * 41)
+    page.get_by_role("button", name="Translate").click()
+    page.wait_for_function("document.getElementById('problem').textContent !== ''")
+    assert page.locator("[role=alert]").inner_text() == "sentences: 41, but at most 40 are taken"
+    page.locator("textarea").fill("Hund")
+    page.get_by_role("button", name="Translate").click()
+    page.wait_for_selector("li")
+    assert page.locator("[role=alert]").inner_text() == ""
+    page.close()
+
+
+def test_the_page_follows_the_colors_of_the_system(visit, server):
+    colors = []
+    for scheme in ("light", "dark"):
+        page = visit(server.address, offline=False, color_scheme=scheme)
+        colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colors == ["rgb(247, 247, 245)", "rgb(18, 21, 25)"]

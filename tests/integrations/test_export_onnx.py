@@ -1,0 +1,66 @@
+"""What onnxruntime makes of exported graphs is what the run itself makes of the same sentences."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from rectiformer.cli import app
+from rectiformer.errors import ArgumentError
+from rectiformer.translate.options import SearchOptions
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+
+FILES = ["decoder.onnx", "encoder.onnx", "export.json", "source.model", "target.model"]
+
+
+def call(*words, **options):
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False, **options)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer"])
+def test_exported_graphs_translate_as_the_run_does(variant, trained, translator, held_out, tmp_path):
+    from rectiformer.integrations.onnx import OnnxTranslator
+
+    out = tmp_path / "exported"
+    call("export", trained(variant), "--to", "onnx", "--out", out)
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    ours, theirs = translator(variant), OnnxTranslator(out)
+    for beam in (1, 4):
+        how = SearchOptions(beam=beam, nbest=beam)
+        right, found = ours.translate(held_out, how), theirs.translate(held_out, how)
+        assert [essence(each) for each in found] == [essence(each) for each in right]
+        scores = [[each.score for line in lines for each in line.candidates] for lines in (found, right)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert theirs.fingerprint() == ours.fingerprint()
+    assert_portable(out)
+    assert call("translate", out, input=held_out[0]) == call("translate", trained(variant), input=held_out[0])
+    refuse_what_graphs_cannot(theirs)
+
+
+def essence(translation):
+    return [(each.text, each.tokens, each.ended) for each in translation.candidates]
+
+
+def assert_portable(folder):
+    """Graphs hold ONNX's own operators, with free sizes, and tell nothing of the machine they were made on."""
+    for name in ("encoder", "decoder"):
+        graph = onnx.load(folder / f"{name}.onnx")
+        assert {node.domain for node in graph.graph.node} == {""}
+        assert not graph.functions
+        axes = {axis.dim_param for value in graph.graph.input for axis in value.type.tensor_type.shape.dim}
+        assert axes - {""} == {"batch", "source_length"} | ({"beam", "written"} if name == "decoder" else set())
+    for path in folder.iterdir():
+        assert not re.search(rb"/(tmp|root|home|work)/|\.py\b", path.read_bytes()), path.name
+
+
+def refuse_what_graphs_cannot(translator):
+    with pytest.raises(ArgumentError, match="use the run folder"):
+        translator.translate(["Der Hund schläft."], SearchOptions(cache=False))
+    translator.longest = 4096
+    with pytest.raises(ArgumentError, match=r"a sequence of \d+ tokens, but the graphs were exported for 2048"):
+        translator.translate(["Hund " * 3000], SearchOptions())

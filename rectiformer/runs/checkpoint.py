@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 import rectiformer
-from rectiformer.errors import ArgumentError, CheckpointError, DivergedError
+from rectiformer.errors import CheckpointError, RectiformerError
 from rectiformer.runs.durable import (
     damaged,
     parse_object,
@@ -31,11 +31,14 @@ from rectiformer.runs.durable import (
     replace_file,
     require_space,
     sync_folder,
-    write_failure,
     write_file,
+    writing,
 )
 from rectiformer.runs.failpoints import failpoint
 from rectiformer.runs.manifest import FORMAT, MANIFEST, describe, read_manifest, seal
+from rectiformer.runs.parts import Rows, files_of, join_parts, part_name
+from rectiformer.runs.team import ALONE, Team
+from rectiformer.runs.writing import begin_step, pack, write_contents
 
 STATE = "state.json"
 STEP_NAME = re.compile(r"step-([0-9]{8,18})(\.old)?")
@@ -49,13 +52,21 @@ class Checkpoint:
     step: int
     manifest: dict[str, Any]
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors saved under `name`, as copies on the CPU."""
-        data = self.read(f"{name}.safetensors")
+    def tensors(self, name: str, rows: Rows | None = None) -> dict[str, Tensor]:
+        """The tensors saved under `name`, by one rank or by many, as copies on the CPU; all of each, or some `rows`."""
+        files = files_of(name, self.manifest["files"], self.path / MANIFEST) or [f"{name}.safetensors"]
+        return join_parts(map(self._load, files), rows)
+
+    def holds(self, name: str) -> bool:
+        """Whether tensors were saved under `name`."""
+        return bool(files_of(name, self.manifest["files"], self.path / MANIFEST))
+
+    def _load(self, file: str) -> dict[str, Tensor]:
+        data = self.read(file)
         try:
             return load(data)
         except Exception as error:  # the parser raises half a dozen kinds, down to KeyError
-            raise damaged(self.path / f"{name}.safetensors", f"it is not safetensors ({error!r})") from error
+            raise damaged(self.path / file, f"it is not safetensors ({error!r})") from error
 
     def state(self) -> dict[str, Any]:
         """What was saved beside the tensors."""
@@ -82,6 +93,8 @@ def save_checkpoint(
     best: bool = False,
     keep: int = 2,
     keep_also: Collection[int] = (),
+    team: Team = ALONE,
+    rows: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Checkpoint:
     """Write step `step` of run `folder` to disk, then point `latest` (and `best`) to it, then prune.
 
@@ -94,59 +107,55 @@ def save_checkpoint(
         tensors: name -> tensors, each name a file. Tensors may not share memory: save one of those that are tied.
         state: anything JSON can hold.
         identity: hashes of what the weights belong to; see `identity_differences`.
+        team: the ranks that save it together, all of which call this. Rank 0 writes all but the `rows`.
+        rows: name -> what this rank holds of tensors that the ranks share; see parts.py.
     """
-    contents = {f"{name}.safetensors": pack(step, name, group) for name, group in tensors.items()}
-    contents[STATE] = json.dumps(state, indent=1).encode()  # an infinite float is no JSON, but is read back as it was
-    manifest = {
-        "format": FORMAT,
-        "step": step,
-        "files": {name: describe(data) for name, data in contents.items()},
-        "identity": dict(identity),
-        "rectiformer": rectiformer.__version__,
-        "torch": str(torch.__version__),
-    }
     root = folder / "checkpoints"
     path, temporary = root / step_name(step), root / f"{step_name(step)}.tmp"
+    contents: dict[str, bytes] = {}
+
+    def pack_all() -> int:
+        if team.leads:
+            contents.update({f"{name}.safetensors": pack(step, name, group) for name, group in tensors.items()})
+        for name, group in (rows or {}).items():
+            contents[part_name(name, team.rank, team.size)] = pack(step, name, group)
+        if team.leads:  # an infinite float is no JSON, but is read back as it was
+            contents[STATE] = json.dumps(state, indent=1).encode()
+        return sum(map(len, contents.values()))
+
+    size = sum(team.gather(pack_all))
     try:
-        if not root.is_dir():
-            root.mkdir(parents=True)
-            sync_folder(folder)
-        require_space(path, sum(map(len, contents.values())))
-        write_step(temporary, contents, manifest)
+        team.lead(lambda: begin_step(path, temporary, size))
+        entries = team.gather(lambda: write_contents(path, temporary, contents))
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "files": {name: entry for each in entries for name, entry in each.items()},
+            "identity": dict(identity),
+            "rectiformer": rectiformer.__version__,
+            "torch": str(torch.__version__),
+        }
+        team.lead(lambda: finish_step(temporary, path, manifest, best, keep, keep_also))
+    except RectiformerError:
+        if team.leads:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return Checkpoint(path, step, manifest)
+
+
+def finish_step(
+    temporary: Path, path: Path, manifest: Mapping[str, Any], best: bool, keep: int, keep_also: Collection[int]
+) -> None:
+    """Complete a step whose other files are written, and put it in its place."""
+    with writing(path):
+        failpoint("before-manifest")
+        write_file(temporary / MANIFEST, seal(manifest))
+        sync_folder(temporary)
         failpoint("before-rename")
         put_in_place(temporary, path)
         failpoint("before-latest")
         point_to(path, best)
-        prune(root, step, keep, keep_also)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise write_failure(path, error) from error
-    return Checkpoint(path, step, manifest)
-
-
-def pack(step: int, name: str, group: Mapping[str, Tensor]) -> bytes:
-    """Tensors in safetensors format; DivergedError where one is not finite, ArgumentError where two share memory."""
-    owners: dict[tuple[torch.device, int], str] = {}
-    for key, tensor in group.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise DivergedError(
-                f"step {step}: {name} {key!r} holds numbers that are not finite; "
-                "no checkpoint was written, earlier ones are kept"
-            )
-        if tensor.numel() and (owner := owners.setdefault((tensor.device, tensor.data_ptr()), key)) != key:
-            raise ArgumentError(f"{name} {owner!r} and {key!r} share memory; save one of them")
-    return save({key: tensor.detach().cpu().contiguous() for key, tensor in group.items()})
-
-
-def write_step(temporary: Path, contents: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
-    """A whole step at `temporary`, on disk when this returns."""
-    remove(temporary)
-    temporary.mkdir()
-    for name, data in contents.items():
-        write_file(temporary / name, data, halfway="mid-tensor")
-    failpoint("before-manifest")
-    write_file(temporary / MANIFEST, seal(manifest))
-    sync_folder(temporary)
+        prune(path.parent, manifest["step"], keep, keep_also)
 
 
 def point_to(path: Path, best: bool) -> None:
@@ -213,16 +222,21 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in the folder `path`, every file of it checked; CheckpointError where it is damaged."""
+    checkpoint = open_listed(path)
+    for name in checkpoint.manifest["files"]:
+        checkpoint.read(name)
+    return checkpoint
+
+
+def open_listed(path: Path) -> Checkpoint:
+    """The same with no file checked but its manifest; the others are when they are read."""
     if path.is_symlink() or not path.is_dir():
         raise CheckpointError(f"{path} is no checkpoint: {'a link' if path.is_symlink() else 'not a folder'}")
     manifest = read_manifest(path)
     match = STEP_NAME.fullmatch(path.name)
     if match and int(match[1]) != manifest["step"]:
         raise damaged(path / MANIFEST, f"it is that of step {manifest['step']}")
-    checkpoint = Checkpoint(path, manifest["step"], manifest)
-    for name in manifest["files"]:
-        checkpoint.read(name)
-    return checkpoint
+    return Checkpoint(path, manifest["step"], manifest)
 
 
 def best_step(root: Path) -> int | None:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,15 @@ def write_failure(path: Path, error: OSError) -> RectiformerError:
             "what was saved before is kept; make room and resume"
         )
     return CheckpointError(f"cannot write {path}: {error.strerror or error}; what was saved before is kept")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever the system refuses in here, as what to raise where writing `path` failed."""
+    try:
+        yield
+    except OSError as error:
+        raise write_failure(path, error) from error
 
 
 def require_space(path: Path, *sizes: int) -> None:

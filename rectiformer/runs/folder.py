@@ -45,6 +45,7 @@ FREE_KEYS = (
     "training.steps",
     "training.device",
     "training.compile",
+    "training.parallel",
     "data.source",
     "data.target",
     "data.valid_source",
@@ -200,7 +201,7 @@ def load_model(
     """
     found = find_weights(run, checkpoint, notice)
     require_own(run, found)
-    name = next((name for name in WEIGHTS if f"{name}.safetensors" in found.manifest["files"]), "model")
+    name = next((name for name in WEIGHTS if found.holds(name)), "model")
     model = run.build_model()
     load_weights(model, found.tensors(name), str(found.path))
     return model.to(device).eval(), found.step
@@ -236,7 +237,11 @@ def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: str = "the weights") -> None:
     """Copy `weights_of` another model into this one; CheckpointError, and nothing copied, unless all of it fits."""
-    own = weights_of(model)
+    load_tensors(weights_of(model), tensors, where)
+
+
+def load_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy tensors into those of the same names; CheckpointError, and nothing copied, unless all of it fits."""
     problems = [f"{name} is missing" for name in own if name not in tensors]
     problems += [f"{name} is unknown to the model" for name in tensors if name not in own]
     problems += [

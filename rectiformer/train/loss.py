@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from rectiformer.config import TrainingConfig
+from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.row_statistics import RowStatistics
+from rectiformer.ops.variants import find_variant
 
 EPSILON = 1e-8
 """Inside the logarithm of the row sum."""
@@ -83,6 +85,16 @@ def penalties(rows: RowStatistics, lengths: Tensor | None, config: TrainingConfi
         cap = 0.7 * rows.visible.clamp_min(1).log()
         total = total + (entropy - cap).clamp_min(0) * config.entropy_penalty
     return torch.where(counted, total, 0).sum() / counted.sum().clamp_min(1)
+
+
+def require_weights(model: Transformer) -> None:
+    """ConfigError where penalties are asked for and some attention has no weights that could be penalized."""
+    for site in model.sites():
+        if not find_variant(site.attention.variant).has_weights:
+            raise ConfigError(
+                f"training.mass_penalty and training.entropy_penalty need weights, but {site.kind} attention is "
+                f"{site.attention.variant!r}, which has none; set them to 0 or choose another variant"
+            )
 
 
 @contextmanager

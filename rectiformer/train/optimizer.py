@@ -10,6 +10,13 @@ from torch import Tensor, nn
 from rectiformer.config import TrainingConfig
 
 
+def held_here(parameter: Tensor) -> Tensor:
+    """What this process holds of a parameter: its own rows where ranks share it, else all of it."""
+    # Asking for torch's DTensor by name would cost every process a second of imports.
+    to_local = getattr(parameter.detach(), "to_local", None)
+    return parameter if to_local is None else to_local()
+
+
 def learning_rate(config: TrainingConfig, width: int, step: int) -> float:
     """The rate of update `step`, counted from 1; a function of the step alone."""
     if config.schedule == "noam":
@@ -20,7 +27,7 @@ def learning_rate(config: TrainingConfig, width: int, step: int) -> float:
     return config.rate * min(rise, (config.warmup / step) ** 0.5)
 
 
-def build_optimizer(config: TrainingConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
+def build_optimizer(config: TrainingConfig, parameters: Iterable[Tensor]) -> torch.optim.Adam:
     """Adam or AdamW in one kernel. Its rate is a tensor, to be set before every update."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     parameters = list(parameters)
@@ -60,7 +67,7 @@ class MovingAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.names = [name for name, _ in model.named_parameters()]
-        self.parameters: list[Tensor] = list(model.parameters())
+        self.parameters = [held_here(parameter) for parameter in model.parameters()]
         self.values = [parameter.detach().clone() for parameter in self.parameters]
 
     @torch.no_grad()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from rectiformer.runs.metrics import MetricsLog
+
 
 class Reporter(Protocol):
     """Somebody who watches."""
@@ -60,3 +62,24 @@ class Board:
                 if name != "step" and isinstance(value, int | float):
                     self.writer.add_scalar(f"{prefix}/{name}", value, record["step"])
             self.writer.flush()
+
+
+class Journal:
+    """The numbers of a run as they come: in metrics.jsonl, in TensorBoard, and told to whoever watches."""
+
+    def __init__(self, run: Path, tensorboard: bool, reporter: Reporter) -> None:
+        self.metrics = MetricsLog(run / "metrics.jsonl")
+        self.board = Board(run / "tensorboard" if tensorboard else None)
+        self.reporter = reporter
+
+    def logged(self, record: dict[str, Any]) -> None:
+        """Numbers of the latest updates."""
+        self.metrics.write(record)
+        self.board.write("train", record)
+        self.reporter.logged(record)
+
+    def validated(self, record: dict[str, Any]) -> None:
+        """Numbers of a validation."""
+        self.metrics.write(record)
+        self.board.write("valid", record)
+        self.reporter.validated(record)

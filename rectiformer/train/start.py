@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from rectiformer.config import Config
 from rectiformer.errors import ConfigError
-from rectiformer.runs.checkpoint import find_checkpoint
+from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed
 from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, open_run, refuse_existing, resume_run
 from rectiformer.runs.lock import RunLock
+from rectiformer.runs.team import Restarts, Team, device_of_rank, join_team
 from rectiformer.text.prepared import Prepared, Progress, prepare
-from rectiformer.train.loop import State, Trainer, require_validation
+from rectiformer.train.loop import Trainer
 from rectiformer.train.reporting import Reporter, Silent
+from rectiformer.train.share import require_shares
 from rectiformer.train.signals import StoppedError, StopRequest
+from rectiformer.train.state import State
+from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
 UNFINISHED = re.compile(
@@ -36,27 +41,79 @@ def train(
             stopped before its first checkpoint begins anew.
         data: a folder written by `prepare`; otherwise the text named in `config` is prepared inside `folder`.
     """
-    reporter = reporter or Silent()
+    with join_team(lambda local: device_of_rank(find_device(config.training.device), local)) as (team, device):
+        reporter = reporter if reporter is not None and team.leads else Silent()
+        resume = team.lead(lambda: begin(config, folder, resume, team))
+        with StopRequest() as stop, ExitStack() as held:
+            team.lead(lambda: hold(held, RunLock(folder, reporter.note)))
+            run, prepared = open_together(config, folder, data, reporter, stop, team)
+            trainer = Trainer(run, prepared, device, reporter, stop, team)
+            restore_newest(trainer, resume)
+            reporter.note(
+                f"{trainer.plan.text}, vocabulary {run.target.size:,}, "
+                f"{trainer.parameters / 1e6:.2f} M parameters, {describe(device, team)}"
+            )
+            return trainer.run()
+
+
+def begin(config: Config, folder: Path, resume: bool, team: Team) -> bool:
+    """Make a folder for the run, which must be new unless it is resumed; whether it is, as after a restart it is."""
+    restarts = Restarts(folder)
+    resume = resume or restarts.begun()
     if not resume:
         refuse_existing(folder)
-    device = find_device(config.training.device)
+    require_shares(config.training.accumulate, team.size)
     folder.mkdir(parents=True, exist_ok=True)
-    with StopRequest() as stop, RunLock(folder, reporter.note):
+    restarts.begin()
+    return resume
+
+
+def hold(held: ExitStack, lock: RunLock) -> None:
+    held.enter_context(lock)
+
+
+def open_together(
+    config: Config, folder: Path, data: Path | None, reporter: Reporter, stop: StopRequest, team: Team
+) -> tuple[Run, Prepared]:
+    """The run and its data: rank 0 makes what is not there yet, then all the others open it."""
+    opened: list[tuple[Run, Prepared]] = []
+
+    def make() -> None:
         remove_unfinished(folder, reporter)
         prepared = open_data(config, folder, data, lambda stage, count: tell_unless_asked(reporter, stop, stage, count))
         require_validation(config, prepared)
-        run = open_or_create(config, folder, prepared)
-        trainer = Trainer(run, prepared, device, reporter, stop)
-        checkpoint = find_checkpoint(folder, reporter.note) if resume else None
-        if checkpoint is not None:
-            trainer.restore(checkpoint)
-            reporter.note(f"resumed at step {checkpoint.step}")
-        parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-        reporter.note(
-            f"{prepared.train[0].pairs:,} pairs, vocabulary {run.target.size:,}, {parameters / 1e6:.2f} M parameters, "
-            f"{device.type}, {torch.get_num_threads()} threads"
-        )
-        return trainer.run()
+        opened.append((open_or_create(config, folder, prepared), prepared))
+
+    def find() -> None:
+        if not opened:
+            opened.append((open_run(folder), Prepared.open(data or folder / "data")))
+
+    team.lead(make)
+    team.gather(find)
+    return opened[0]
+
+
+def restore_newest(trainer: Trainer, resume: bool) -> None:
+    """Have all ranks go on from the newest complete checkpoint, which rank 0 looks for, if there is one."""
+    folder, team, note = trainer.run_folder.path, trainer.team, trainer.reporter.note
+    found: list[Checkpoint] = []
+
+    def find() -> str:
+        checkpoint = find_checkpoint(folder, note) if resume else None
+        found.extend([checkpoint] if checkpoint is not None else [])
+        return str(checkpoint.path) if checkpoint is not None else ""
+
+    def restore() -> None:
+        trainer.restore(found[0] if found else open_listed(Path(path)))
+
+    if path := team.lead(find):
+        team.gather(restore)
+        note(f"resumed at step {trainer.state.step}")
+
+
+def describe(device: torch.device, team: Team) -> str:
+    each = f"{device.type}, {torch.get_num_threads()} threads"
+    return each if team.size == 1 else f"{team.size} ranks of {each}"
 
 
 def remove_unfinished(folder: Path, reporter: Reporter) -> None:

@@ -7,21 +7,30 @@ be kept. On a GPU a micro-batch is one replay of a CUDA graph, captured once for
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rectiformer.config import Config
-from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.variants import find_variant
+from rectiformer.runs.checkpoint import Checkpoint
+from rectiformer.runs.folder import load_tensors, load_weights, weights_of
+from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.batches import Batch
-from rectiformer.train.loss import Losses, batch_losses, collect_penalties, penalty_strength
-from rectiformer.train.optimizer import MovingAverage, build_optimizer, learning_rate
+from rectiformer.train.graphs import CapturedStep, capture
+from rectiformer.train.loss import Losses, batch_losses, collect_penalties, penalty_strength, require_weights
+from rectiformer.train.optimizer import (
+    MovingAverage,
+    build_optimizer,
+    held_here,
+    learning_rate,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from rectiformer.train.share import Whole
 
 WORTH_COMPILING = 10_000
 """Updates from which on compiling is worth its minute or two."""
@@ -58,18 +67,30 @@ def device_inputs(batch: Batch, device: torch.device) -> list[Tensor]:
 
 
 class Updater:
-    """Owns the optimizer of a model and turns micro-batches into updates."""
+    """Owns the optimizer of a model and turns micro-batches into updates.
 
-    def __init__(self, model: Transformer, config: Config, device: torch.device) -> None:
-        self.model, self.config, self.device = model, config.training, device
+    With a team of ranks every one of them holds the whole model, and the gradients of their micro-batches are added by
+    a single collective: they lie in one vector already, and a micro-batch on a GPU is one replay of a graph, into which
+    DistributedDataParallel could not reach to send parts of it earlier.
+    """
+
+    splits = False
+    """Whether ranks hold rows of every parameter instead of all of it."""
+
+    def __init__(self, model: Transformer, config: Config, device: torch.device, team: Team = ALONE) -> None:
+        self.model, self.config, self.device, self.team = model, config.training, device, team
+        self.shown = model
         on_gpu = device.type == "cuda"
         worth_it = self.config.compile == "auto" and on_gpu and self.config.steps >= WORTH_COMPILING
-        self.compiled = self.config.compile == "yes" or worth_it
+        self.compiled = not self.splits and (self.config.compile == "yes" or worth_it)
         waits = any(memory.memory.keeps == "experts" for memory in model.memories())  # for how many tokens each has
-        self.captured = on_gpu and self.config.compile != "no" and not waits
-        self.optimizer = build_optimizer(self.config, model.parameters())
-        self.parameters = list(model.parameters())
-        self.flat = torch.zeros(sum(parameter.numel() for parameter in self.parameters), device=device)
+        self.captured = on_gpu and self.config.compile != "no" and not self.splits and not waits
+        self.names = [name for name, _ in model.named_parameters()]
+        self.parameters = [held_here(parameter) for parameter in model.parameters()]
+        self.optimizer = build_optimizer(self.config, self.parameters)
+        count = sum(parameter.numel() for parameter in self.parameters)
+        self.sent = torch.zeros(count + 3, device=device)  # the gradient, then the three sums of an update
+        self.flat = self.sent[:count]
         self.gradients = split_like(self.flat, self.parameters)
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient  # one place for good: graphs and the optimizer find it there
@@ -82,7 +103,7 @@ class Updater:
         self.step = torch.zeros((), dtype=torch.long, device=device)
         self.strength = torch.ones((), device=device)  # of the penalties on attention
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
-        self.optimizer.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
+        self.optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
         self.tokens = self.updates = 0
         self.losses: Callable[..., Losses] = batch_losses
         if self.compiled:
@@ -102,24 +123,38 @@ class Updater:
                 part.compile()
         return torch.compile(batch_losses)
 
-    def update(self, step: int, batches: Sequence[Batch]) -> None:
-        """Update number `step`, counted from 1, from all of `batches` together."""
-        counts = [batch.tokens if self.config.loss_mean == "token" else len(batch.pairs) for batch in batches]
-        divisor = torch.tensor(float(sum(counts)), device=self.device)
+    def update(self, step: int, batches: Sequence[Batch], whole: Whole | None = None) -> None:
+        """Update number `step`, counted from 1, from all of `batches` together; or from those of all ranks, `whole`."""
+        whole = whole or Whole.of(batches)
+        counted = whole.tokens if self.config.loss_mean == "token" else whole.pairs
+        divisor = torch.tensor(float(counted), device=self.device)
         inputs = [device_inputs(batch, self.device) for batch in batches]
         self.strength.fill_(penalty_strength(self.config, step))
         steps = [self._step_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
         self.flat.zero_()
-        for index, (run, tensors) in enumerate(zip(steps, inputs, strict=True)):
-            torch.manual_seed(micro_seed(self.config.seed, step, index))
+        before = self.sums.clone() if self.team.size > 1 else self.sums
+        for number, run, tensors in zip(whole.numbers, steps, inputs, strict=True):
+            torch.manual_seed(micro_seed(self.config.seed, step, number))
+            self._begin(last=number == whole.numbers[-1])
             run(tensors, divisor)
+        self._add_up(before)
         self.step.fill_(step)
         self.optimizer.param_groups[0]["lr"].fill_(learning_rate(self.config, self.model.config.width, step))
         self.apply()
         if self.captured and self.apply == self._apply:  # the first one ran plainly, so that Adam has its memory
             self.apply = capture(self._apply, self.pool)
-        self.tokens += sum(batch.tokens for batch in batches)
+        self.tokens += whole.tokens
         self.updates += 1
+
+    def _begin(self, last: bool) -> None:
+        """A micro-batch comes, which may be the last of its update on this rank."""
+
+    def _add_up(self, before: Tensor) -> None:
+        """Have gradient and sums be those of all ranks; `before` is what the sums were before this update."""
+        if self.team.size > 1:
+            self.sent[-3:] = self.sums - before
+            self.team.add(self.sent)
+            self.sums.copy_(before + self.sent[-3:])
 
     def _step_for(self, batch: Batch, tensors: list[Tensor]) -> Callable[[list[Tensor], Tensor], None]:
         full = batch.full
@@ -142,12 +177,14 @@ class Updater:
             logits = self.model(source, lengths, target_input)
         losses = self.losses(logits, target, target_lengths, self.config)
         penalty = self._penalty(found, target_lengths, divisor)
-        loss = losses.smoothed / divisor + penalty
-        found_gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        used = [(held, new) for held, new in zip(self.gradients, found_gradients, strict=True) if new is not None]
-        torch._foreach_add_(*map(list, zip(*used, strict=True)))  # a few kernels, where autograd would take hundreds
+        self._backward(losses.smoothed / divisor + penalty)
         parts = (losses.smoothed.detach() / divisor, losses.plain, penalty.detach())
         self.sums += torch.stack([part.double() for part in parts])
+
+    def _backward(self, loss: Tensor) -> None:
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        used = [(held, new) for held, new in zip(self.gradients, found, strict=True) if new is not None]
+        torch._foreach_add_(*map(list, zip(*used, strict=True)))  # a few kernels, where autograd would take hundreds
 
     def _watch(self, source_lengths: Tensor, target_lengths: Tensor) -> AbstractContextManager[list[Tensor]]:
         if not self.penalized:
@@ -172,7 +209,7 @@ class Updater:
     @torch.no_grad()
     def _apply(self) -> None:
         """Update the weights, unless the gradient of this or an earlier update was not finite."""
-        self.norm.copy_(self.flat.norm())
+        self.norm.copy_(self._norm())
         fine = self.norm.isfinite() & self.sums.isfinite().all()
         self.bad_step.copy_(torch.where((self.bad_step < 0) & ~fine, self.step, self.bad_step))
         if self.config.clip:
@@ -182,6 +219,45 @@ class Updater:
         self.optimizer.step()
         if self.average is not None:
             self.average.update()
+
+    def _norm(self) -> Tensor:
+        return self.flat.norm()
+
+    def collect(self) -> None:
+        """Have `shown` be a whole model on rank 0, for `showing`; all ranks must call it."""
+
+    @contextmanager
+    def showing(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+        """While open, `shown` has these weights, or those to be judged: the moving average where there is one."""
+        if weights is not None:
+            held = {name: tensor.clone() for name, tensor in weights_of(self.model).items()}
+            load_weights(self.model, weights)
+        elif self.average is not None:
+            self.average.swap()
+        try:
+            yield
+        finally:
+            if weights is not None:
+                load_weights(self.model, held)
+            elif self.average is not None:
+                self.average.swap()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint has to hold, as far as this process holds it; the memory is the updater's own."""
+        own = {name: parameter.detach() for name, parameter in zip(self.names, self.parameters, strict=True)}
+        found = {"model": own, "optimizer": optimizer_tensors(self.optimizer, self.names)}
+        return found if self.average is None else {**found, "ema": self.average.tensors()}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Put back what `tensors` gave, to whatever number of ranks."""
+        load_tensors(self.tensors()["model"], self._read(checkpoint, "model"), str(checkpoint.path))
+        if checkpoint.step:
+            restore_optimizer(self.optimizer, self.names, self._read(checkpoint, "optimizer"))
+        if self.average is not None:
+            self.average.restore(self._read(checkpoint, "ema"))
+
+    def _read(self, checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+        return checkpoint.tensors(name)
 
     def sums_so_far(self) -> tuple[tuple[float, ...], int, int]:
         """What `read` would be made of, for a checkpoint between two reads."""
@@ -209,44 +285,7 @@ class Updater:
         return totals
 
 
-def require_weights(model: Transformer) -> None:
-    """ConfigError where penalties are asked for and some attention has no weights that could be penalized."""
-    for site in model.sites():
-        if not find_variant(site.attention.variant).has_weights:
-            raise ConfigError(
-                f"training.mass_penalty and training.entropy_penalty need weights, but {site.kind} attention is "
-                f"{site.attention.variant!r}, which has none; set them to 0 or choose another variant"
-            )
-
-
 def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of one vector in the shapes of `like`, one after the other."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
-
-
-def capture(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
-    """What `work` does on the device, as one CUDA graph in the memory of `pool`. Recording does nothing yet."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        work()
-    return graph.replay
-
-
-class CapturedStep:
-    """Forward and backward of one shape as a CUDA graph with input places of its own."""
-
-    def __init__(self, work: Callable[[list[Tensor], Tensor], None], inputs: list[Tensor], pool: Any) -> None:
-        self.inputs = [tensor.clone() for tensor in inputs]
-        self.divisor = torch.ones((), device=inputs[0].device)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compile, choose algorithms and allocate before anything is recorded
-            for _ in range(2):
-                work(self.inputs, self.divisor)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.replay = capture(lambda: work(self.inputs, self.divisor), pool)
-
-    def __call__(self, inputs: list[Tensor], divisor: Tensor) -> None:
-        torch._foreach_copy_([*self.inputs, self.divisor], [*inputs, divisor])
-        self.replay()

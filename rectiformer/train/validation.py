@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.config import Config
+from rectiformer.errors import ConfigError
 from rectiformer.measure.bleu import score
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.batches import Batch, Symbols, collate
@@ -144,3 +145,9 @@ def cut(order: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]
             batches.append(order[start:stop])
             start = stop
     return batches
+
+
+def require_validation(config: Config, prepared: Prepared) -> None:
+    """ConfigError where the configuration asks for something that needs validation data, and there is none."""
+    if prepared.valid is None and config.validation.patience:
+        raise ConfigError("validation.patience needs data.valid_source and data.valid_target")

@@ -1,0 +1,213 @@
+"""The processes that train one run together: what one of them decides or meets, all know.
+
+They speak JSON over a gloo group of their own, beside whatever carries gradients. Its time limit is long, since the
+others wait there while rank 0 prepares data or validates; a rank that dies ends the waiting of the others at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rectiformer.errors import ArgumentError, RectiformerError
+
+T = TypeVar("T")
+WAIT = timedelta(days=1)
+HEARD = "heard from another rank"
+
+
+class LostRankError(RectiformerError):
+    """Another rank died or cannot be reached any more."""
+
+    exit_code = 7
+
+
+@dataclass(frozen=True)
+class Team:
+    """`size` processes at one run, seen from the one that is `rank`. Alone, every method is a plain call."""
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes, locks, prepares and speaks for all."""
+        return self.rank == 0
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        """What `work` gives on each rank, which JSON must hold; where it fails on one, all raise that rank's error."""
+        if self.size == 1:
+            return [work()]
+        failure: Exception | None = None
+        message: dict[str, Any] = {}
+        try:
+            message["value"] = work()
+        except Exception as error:  # whatever it is, the others must hear of it
+            failure, message = error, {"kind": type(error).__name__, "text": str(error)}
+        messages = self._exchange(message)
+        if failure is not None:
+            raise failure
+        for rank, said in enumerate(messages):
+            if "value" not in said:
+                raise heard(rank, said["kind"], said["text"])
+        return [said["value"] for said in messages]
+
+    def lead(self, work: Callable[[], T]) -> T:
+        """What `work` gives on rank 0, which alone does it; its error, where it fails, on every rank."""
+        return self.gather(work if self.leads else nothing)[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether some rank says so."""
+        if self.size == 1:
+            return flag
+        said = torch.tensor([int(flag)])
+        with self.watching():
+            dist.all_reduce(said, dist.ReduceOp.MAX, group=self.group)
+        return bool(said)
+
+    def add(self, tensor: Tensor) -> None:
+        """Have every rank's `tensor` be their sum, by the group that carries gradients."""
+        with self.watching():
+            dist.all_reduce(tensor)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """What collectives raise in here where a rank is gone, as LostRankError."""
+        try:
+            yield
+        except RuntimeError as error:
+            words = ("gloo", "NCCL", "Connection", "Broken pipe")
+            if self.size == 1 or not (isinstance(error, dist.DistError) or any(word in str(error) for word in words)):
+                raise
+            why = re.sub(r"\[[^]]*\.cc:[0-9]+\] *", "", " ".join(str(error).split()))[:100]
+            raise LostRankError(
+                f"rank {self.rank}: another rank is gone ({why}); what was saved is kept; start again with --resume, "
+                "or have torchrun do it by --max-restarts"
+            ) from error
+
+    def twin(self) -> Team:
+        """The same ranks over connections of their own, for another thread; all ranks must ask for it together."""
+        if self.size == 1:
+            return self
+        return Team(self.rank, self.size, dist.new_group(backend="gloo", timeout=WAIT))
+
+    def _exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.long)
+        with self.watching():
+            dist.all_gather(list(sizes.split(1)), torch.tensor([len(text)]), group=self.group)
+            row = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+            row[: len(text)] = text
+            rows = [torch.empty_like(row) for _ in range(self.size)]
+            dist.all_gather(rows, row, group=self.group)
+        return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+
+ALONE = Team()
+
+
+def nothing() -> Any:
+    return None
+
+
+@contextmanager
+def join_team(device: Callable[[int], torch.device]) -> Iterator[tuple[Team, torch.device]]:
+    """The ranks that torchrun started, or this process alone, and the device of this rank, by its number on the host.
+
+    Gradients go over NCCL between GPUs and over gloo between CPUs.
+    """
+    if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
+        yield ALONE, device(0)
+        return
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    with Team(rank, size).watching():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store_of_start(), rank=rank, world_size=size)
+        team = Team(rank, size).twin()
+    own = torch.device(team.gather(lambda: str(device(local)))[team.rank])
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    yield team, own
+    dist.destroy_process_group()  # after an error leaving is enough, and here a rank might wait for one that is gone
+
+
+def torchrun_store() -> dist.Store | None:
+    """What torchrun keeps for its ranks, over restarts too; None without torchrun."""
+    if not dist.is_torchelastic_launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+
+
+def store_of_start() -> dist.Store | None:
+    """Where ranks find each other: apart from where those before a restart did, whose addresses are still there.
+
+    See pytorch issue 135712. The number of restarts is that of one host, so over several hosts torch has its own way.
+    """
+    store = torchrun_store() if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"] else None
+    return store and dist.PrefixStore(f"rectiformer start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
+class Restarts:
+    """Whether torchrun is starting ranks again that had begun with a folder, told by what it keeps meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key = f"rectiformer begins {folder.absolute()}"
+        self.store = torchrun_store()
+
+    def begun(self) -> bool:
+        """Whether this is not the first start, and an earlier one got as far as `begin`."""
+        return self.store is not None and self.store.check([self.key])
+
+    def begin(self) -> None:
+        """From now on the folder is that of these ranks."""
+        if self.store is not None:
+            self.store.set(self.key, "yes")
+
+
+def device_of_rank(device: torch.device, local: int) -> torch.device:
+    """The GPU of the process that is number `local` on its host, or the CPU."""
+    if device.type != "cuda":
+        return device
+    if local >= torch.cuda.device_count():
+        raise ArgumentError(
+            f"process {local} of this host has no GPU of its own, as there are {torch.cuda.device_count()}; start as "
+            "many by torchrun --nproc-per-node, or set training.device = cpu"
+        )
+    return torch.device("cuda", local)
+
+
+def heard(rank: int, kind: str, text: str) -> Exception:
+    """The error that another rank raised: of the same kind where it is one of ours."""
+    kinds: list[type[Exception]] = [InterruptedError, *subclasses(RectiformerError)]
+    known = {each.__name__: each for each in kinds}
+    error = known[kind](text) if kind in known else RectiformerError(f"rank {rank} failed: {kind}: {text}")
+    error.add_note(HEARD)
+    return error
+
+
+def was_heard(error: BaseException) -> bool:
+    """Whether another rank has raised `error`, and tells of it."""
+    return HEARD in getattr(error, "__notes__", ())
+
+
+def speaks() -> bool:
+    """Whether this process is alone, or the one that speaks for the ranks of torchrun."""
+    return not dist.is_torchelastic_launched() or os.environ["RANK"] == "0"
+
+
+def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from subclasses(child)

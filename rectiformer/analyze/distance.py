@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rectiformer.analyze.diversity import BLOCK_CELLS
 from rectiformer.analyze.segments import JoinedPairs
-from rectiformer.analyze.survey import observing, weighing_sites
+from rectiformer.analyze.survey import Meter, observing, weighing_sites
 from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.weights import weight_blocks
@@ -66,6 +66,17 @@ class DistanceMeter:
         self.null += int((size == 0).all(-1).sum())
         self.rows += size.shape[0] * size.shape[1]
 
+    def numbers(self) -> tuple[list[float], int, int]:
+        """All that it has seen, as `add` takes it."""
+        return self.mass.tolist(), self.null, self.rows
+
+    def add(self, numbers: tuple[list[float], int, int]) -> None:
+        """Add the numbers of another meter."""
+        mass, null, rows = numbers
+        self.mass += torch.tensor(mass, dtype=torch.float64)
+        self.null += null
+        self.rows += rows
+
     def result(self) -> DistanceSummary:
         """What was seen; 0 for each measure that saw nothing."""
         total = float(self.mass.sum())
@@ -80,6 +91,10 @@ class DistanceSurvey:
         self.joined = joined
         self.sites = [site for site in weighing_sites(model) if site.kind == "cross"]
         self.meters = [DistanceMeter() for _ in self.sites]
+
+    def all_meters(self) -> list[Meter]:
+        """Every meter."""
+        return list(self.meters)
 
     def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""

@@ -53,6 +53,14 @@ class DiversityMeter:
         sums = js.sum(), js_zero.sum(), overlap.sum(), *counts, null, sees.sum()
         self.totals += torch.stack([part.double() for part in sums]).cpu()
 
+    def numbers(self) -> list[float]:
+        """All that it has seen, as `add` takes it."""
+        return self.totals.tolist()
+
+    def add(self, numbers: list[float]) -> None:
+        """Add the numbers of another meter."""
+        self.totals += torch.tensor(numbers, dtype=torch.float64)
+
     def merge(self, other: DiversityMeter) -> None:
         """Add what another meter has seen."""
         self.totals += other.totals

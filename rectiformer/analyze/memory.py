@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,16 +49,17 @@ class VarianceMeter:
         if x.numel():
             x = x.double()
             mean = x.mean()
-            self._add(x.numel(), float(mean), float((x - mean).square().sum()))
-
-    def merge(self, other: VarianceMeter) -> None:
-        if other.count:
-            self._add(other.count, other.mean, other.squares)
+            self.add(x.numel(), float(mean), float((x - mean).square().sum()))
 
     def result(self) -> float:
         return self.squares / max(1, self.count)
 
-    def _add(self, count: int, mean: float, squares: float) -> None:
+    def numbers(self) -> tuple[int, float, float]:
+        return self.count, self.mean, self.squares
+
+    def add(self, count: int, mean: float, squares: float) -> None:
+        if not count:
+            return
         step, total = mean - self.mean, self.count + count
         self.squares += squares + step**2 * self.count * count / total
         self.mean += step * count / total
@@ -90,14 +92,24 @@ class MemoryMeter:
             self.top += held[:, [count - 1 for count in self.kept]].sum(0).cpu()
             self.tokens += int(weighed.sum())
 
+    def numbers(self) -> list[Any]:
+        """All that it has seen, as `add` takes it."""
+        sums = (self.top, self.used, self.usage)
+        return [self.output.numbers(), self.residual.numbers(), self.tokens, *(each.tolist() for each in sums)]
+
+    def add(self, numbers: list[Any]) -> None:
+        """Add the numbers of a meter of the same memory."""
+        output, residual, tokens, top, used, usage = numbers
+        self.output.add(*output)
+        self.residual.add(*residual)
+        self.tokens += tokens
+        self.top += torch.tensor(top, dtype=torch.float64)
+        self.used |= torch.tensor(used)
+        self.usage += torch.tensor(usage, dtype=torch.float64)
+
     def merge(self, other: MemoryMeter) -> None:
         """Add what another meter of the same memory has seen."""
-        self.output.merge(other.output)
-        self.residual.merge(other.residual)
-        self.top += other.top
-        self.tokens += other.tokens
-        self.used |= other.used
-        self.usage += other.usage
+        self.add(other.numbers())
 
     def result(self) -> MemorySummary:
         """What was seen; 0 for each measure that saw nothing."""

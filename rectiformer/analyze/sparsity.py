@@ -52,6 +52,14 @@ class HeadMeter:
         sums = [torch.where(counted, part, 0).sum((0, 2), dtype=torch.float64) for part in parts]
         self.totals += torch.stack(sums).cpu()
 
+    def numbers(self) -> list[list[float]]:
+        """All that it has seen, as `add` takes it."""
+        return self.totals.tolist()
+
+    def add(self, numbers: list[list[float]]) -> None:
+        """Add the numbers of a meter of as many heads."""
+        self.totals += torch.tensor(numbers, dtype=torch.float64)
+
     def merge(self, other: HeadMeter) -> None:
         """Add what another meter of as many heads has seen."""
         self.totals += other.totals
@@ -106,12 +114,20 @@ class LengthMeter:
             if inside.any():
                 meter.update(stats, real & inside[:, None])
 
+    def numbers(self) -> list[list[list[float]]]:
+        """All that it has seen, as `add` takes it."""
+        return [meter.numbers() for meter in self.bins]
+
+    def add(self, numbers: list[list[list[float]]]) -> None:
+        """Add the numbers of a meter with the same bins."""
+        for meter, its in zip(self.bins, numbers, strict=True):
+            meter.add(its)
+
     def merge(self, other: LengthMeter) -> None:
         """Add what another meter with the same bins has seen."""
         if self.edges != other.edges:
             raise ArgumentError(f"bins {other.edges} do not fit bins {self.edges}; measure both with the same edges")
-        for mine, its in zip(self.bins, other.bins, strict=True):
-            mine.merge(its)
+        self.add(other.numbers())
 
     def result(self) -> LengthSummary:
         """What was seen; 0 for a bin that saw nothing."""

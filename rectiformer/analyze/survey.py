@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,9 @@ from rectiformer.model.memory import MemoryObservation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import weight_blocks
+from rectiformer.runs.team import Team
 from rectiformer.text.batches import Batch, collate, shuffled
+from rectiformer.translate.ranks import share
 from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
@@ -35,11 +37,27 @@ Text = TypeVar("Text")
 BATCH_TOKENS = 4096
 
 
+class Meter(Protocol):
+    """Sums of what was seen, which other sums can be added to."""
+
+    def numbers(self) -> Any:
+        """All that it has seen, as JSON has it."""
+        ...
+
+    def add(self, numbers: Any) -> None:
+        """Add the numbers of a meter of the same."""
+        ...
+
+
 class Watching(Protocol):
     """Meters that a batch is added to while the model reads it."""
 
     def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""
+        ...
+
+    def all_meters(self) -> list[Meter]:
+        """Every meter, in the same order on every rank."""
         ...
 
 
@@ -90,6 +108,11 @@ class Survey:
         for memory in self.memories:
             yield watched(memory.layer, partial(memory.update, batch))
 
+    def all_meters(self) -> list[Meter]:
+        """Every meter."""
+        of_sites = [meter for each in self.sites for meter in (each.heads, each.lengths, each.diversity)]
+        return [*of_sites, *(each.meter for each in self.memories)]
+
 
 class CrossSurvey:
     """Meters of the heads of every attention to the source, and of nothing else."""
@@ -107,6 +130,10 @@ class CrossSurvey:
         for site, meter in zip(self.sites, self.meters, strict=True):
             yield observing(site, partial(add, meter=meter))
 
+    def all_meters(self) -> list[Meter]:
+        """Every meter."""
+        return list(self.meters)
+
 
 class Progress:
     """Counts sentences and passes the count on."""
@@ -121,13 +148,29 @@ class Progress:
 
 
 def run_survey(survey: Watching, translator: Translator, encoded: EncodedPairs, advance: Callable[[int], None]) -> None:
-    """Put the pairs through the model while the meters of `survey` run; `advance` is told how many each batch has."""
-    for batch in encoded_batches(translator, encoded):
+    """Put the pairs through the model while the meters of `survey` run; `advance` is told how many each batch has.
+
+    Ranks share the batches, and then add up what their meters have seen.
+    """
+    batches = share(translator.team, list(forced_order(encoded)))
+    for indices in batches:
+        batch = collate(encoded, np.array(indices), symbols_of(translator))
         with translator.inference(), ExitStack() as stack:
             for context in survey.watching(batch):
                 stack.enter_context(context)
             decode_forced(translator, batch)
-        advance(len(batch.pairs))
+        advance(len(indices))
+    advance(encoded.pairs - sum(map(len, batches)))
+    add_over_ranks(translator.team, survey.all_meters())
+
+
+def add_over_ranks(team: Team, meters: Sequence[Meter]) -> None:
+    """Let every meter have seen what those of all ranks have."""
+    found = team.gather(lambda: [meter.numbers() for meter in meters])
+    for rank, numbers in enumerate(found):
+        if rank != team.rank:
+            for meter, its in zip(meters, numbers, strict=True):
+                meter.add(its)
 
 
 def check_pairs(pairs: Sequence[Pair], gold: Sequence[Links] | None, tokenized: bool) -> None:
@@ -158,10 +201,14 @@ def forced_batches(translator: Translator, pairs: Sequence[Pair]) -> Iterator[Ba
 
 def encoded_batches(translator: Translator, encoded: EncodedPairs) -> Iterator[Batch]:
     """The same of pairs that have ids already."""
-    symbols, lengths = symbols_of(translator), encoded.padded_lengths
-    order = sorted(range(encoded.pairs), key=lambda index: -lengths[index])
-    for indices in cut_batches(order, lengths, BATCH_TOKENS):
-        yield collate(encoded, np.array(indices), symbols)
+    for indices in forced_order(encoded):
+        yield collate(encoded, np.array(indices), symbols_of(translator))
+
+
+def forced_order(encoded: EncodedPairs) -> Iterator[list[int]]:
+    """The numbers of the pairs of each batch."""
+    lengths = encoded.padded_lengths
+    return cut_batches(sorted(range(encoded.pairs), key=lambda index: -lengths[index]), lengths, BATCH_TOKENS)
 
 
 def real_queries(kind: str, batch: Batch) -> Tensor:

@@ -213,7 +213,11 @@ def links_from_steps(sources: np.ndarray) -> set[Link]:
 
 def alignment_error(predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links]) -> AlignmentScore:
     """Compare predicted links with gold links, summed over all sentences."""
-    totals = count_links(predicted, gold).sum(0)
+    return score_counts(count_links(predicted, gold).sum(0))
+
+
+def score_counts(totals: np.ndarray) -> AlignmentScore:
+    """The score of counts [5] as `count_links` has them, summed over all sentences."""
     aer, precision, recall = (float(rate) for rate in rates(totals))
     _, _, links, sure, possible = (int(total) for total in totals)
     return AlignmentScore(aer=aer, precision=precision, recall=recall, predicted=links, sure=sure, possible=possible)

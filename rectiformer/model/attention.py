@@ -11,14 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rectiformer.errors import ConfigError, ShapeError
+from rectiformer.errors import ArgumentError, ConfigError, ShapeError
 from rectiformer.model.cache import Cache, FixedCache
 from rectiformer.model.learned import LearnedOption, build_learned
-from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, project_normed
+from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows, project_normed
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import Window, check_call, choose, run
 from rectiformer.ops.gated import gated_attention, gated_obstacle
+from rectiformer.ops.parallel import attention_to_shards, context_parallel_attention
+from rectiformer.ops.ranks import Ranks
 from rectiformer.ops.reference import Call
 from rectiformer.ops.row_statistics import RowStatistics, attention_with_rows
 from rectiformer.ops.variants import find_variant
@@ -80,6 +82,8 @@ class MultiHeadAttention(nn.Module):
     observer: Callable[[Observation], None] | None
     row_observer: Callable[[RowStatistics], None] | None
     """Handed statistics of each row of weights, with gradients, from the pass that mixes the values."""
+    ranks: Ranks | None = None
+    """Who shares the keys, each holding a part of them."""
 
     def __init__(
         self,
@@ -154,6 +158,8 @@ class MultiHeadAttention(nn.Module):
             if given is not None and (given.dim() != 3 or given.shape[-1] != self.width):
                 raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.width}")
         q, k, v = self.project(x, memory, cache, key_lengths)
+        if self.ranks is not None:
+            return self.attend_shards(q, k, v, memory is None, key_lengths)
         options = self.current_options()
         if attn_bias is not None and self.learned_divides:
             attn_bias = attn_bias * self.head_scales()[:, None, None].to(attn_bias.dtype)
@@ -171,6 +177,19 @@ class MultiHeadAttention(nn.Module):
         if self.observer is not None:
             asked = {"causal": causal, "key_lengths": key_lengths, "attn_mask": attn_mask, "bias": attn_bias}
             self.observer(Observation(self.variant, q, k, mixed, {**asked, "window": window, **options}))
+        return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
+
+    def attend_shards(self, q: Tensor, k: Tensor, v: Tensor, own: bool, key_lengths: Tensor | None) -> Tensor:
+        """Attend where `ranks` share the keys and, in self-attention, the queries; of the decoder's each has all."""
+        assert self.ranks is not None
+        if key_lengths is None or self.observer or self.row_observer or (self.training and self.dropout):
+            raise ArgumentError(
+                "a source shared by ranks needs its lengths, and its attention takes no observer and no dropout; give "
+                "lengths, train with model.attention_dropout = 0, or leave the ranks out"
+            )
+        attend = context_parallel_attention if own else attention_to_shards
+        options = self.current_options()
+        mixed = attend(q, k, v, self.variant, group=self.ranks.group, key_lengths=key_lengths, **options)
         return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
 
     def norms_in_epilogue(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
@@ -254,21 +273,11 @@ class MultiHeadAttention(nn.Module):
         return self.learned().reciprocal().expand(self.heads)
 
     def _keys(self, k: Tensor, lengths: Tensor | None) -> Tensor:
-        return self._split(center_rows(k, lengths) if self.center else k, self.key_heads)
+        return self._split(center_rows(k, lengths, self.ranks) if self.center else k, self.key_heads)
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def center_rows(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Rows [B, N, E] without what the first lengths[b] of them have in common."""
-    if lengths is None:
-        return x - x.mean(1, keepdim=True)
-    real = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None]
-    wide = torch.promote_types(x.dtype, torch.float32)
-    mean = torch.where(real, x, 0).sum(1, keepdim=True, dtype=wide) / lengths.clamp_min(1)[:, None, None]
-    return x - mean.to(x.dtype)
 
 
 def check_heads(width: int, heads: int, key_heads: int) -> None:

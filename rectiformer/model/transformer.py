@@ -15,8 +15,16 @@ from rectiformer.errors import ConfigError
 from rectiformer.model.attention import MultiHeadAttention, variance_scaling_
 from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache, ReadyCache
 from rectiformer.model.dropout import Dropout
-from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared, sinusoids
+from rectiformer.model.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    LayerNorm,
+    build_shared,
+    position_signals,
+    sinusoids,
+)
 from rectiformer.model.memory import KeyValueMemory
+from rectiformer.ops.ranks import Ranks, own_shard
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,15 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor, position: Tensor | None = None) -> Tensor:
         """ids [B, M] to [B, M, E]; `position` [1], for one column of ids, says where it stands."""
+        return self.embed(
+            ids, self._table(ids.shape[1])[: ids.shape[1]] if position is None else self.positions[position]
+        )
+
+    def embed(self, ids: Tensor, where: Tensor) -> Tensor:
+        """ids [B, M] to [B, M, E], with the signals [M, E] of where they stand."""
         x = F.embedding(ids, self.table) * math.sqrt(self.table.shape[1]) + self.bias
         if self.start is not None:  # the decoder begins with a zero vector, not with a symbol of its own
             x = x * (ids != self.start)[..., None]
-        where = self._table(ids.shape[1])[: ids.shape[1]] if position is None else self.positions[position]
         return self.drop((x + where).to(working_dtype(x)))
 
     def _table(self, length: int) -> Tensor:
@@ -103,6 +116,9 @@ class Transformer(nn.Module):
         start: the id at position 0 of every decoder input, read as a zero vector.
     """
 
+    source_ranks: Ranks | None = None
+    """Who shares the positions of every source, inside of `sharded_source`: encoded sources are then this rank's."""
+
     def __init__(self, config: ModelConfig, source_size: int, target_size: int, start: int = 2) -> None:
         super().__init__()
         if config.tie == "all" and source_size != target_size:
@@ -131,10 +147,16 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, lengths: Tensor | None) -> Tensor:
         """Source ids [B, N] to [B, N, E]; `lengths` None says that no row is padded."""
-        x = self.source_embedding(source)
+        x = self.source_embedding(source) if self.source_ranks is None else self.embed_shard(source, self.source_ranks)
         for layer in self.encoder:
             x = layer(x, lengths)
         return self.encoder_norm(x)
+
+    def embed_shard(self, source: Tensor, ranks: Ranks) -> Tensor:
+        """This rank's positions of sources [B, N], which are padded until the ranks can share them."""
+        padded = F.pad(source, (0, -source.shape[1] % (2 * ranks.size)))
+        where = own_shard(torch.arange(padded.shape[1], device=source.device), ranks, 0)
+        return self.source_embedding.embed(padded[:, where], position_signals(where, self.config.width))
 
     def decode(self, target: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
         """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""

@@ -19,10 +19,8 @@ from rectiformer.ops.visibility import Visibility
 
 SCORE_BYTES = 4 << 20
 """Scores held at once. Fewer, larger blocks mean fewer joins of the worker threads; more than this leaves the cache."""
-
 ALONE = 512 * 1024
 """Cells from which a matrix gets a block of its own: its products fill all threads by themselves."""
-
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

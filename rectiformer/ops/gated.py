@@ -11,7 +11,7 @@ So the kernel gives x, and for each head the sum of squares of z. What is left t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from rectiformer.ops.launching import DTYPES, block, heads_last
 from rectiformer.ops.operators import recall, remember
 from rectiformer.ops.reference import Call
-from rectiformer.ops.short import Problem, flat_arguments, plain_attention, short_obstacle
+from rectiformer.ops.short import INPUTS, Problem, flat_arguments, plain_attention, short_obstacle
 
 
 def gated_attention(
@@ -30,7 +30,8 @@ def gated_attention(
     z is what `attention` gives; gain and gate are [H * Dv].
     """
     q, factors, numbers, sizes = flat_arguments(q, call)
-    return short_gated(q, k, v, gain, gate, factors, call.visibility.key_lengths, call.seed, numbers, sizes)
+    tables = (factors, call.visibility.key_lengths, call.seed, None, None)  # it takes no packed sequences
+    return short_gated(gain, gate, q, k, v, *tables, numbers, sizes)
 
 
 def gated_obstacle(q: Tensor, k: Tensor, v: Tensor, gain: Tensor, gate: Tensor | None, call: Call) -> str:
@@ -41,58 +42,44 @@ def gated_obstacle(q: Tensor, k: Tensor, v: Tensor, gain: Tensor, gate: Tensor |
     return short_obstacle(q, k, v, call)
 
 
-@torch.library.custom_op("rectiformer::short_gated", mutates_args=())
-def short_gated(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor,
-    gate: Tensor | None,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """`short` with its result z gated, and the sums of squares of z. numbers and sizes are those of `short`."""
+@torch.library.custom_op(
+    "rectiformer::short_gated", mutates_args=(), schema=f"(Tensor gain, Tensor? gate, {INPUTS}) -> (Tensor, Tensor)"
+)
+def short_gated(gain: Tensor, gate: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
+    """`short` with its result z gated, and the sums of squares of z."""
     from rectiformer.ops.kernels.short import short_forward
 
-    problem = Problem(q, k, v, factors, key_lengths, seed, numbers, sizes)
+    problem, (q, k, v) = Problem(*inputs), inputs[:3]
     x, squares = heads_last(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
     flat = [gain, gate, squares, None, None]
-    for room in problem.rooms(packed=False):
+    for room in problem.rooms():
         room |= {"NORM": norm(gate), **problem.tune(room, backward=False)}
         problem.launch(short_forward, q.shape[0] * q.shape[1], [q, k, v, x], flat, room)
     return x, squares
 
 
-@torch.library.custom_op("rectiformer::short_gated_backward", mutates_args=())
+@torch.library.custom_op(
+    "rectiformer::short_gated_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_x, Tensor d_squares, Tensor gain, Tensor? gate, {INPUTS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 def short_gated_backward(
-    d_x: Tensor,
-    d_squares: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor,
-    gate: Tensor | None,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
+    d_x: Tensor, d_squares: Tensor, gain: Tensor, gate: Tensor | None, *inputs: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `short_gated` for q, k, v, those of gain and gate as [1 or 2, H * Dv], and for factors.
+    """Gradients of `short_gated`: those of gain and gate as [1 or 2, H * Dv], then for q, k, v and factors.
 
-    The last two are in float32, and empty without factors. Sums over the batch are made in a fixed order.
+    The first and the last are in float32, the last is empty without factors. Sums over the batch are made in a fixed
+    order.
     """
     from rectiformer.ops.kernels.gated import gated_backward
     from rectiformer.ops.kernels.norm import column_sums
 
-    problem = Problem(q, k, v, factors, key_lengths, seed, numbers, sizes)
+    problem, (q, k, v) = Problem(*inputs), inputs[:3]
     d_q, d_k, d_v = (heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
     vectors = gain.new_empty(norm(gate), gain.numel(), dtype=torch.float32)
     by_batch = vectors.new_empty(q.shape[0], *vectors.shape)
-    by_sequence = vectors.new_empty(q.shape[:2] if factors is not None else (0, 0))
+    by_sequence = vectors.new_empty(q.shape[:2] if problem.factors is not None else (0, 0))
     strided, flat = [d_x, q, k, v, d_q, d_k, d_v, d_squares], [gain, gate, by_batch, by_sequence]
     room = {"BLOCK_M": block(q.shape[2]), "BLOCK_N": block(k.shape[2]), "NORM": norm(gate)}
     room["num_warps"] = problem.warps(max(room["BLOCK_M"], room["BLOCK_N"]), heavy=True)
@@ -100,7 +87,7 @@ def short_gated_backward(
     width = vectors.numel()
     with torch.cuda.device_of(q):
         column_sums[(-(-width // 16),)](by_batch, vectors, len(by_batch), width, BLOCK_ROWS=128, BLOCK_COLUMNS=16)
-    return d_q, d_k, d_v, vectors, by_sequence.sum(0)
+    return vectors, d_q, d_k, d_v, by_sequence.sum(0)
 
 
 def norm(gate: Tensor | None) -> int:
@@ -109,54 +96,34 @@ def norm(gate: Tensor | None) -> int:
 
 
 @short_gated.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def _(gain: Tensor, gate: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return heads_last(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @short_gated_backward.register_fake
-def _(
-    d_x: Tensor,
-    d_squares: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor,
-    gate: Tensor | None,
-    factors: Tensor | None,
-    *_: object,
-) -> tuple[Tensor, ...]:
+def _(d_x: Tensor, d_squares: Tensor, gain: Tensor, gate: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+    q, k, v, factors, *_ = inputs
     d_vectors = gain.new_empty(norm(gate), gain.numel(), dtype=torch.float32)
     d_factors = d_vectors.new_empty(0 if factors is None else q.shape[1])
-    return *(heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)), d_vectors, d_factors
+    return d_vectors, *(heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)), d_factors
 
 
-def plain_gated(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor,
-    gate: Tensor | None,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+def plain_gated(gain: Tensor, gate: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
     """What `short_gated` computes, by the reference."""
-    z = plain_attention(q, k, v, factors, key_lengths, seed, None, None, numbers, sizes)
-    z = z.to(torch.promote_types(z.dtype, torch.float32))
-    by_head = (q.shape[1], 1, v.shape[3])
+    mixed = plain_attention(*inputs)
+    z = mixed.to(torch.promote_types(mixed.dtype, torch.float32))
+    by_head = (z.shape[1], 1, z.shape[3])
     x = gain.view(by_head) * z
     x = x if gate is None else torch.sigmoid(gate.view(by_head) * z) * x
-    return x.to(q.dtype), z.square().sum(-1)
+    return x.to(mixed.dtype), z.square().sum(-1)
 
 
 def _differentiate(ctx, d_x, d_squares):  # type: ignore[no-untyped-def]
     inputs = recall(ctx)
-    gain, gate, factors = inputs[3:6]
-    *d_qkv, d_vectors, d_factors = short_gated_backward(d_x, d_squares, *inputs)
+    gain, gate, *_ = inputs
+    d_vectors, *d_qkv, d_factors = short_gated_backward(d_x, d_squares, *inputs)
     d_gate = None if gate is None else d_vectors[1].to(gate.dtype)
-    return *d_qkv, d_vectors[0].to(gain.dtype), d_gate, None if factors is None else d_factors, *[None] * 4
+    return d_vectors[0].to(gain.dtype), d_gate, *d_qkv, None if inputs[5] is None else d_factors, *[None] * 6
 
 
 def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
@@ -166,11 +133,11 @@ def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
         tensors[:8] = [None if x is None else x.detach().requires_grad_() for x in tensors[:8]]
         upstream, leaves = tensors[:2], [leaf for leaf in tensors[2:8] if leaf is not None]
         first = list(torch.autograd.grad(plain_gated(*tensors[2:]), leaves, upstream, create_graph=True))
-        vectors = torch.stack([grad.float() for grad in first[3 : 3 + norm(tensors[6])]])
-        first[3 : 3 + norm(tensors[6])] = [vectors]
+        vectors = slice(norm(tensors[3]))
+        first[vectors] = [torch.stack([grad.float() for grad in first[vectors]])]
         held = [tensor for tensor in tensors[:8] if tensor is not None]
         second = iter(torch.autograd.grad(first, held, cotangents[: len(first)], allow_unused=True))
-    return *(None if tensor is None else next(second) for tensor in tensors[:8]), *[None] * 4
+    return *(None if tensor is None else next(second) for tensor in tensors[:8]), *[None] * 6
 
 
 short_gated.register_autograd(_differentiate, setup_context=remember)

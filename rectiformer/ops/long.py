@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ from rectiformer.ops.visibility import Visibility
 
 LARGEST = 256
 """Largest head size."""
+INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? factors, Tensor? key_lengths, Tensor? seed, "
+    "Tensor? bounds_q, Tensor? bounds_k, Tensor? tiles, float[] numbers, SymInt[] sizes"
+)
+"""What every operator on `LongCall` takes: its fields, as torch wants them named."""
 
 
 def long_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
@@ -90,58 +96,35 @@ def longest(call: Call, packing: Packing | None) -> tuple[int, int]:
     return (queries if packing.most_q is None else packing.most_q), (keys if packing.most_k is None else packing.most_k)
 
 
-@torch.library.custom_op("rectiformer::long", mutates_args=())
-def long(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    bounds_q: Tensor | None,
-    bounds_k: Tensor | None,
-    tiles: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> Tensor:
+@torch.library.custom_op("rectiformer::long", mutates_args=(), schema=f"({INPUTS}) -> Tensor")
+def long(*inputs: Any) -> Tensor:
     """Sum over visible keys of factors[h] factor n^-exponent [scale q k + bias]+ ** power v.
 
     numbers: scale, dropout, exponent, factor. sizes: power, left, right, row and column of the dropout pattern, and the
     most queries and keys of a sequence. With bounds, batch row 0 holds sequences end to end. Tiles that
     are False hold no positive score, and are not visited.
     """
-    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, tiles)
-    return LongCall(q, k, v, *tables, numbers, sizes).forward()
+    return LongCall(*inputs).forward()
 
 
-@torch.library.custom_op("rectiformer::long_backward", mutates_args=())
-def long_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    bounds_q: Tensor | None,
-    bounds_k: Tensor | None,
-    tiles: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "rectiformer::long_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long` for q, k, v, bias and factors; the last two are empty without them."""
-    tables = (bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, tiles)
-    call = LongCall(q, k, v, *tables, numbers, sizes)
+    call = LongCall(*inputs)
     d_q, d_k, d_v = call.backward(d_out)
-    d_bias = q.new_empty(0) if bias is None else call.bias_gradient(d_out)
-    if factors is None:
-        return d_q, d_k, d_v, d_bias, q.new_empty(0, dtype=torch.float32)
-    # Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head.
-    return d_q, d_k, d_v, d_bias, (d_v.float() * v.float()).sum((0, 2, 3)) / factors
+    d_bias = call.q.new_empty(0) if call.bias is None else call.bias_gradient(d_out)
+    return d_q, d_k, d_v, d_bias, factor_gradients(call, d_v)
+
+
+def factor_gradients(call: LongCall, d_v: Tensor) -> Tensor:
+    """Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head."""
+    if call.factors is None:
+        return d_v.new_empty(0, dtype=torch.float32)
+    return (d_v.float() * call.v.float()).sum((0, 2, 3)) / call.factors
 
 
 @long.register_fake
@@ -150,11 +133,11 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
 
 
 @long_backward.register_fake
-def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> tuple[Tensor, ...]:
-    bias, _, factors, *_ = tables
-    d_bias = q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
-    d_factors = q.new_empty(0 if factors is None else q.shape[1], dtype=torch.float32)
-    return *(heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)), d_bias, d_factors
+def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    call = LongCall(*inputs)
+    d_bias = call.q.new_empty(0) if call.bias is None else call.bias.new_empty(call.bias.shape)
+    d_qkv = (heads_last(tensor, tensor.shape[3]) for tensor in inputs[:3])
+    return *d_qkv, d_bias, call.q.new_empty(0 if call.factors is None else call.q.shape[1], dtype=torch.float32)
 
 
 # autograd calls the next functions with a context of its own, whose type torch does not publish.

@@ -7,13 +7,20 @@ by R. Nothing is M x N. First derivatives only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rectiformer.ops.launching import heads_last
-from rectiformer.ops.long import long_arguments, long_obstacle, scale_late, with_positive_scale
+from rectiformer.ops.long import (
+    INPUTS,
+    factor_gradients,
+    long_arguments,
+    long_obstacle,
+    scale_late,
+    with_positive_scale,
+)
 from rectiformer.ops.long_launch import LongCall, scales_inside
 from rectiformer.ops.operators import recall, remember
 from rectiformer.ops.packing import Packing
@@ -34,56 +41,32 @@ def long_rows_attention(
     float32 [B, H, M]. Rows of zeros have 0 for both."""
     q, call = with_positive_scale(q, call)
     tables, numbers, sizes = long_arguments(q, k, call, packing)
-    out, rows = long_rows(q, k, v, *tables, numbers, sizes)
+    out, rows = long_rows(q, k, v, None, *tables, None, numbers, sizes)
     total, entropy = rows.unbind(-1)
     return scale_late(out, k, call), total if scales_inside(q) else total * call.scale**call.variant.power, entropy
 
 
-@torch.library.custom_op("rectiformer::long_rows", mutates_args=())
-def long_rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    bounds_q: Tensor | None,
-    bounds_k: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """`long` without a bias, and R and H of each row: float32 [B, H, M, 2].
+@torch.library.custom_op("rectiformer::long_rows", mutates_args=(), schema=f"({INPUTS}) -> (Tensor, Tensor)")
+def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """`long` without a bias or tiles, and R and H of each row: float32 [B, H, M, 2].
 
     They are of [q k]+ ** power, but where `scales_inside` of [scale q k]+ ** power.
     """
-    call = LongCall(q, k, v, None, mask, factors, key_lengths, seed, bounds_q, bounds_k, None, numbers, sizes)
-    rows = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
+    call = LongCall(*inputs)
+    rows = call.q.new_empty(*call.q.shape[:3], 2, dtype=torch.float32)
     return call.forward(rows), rows
 
 
-@torch.library.custom_op("rectiformer::long_rows_backward", mutates_args=())
-def long_rows_backward(
-    d_out: Tensor,
-    slopes: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    bounds_q: Tensor | None,
-    bounds_k: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "rectiformer::long_rows_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor slopes, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long_rows` for q, k, v and factors; the last is empty without them. See `row_slopes`."""
-    call = LongCall(q, k, v, None, mask, factors, key_lengths, seed, bounds_q, bounds_k, None, numbers, sizes)
+    call = LongCall(*inputs)
     d_q, d_k, d_v = call.backward(d_out, slopes)
-    if factors is None:
-        return d_q, d_k, d_v, q.new_empty(0, dtype=torch.float32)
-    return d_q, d_k, d_v, (d_v.float() * v.float()).sum((0, 2, 3)) / factors  # as in `long_backward`
+    return d_q, d_k, d_v, factor_gradients(call, d_v)
 
 
 @long_rows.register_fake
@@ -92,18 +75,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 
 @long_rows_backward.register_fake
-def _(
-    d_out: Tensor,
-    slopes: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    factors: Tensor | None,
-    *_: object,
-) -> tuple[Tensor, ...]:
-    d_factors = q.new_empty(0 if factors is None else q.shape[1], dtype=torch.float32)
-    return *(heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)), d_factors
+def _(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    call = LongCall(*inputs)
+    d_qkv = (heads_last(tensor, tensor.shape[3]) for tensor in inputs[:3])
+    return *d_qkv, call.q.new_empty(0 if call.factors is None else call.q.shape[1], dtype=torch.float32)
 
 
 def row_slopes(d_rows: Tensor, rows: Tensor) -> Tensor:
@@ -122,7 +97,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _differentiate(ctx, d_out, d_rows):  # type: ignore[no-untyped-def]
     *inputs, rows = recall(ctx)
     d_q, d_k, d_v, d_factors = long_rows_backward(d_out, row_slopes(d_rows, rows), *inputs)
-    return d_q, d_k, d_v, None, None if inputs[4] is None else d_factors, *[None] * 6
+    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *[None] * 7
 
 
 long_rows.register_autograd(_differentiate, setup_context=_remember)

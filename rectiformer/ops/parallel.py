@@ -17,8 +17,8 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Rows, Value
 from rectiformer.ops.dispatch import check_call, check_lengths, run
-from rectiformer.ops.ranks import Gather, Ranks, SumOverRanks, own_shard
-from rectiformer.ops.reference import Call
+from rectiformer.ops.ranks import AddOverRanks, Gather, Ranks, SumOverRanks, own_lengths, own_shard
+from rectiformer.ops.reference import Call, working_dtype
 from rectiformer.ops.variants import VARIANTS, find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
@@ -88,6 +88,49 @@ def context_parallel_attention(
     return scale_own_rows(mixed, call, ranks).to(q.dtype)
 
 
+def attention_to_shards(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: str = "rela",
+    *,
+    group: dist.ProcessGroup | None = None,
+    key_lengths: Tensor,
+    scale: float | None = None,
+    **options: Value,
+) -> Tensor:
+    """Attention of queries [B, H, M, D] that every rank has to keys that the ranks share: all rows, on every rank.
+
+    Each rank adds its keys' part, and one all-reduce of B H M Dv float32 numbers ends it. Shapes are not compared
+    first: a decoder calls it at each step.
+
+    Args:
+        k, v: this rank's, as `shard_sequence` deals them.
+        key_lengths: [B], how many leading keys of each whole sequence are real; the same on every rank.
+    """
+    ranks = Ranks.of(group)
+    call = check_call(q, k, v, require_rectified(variant), False, None, None, None, None, scale, 0.0, None, options)
+    M, N = q.shape[2], k.shape[2]
+    seen = Visibility(M, N, key_lengths=own_lengths(key_lengths, N * ranks.size, ranks), first=N - M)
+    bare = replace(call, variant=replace(call.variant, row_scale=None), options={}, visibility=seen)
+    mixed: Tensor = AddOverRanks.apply(run(q, k, v, bare, "auto").to(working_dtype(q.dtype)), ranks)
+    if call.variant.row_scale is not None:
+        counts = key_lengths.clamp_min(1)[:, None, None, None].to(mixed.dtype)
+        mixed = mixed * call.variant.row_scale(Rows(None, counts, call.options))
+    return mixed.to(q.dtype)
+
+
+def require_rectified(variant: str) -> str:
+    """The variant itself; ArgumentError where its partial results do not add up."""
+    if not find_variant(variant).rectified:
+        rectified = ", ".join(name for name, row in VARIANTS.items() if row.rectified)
+        raise ArgumentError(
+            f"variant {variant!r} is not rectified, and only rectified parts add up over ranks (softmax needs a "
+            f"running maximum and sum); use one of {rectified}"
+        )
+    return variant
+
+
 def check_shards(
     q: Tensor,
     k: Tensor,
@@ -100,13 +143,7 @@ def check_shards(
     ranks: int,
 ) -> tuple[Call, dict[str, float]]:
     """The call over the whole sequence that these shards are a part of, and what all ranks must agree on."""
-    if not find_variant(variant).rectified:
-        rectified = ", ".join(name for name, row in VARIANTS.items() if row.rectified)
-        raise ArgumentError(
-            f"variant {variant!r} is not rectified, and only rectified parts add up over ranks (softmax needs a "
-            f"running maximum and sum); use one of {rectified}"
-        )
-    call = check_call(q, k, v, variant, causal, None, None, None, None, scale, 0.0, None, options)
+    call = check_call(q, k, v, require_rectified(variant), causal, None, None, None, None, scale, 0.0, None, options)
     for name, shard in (("q", q), ("k", k)):
         if shard.shape[2] == 0 or shard.shape[2] % 2:
             raise ShapeError(

@@ -102,6 +102,12 @@ class Ranks:
         dist.reduce_scatter(total, list(shards.contiguous()), group=self.group)
         return total
 
+    def add(self, partial: Tensor) -> Tensor:
+        """The sum over ranks of what each has."""
+        total = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        return total
+
     def agree(self, names: Sequence[str], check: Callable[[], tuple[T, Mapping[str, float]]]) -> T:
         """What `check` returns, where it succeeds on every rank with the same facts; else an error on every rank.
 
@@ -135,6 +141,13 @@ def own_shard(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
     """This rank's two chunks of a whole sequence, one after the other."""
     chunks = x.chunk(2 * ranks.size, dim)
     return torch.cat([chunks[ranks.rank], chunks[-1 - ranks.rank]], dim)
+
+
+def own_lengths(lengths: Tensor, keys: int, ranks: Ranks) -> Tensor:
+    """How many of the first lengths[b] of `keys` keys are this rank's: they come first in its shard."""
+    chunk = keys // (2 * ranks.size)
+    starts = (ranks.rank * chunk, (2 * ranks.size - 1 - ranks.rank) * chunk)
+    return sum(((lengths - start).clamp(0, chunk) for start in starts), torch.zeros_like(lengths))
 
 
 def deal(x: Tensor, ranks: int, axis: int) -> Tensor:
@@ -183,6 +196,20 @@ class SumOverRanks(torch.autograd.Function):
     def backward(ctx, d_out):  # type: ignore[no-untyped-def]
         whole = join(ctx.ranks.gather(d_out.to(ctx.dtype)), ctx.axis)
         return None, None, None, *(rows_from(whole, ctx.axis, first) for first in ctx.firsts)
+
+
+class AddOverRanks(torch.autograd.Function):
+    """The sum over ranks of partial results, on every rank, and so of the gradients that all ranks' use of it gives."""
+
+    @staticmethod
+    def forward(ctx, partial, ranks):  # type: ignore[no-untyped-def]
+        ctx.ranks = ranks
+        return ranks.add(partial)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out):  # type: ignore[no-untyped-def]
+        return ctx.ranks.add(d_out), None
 
 
 def add_and_scatter(partials: Sequence[Tensor], ranks: Ranks, axis: int, firsts: Sequence[int]) -> Tensor:

@@ -25,7 +25,7 @@ def rows_at_once(q: Tensor, v: Tensor, call: Call) -> int:
     """How many query rows of all heads may be computed together."""
     a_cell = 1 if call.variant.has_weights else max(q.shape[3], v.shape[3])  # without weights, a number a column too
     a_row = q.shape[0] * q.shape[1] * call.visibility.keys * a_cell * KEPT * working_dtype(q.dtype).itemsize
-    return max(1, MOST_HELD // a_row)
+    return max(1, MOST_HELD // max(1, a_row))
 
 
 def attention_by_rows(plain: Plain, q: Tensor, k: Tensor, v: Tensor, call: Call, step: int) -> Tensor:

@@ -26,6 +26,11 @@ LARGEST = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
 """Most queries or keys, and largest head size: what one program can hold and, in float32, compile in seconds."""
 BUCKETS = (32, 64, 128)
 """Packed sequences are as long as one of these at most."""
+INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? factors, Tensor? key_lengths, Tensor? seed, Tensor? bounds_q, "
+    "Tensor? bounds_k, float[] numbers, SymInt[] sizes"
+)
+"""What every operator on a `Problem` takes: its fields, as torch wants them named."""
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None) -> Tensor:
@@ -89,6 +94,8 @@ class Problem:
     factors: Tensor | None
     key_lengths: Tensor | None
     seed: Tensor | None
+    bounds_q: Tensor | None
+    bounds_k: Tensor | None
     numbers: Sequence[float]
     sizes: Sequence[int]
 
@@ -139,9 +146,9 @@ class Problem:
             "GROUP": self.q.shape[1] // self.k.shape[1],
         }
 
-    def rooms(self, packed: bool) -> Iterator[dict[str, int]]:
+    def rooms(self) -> Iterator[dict[str, int]]:
         """Blocks of each launch, and the packed sequences it does: those of over LEAST and up to MOST rows."""
-        M, N = self.sizes[3:]
+        (M, N), packed = self.sizes[3:], self.bounds_q is not None
         least, most = 0, max(block(M), block(N))  # the same for all lengths of a block: each value is compiled anew
         if packed and most == 128:  # a launch of their own, so that short sequences cost no long block
             least = 64
@@ -167,20 +174,13 @@ class Problem:
     def grouped(self) -> bool:
         return self.k.shape[1] < self.q.shape[1]
 
+    @property
+    def sequences(self) -> int:
+        return self.q.shape[0] if self.bounds_q is None else len(self.bounds_q) - 1
 
-@torch.library.custom_op("rectiformer::short", mutates_args=())
-def short(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    bounds_q: Tensor | None,
-    bounds_k: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> Tensor:
+
+@torch.library.custom_op("rectiformer::short", mutates_args=(), schema=f"({INPUTS}) -> Tensor")
+def short(*inputs: Any) -> Tensor:
     """Sum over visible keys of factors[h] factor n^-exponent [scale q k]+ ** power v; power 0 is a softmax.
 
     numbers: scale, dropout, exponent, factor. sizes: power, left, right, and the most queries and keys of a sequence.
@@ -188,46 +188,36 @@ def short(
     """
     from rectiformer.ops.kernels.short import short_forward
 
-    problem = Problem(q, k, v, factors, key_lengths, seed, numbers, sizes)
-    out, flat = heads_last(q, v.shape[3]), [None, None, None, bounds_q, bounds_k]
-    for room in problem.rooms(bounds_q is not None):
+    problem = Problem(*inputs)
+    q, k, v = problem.q, problem.k, problem.v
+    out, flat = heads_last(q, v.shape[3]), [None, None, None, problem.bounds_q, problem.bounds_k]
+    for room in problem.rooms():
         room |= {"NORM": 0, **problem.tune(room, backward=False)}
-        problem.launch(short_forward, sequences(q, bounds_q) * q.shape[1], [q, k, v, out], flat, room)
+        problem.launch(short_forward, problem.sequences * q.shape[1], [q, k, v, out], flat, room)
     return out
 
 
-@torch.library.custom_op("rectiformer::short_backward", mutates_args=())
-def short_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    factors: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    bounds_q: Tensor | None,
-    bounds_k: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "rectiformer::short_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `short` for q, k, v and factors; the last is empty without factors."""
     from rectiformer.ops.kernels import short as kernels
 
-    problem = Problem(q, k, v, factors, key_lengths, seed, numbers, sizes)
+    problem = Problem(*inputs)
+    q, k, v = problem.q, problem.k, problem.v
     d_q, d_k, d_v = (heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
     # Packed sequences that are empty on both sides add nothing, and nothing is written for them.
-    room_for_sums = q.new_empty if bounds_q is None else q.new_zeros
-    shape = (sequences(q, bounds_q), q.shape[1]) if factors is not None else (0, 0)
+    room_for_sums = q.new_empty if problem.bounds_q is None else q.new_zeros
+    shape = (problem.sequences, q.shape[1]) if problem.factors is not None else (0, 0)
     by_sequence = room_for_sums(shape, dtype=torch.float32)
-    strided, flat = [d_out, q, k, v, d_q, d_k, d_v], [by_sequence, bounds_q, bounds_k]
-    programs = sequences(q, bounds_q) * k.shape[1]
-    for room in problem.rooms(bounds_q is not None):
+    strided, flat = [d_out, q, k, v, d_q, d_k, d_v], [by_sequence, problem.bounds_q, problem.bounds_k]
+    programs = problem.sequences * k.shape[1]
+    for room in problem.rooms():
         problem.launch(kernels.short_backward, programs, strided, flat, room | problem.tune(room, backward=True))
     return d_q, d_k, d_v, by_sequence.sum(0)
-
-
-def sequences(q: Tensor, bounds: Tensor | None) -> int:
-    return q.shape[0] if bounds is None else len(bounds) - 1
 
 
 @short.register_fake

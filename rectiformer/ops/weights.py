@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def attention_weights(
     Dense: [B, H, M, N], with gradients. Sparse: a `torch.sparse_csr` matrix of B * H * M rows and N columns that holds
     the non-zero weights only, without gradients, built from a few rows at a time.
     """
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, **options)
     if not sparse:
         return _weights(q, k, call)
     with torch.no_grad():
@@ -90,50 +91,27 @@ def attention_stats(
 
     The arguments are those of `attention`; nothing receives a gradient.
     """
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, **options)
     with torch.no_grad():
         parts = [_describe(part, block) for _, part, block in _row_blocks(q, k, call)]
     return AttentionStats(*(torch.cat([getattr(part, field.name) for part in parts], -1) for field in fields(parts[0])))
 
 
 def weight_blocks(
-    q: Tensor,
-    k: Tensor,
-    variant: str = "rela",
-    *,
-    cells: int = BLOCK_CELLS,
-    causal: bool = False,
-    key_lengths: Tensor | Sequence[int] | None = None,
-    attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: Window | None = None,
-    scale: float | None = None,
-    **options: Value,
+    q: Tensor, k: Tensor, variant: str = "rela", *, cells: int = BLOCK_CELLS, **arguments: Any
 ) -> Iterator[tuple[slice, Tensor]]:
     """The weights of a call, a few queries at a time: which queries, and their weights [B, H, m, N].
 
     The arguments are those of `attention`; `cells` is how many weights are computed at once.
     """
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    call = _check(q, k, variant, **arguments)
     for rows, _, block in _row_blocks(q, k, call, cells):
         yield rows, block
 
 
-def visible_keys(
-    q: Tensor,
-    k: Tensor,
-    variant: str = "rela",
-    *,
-    causal: bool = False,
-    key_lengths: Tensor | Sequence[int] | None = None,
-    attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: Window | None = None,
-    scale: float | None = None,
-    **options: Value,
-) -> Tensor:
+def visible_keys(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) -> Tensor:
     """How many keys each query sees; broadcasts to [B, H, M]. The arguments are those of `attention`."""
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, options)
+    call = _check(q, k, variant, **arguments)
     return call.visibility.counts(q.device)
 
 
@@ -141,13 +119,13 @@ def _check(
     q: Tensor,
     k: Tensor,
     variant: str,
-    causal: bool,
-    key_lengths: Tensor | Sequence[int] | None,
-    attn_mask: Tensor | None,
-    bias: Tensor | None,
-    window: Window | None,
-    scale: float | None,
-    options: dict[str, Value],
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    scale: float | None = None,
+    **options: Value,
 ) -> Call:
     call = check_call(q, k, None, variant, causal, key_lengths, attn_mask, bias, window, scale, 0.0, None, options)
     if not call.variant.has_weights:

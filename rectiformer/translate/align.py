@@ -18,8 +18,9 @@ from rectiformer.measure.alignment import (
     AlignmentScore,
     Link,
     Links,
-    alignment_error,
+    count_links,
     links_from_steps,
+    score_counts,
     steps_of,
     strongest,
 )
@@ -31,7 +32,8 @@ from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import collate
 from rectiformer.text.vocabulary import Piece
 from rectiformer.translate.lines import Translation, to_record
-from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
+from rectiformer.translate.ranks import share
+from rectiformer.translate.score import EncodedPairs, decode_forced, fits, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 AVERAGE = "average"
@@ -219,7 +221,7 @@ def alignment_table(
     batch_tokens: int = 4096,
 ) -> list[Row]:
     """The alignment error of every layer, head, average of heads and induction, in one pass over the pairs."""
-    if len(pairs) != len(gold):
+    if len(pairs) != len(gold) or not gold:
         raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one")
     config = translator.model.config
     places = [
@@ -228,12 +230,15 @@ def alignment_table(
         for head in (*range(config.heads), AVERAGE)
         for induction in INDUCTIONS
     ]
-    predicted: dict[tuple[int, int | str, str], list[set[Link]]] = {place: [] for place in places}
-    for pair in cross_looks(translator, pairs, batch_tokens):
-        linker = WordLinker(pair, tokenized)
-        for place, links in predicted.items():
-            links.append(linker.links(*place))
-    return [Row(*place, alignment_error(links, gold)) for place, links in predicted.items()]
+    counts = np.zeros((len(places), 5), dtype=np.int64)
+    lengths = EncodedPairs(translator, pairs).padded_lengths
+    for batch in share(translator.team, list(cut_batches(range(len(pairs)), lengths, batch_tokens))):
+        found = cross_looks(translator, [pairs[index] for index in batch], batch_tokens)
+        for index, pair in zip(batch, found, strict=True):
+            linker = WordLinker(pair, tokenized)
+            counts += count_links([linker.links(*place) for place in places], [gold[index]] * len(places))
+    totals = np.sum(translator.team.gather(counts.tolist), axis=0)
+    return [Row(*place, score_counts(row)) for place, row in zip(places, totals, strict=True)]
 
 
 def choose(rows: Sequence[Row], *, layer: int | str = "best", head: int | str = "best", induction: str = "best") -> Row:
@@ -292,9 +297,3 @@ def to_records(
             pair = next(weights)
             links = None if align is None else WordLinker(pair).links(*align)
             yield to_record(translation, links, pair if heads else None)
-
-
-def fits(translator: Translator, pair: tuple[str, str]) -> bool:
-    """Whether both sides go through the model as a whole."""
-    source, target = pair
-    return max(len(translator.source.encode(source)), len(translator.target.encode(target))) <= translator.longest

@@ -227,9 +227,13 @@ def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[l
 
 
 def capturable(model: Transformer) -> bool:
-    """Whether a step never waits for a number: experts ask how many tokens each has, observers see every call."""
+    """Whether a step never waits for a number: experts ask how many tokens each has, observers see every call.
+
+    Nor does it wait for other ranks, where these share the sources.
+    """
     watched = any(part.observer is not None for part in [*(s.attention for s in model.sites()), *model.memories()])
-    return not watched and not any(memory.memory.keeps == "experts" for memory in model.memories())
+    alone = model.source_ranks is None
+    return alone and not watched and not any(memory.memory.keeps == "experts" for memory in model.memories())
 
 
 def power_of_two(least: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rectiformer.errors import ArgumentError
 from rectiformer.text.documents import Window, build_windows, join_ids, split_ids
@@ -33,6 +34,21 @@ class DocumentTranslation:
     tokens: int
     """Subwords written for what was kept, ends and separators included."""
     warnings: list[str]
+
+
+@dataclass(frozen=True)
+class DocumentChunk:
+    """Documents that are translated together."""
+
+    number: int
+    """Of its first document."""
+    line: int
+    """Of its first sentence, over all documents."""
+    documents: list[Sequence[str]]
+
+    def following(self) -> DocumentChunk:
+        """The empty chunk behind this one."""
+        return DocumentChunk(self.number + len(self.documents), self.line + sum(map(len, self.documents)), [])
 
 
 @dataclass(frozen=True)
@@ -78,24 +94,40 @@ def translate_documents(
         batch_sentences: segments in a batch, in place of `batch_tokens`; 0 goes by tokens.
         warn: told of each document of which a segment did not come back sentence by sentence.
     """
+    how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences, "warn": warn}
     limit = check_request(translator, options, limit, overlap)
-    number = line = 1
-    for chunk in take_documents(documents, buffer):
-        drafts = []
-        for sources in chunk:
-            drafts.append(Draft(number, line, list(sources), translator.source.encode_all(list(sources))))
-            number, line = number + 1, line + len(sources)
-        waiting = [(draft, window) for draft in drafts for window in draft.cut(limit, overlap)]
-        while waiting:
-            segments = [draft.segment(window) for draft, window in waiting]
-            found = search_segments(translator, segments, options, batch_tokens, batch_sentences)
-            waiting = [
-                (draft, smaller)
-                for (draft, window), each in zip(waiting, found, strict=True)
-                for smaller in draft.place(window, each)
-            ]
-        for draft in drafts:
-            yield draft.finish(warn)
+    for chunk in cut_chunks(documents, buffer):
+        yield from translate_chunk(translator, chunk, options, limit=limit, overlap=overlap, **how)
+
+
+def translate_chunk(
+    translator: Translator,
+    chunk: DocumentChunk,
+    options: SearchOptions,
+    *,
+    limit: int,
+    overlap: int,
+    batch_tokens: int,
+    batch_sentences: int,
+    warn: Callable[[str], None],
+) -> Iterator[DocumentTranslation]:
+    """Translate some documents together; `limit` as `check_request` gives it."""
+    drafts = []
+    number, line = chunk.number, chunk.line
+    for sources in chunk.documents:
+        drafts.append(Draft(number, line, list(sources), translator.source.encode_all(list(sources))))
+        number, line = number + 1, line + len(sources)
+    waiting = [(draft, window) for draft in drafts for window in draft.cut(limit, overlap)]
+    while waiting:
+        segments = [draft.segment(window) for draft, window in waiting]
+        found = search_segments(translator, segments, options, batch_tokens, batch_sentences)
+        waiting = [
+            (draft, smaller)
+            for (draft, window), each in zip(waiting, found, strict=True)
+            for smaller in draft.place(window, each)
+        ]
+    for draft in drafts:
+        yield draft.finish(warn)
 
 
 def check_request(translator: Translator, options: SearchOptions, limit: int | None, overlap: int) -> int:
@@ -113,18 +145,18 @@ def check_request(translator: Translator, options: SearchOptions, limit: int | N
     return wanted
 
 
-def take_documents(documents: Iterable[Sequence[str]], most: int) -> Iterator[list[Sequence[str]]]:
-    """Documents in lists of up to `most` sentences or `BUFFER_CHARACTERS`, and one document more."""
-    chunk: list[Sequence[str]] = []
+def cut_chunks(documents: Iterable[Sequence[str]], most: int = 1000) -> Iterator[DocumentChunk]:
+    """Documents in chunks of up to `most` sentences or `BUFFER_CHARACTERS`, and one document more."""
+    chunk = DocumentChunk(1, 1, [])
     sentences = characters = 0
     for document in documents:
-        chunk.append(document)
+        chunk.documents.append(document)
         sentences += max(1, len(document))
         characters += sum(map(len, document))
         if sentences >= most or characters >= BUFFER_CHARACTERS:
             yield chunk
-            chunk, sentences, characters = [], 0, 0
-    if chunk:
+            chunk, sentences, characters = chunk.following(), 0, 0
+    if chunk.documents:
         yield chunk
 
 

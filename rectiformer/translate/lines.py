@@ -62,6 +62,15 @@ class Translation:
         return self.candidates[0].score
 
 
+@dataclass(frozen=True)
+class LineChunk:
+    """Lines that are translated together; None stands for one that was not UTF-8."""
+
+    first_line: int
+    lines: list[str | None]
+    prefixes: list[str] | None = None
+
+
 def translate_stream(
     translator: Translator,
     lines: Iterable[str | None],
@@ -81,6 +90,20 @@ def translate_stream(
         buffer: most lines read before they are sorted into batches and translated; 1 answers each at once.
         prefixes: how each translation has to begin; as many as lines.
     """
+    how: dict[str, Any] = {
+        "batch_tokens": batch_tokens,
+        "batch_sentences": batch_sentences,
+        "too_long": too_long,
+        "warn": warn,
+    }
+    for chunk in cut_lines(lines, buffer, prefixes):
+        yield from translate_chunk(translator, chunk, options, **how)
+
+
+def cut_lines(
+    lines: Iterable[str | None], buffer: int = 1000, prefixes: Iterable[str] | None = None
+) -> Iterator[LineChunk]:
+    """The lines in chunks of up to `buffer`; DataError where prefixes are fewer or more."""
     forced = None if prefixes is None else iter(prefixes)
     done = 0
     for chunk in take_chunks(lines, buffer):
@@ -89,21 +112,26 @@ def translate_stream(
             raise DataError(
                 f"only {done + len(given)} prefixes, but line {done + len(given) + 1} follows; give one each"
             )
-        translations = translator.translate(
-            [line or "" for line in chunk],
-            options,
-            batch_tokens=batch_tokens,
-            batch_sentences=batch_sentences,
-            prefixes=given,
-            first_line=done + 1,
-            warn=warn,
-            too_long=too_long,
-        )
-        for line, translation in zip(chunk, translations, strict=True):
-            yield translation if line is not None else mark_unreadable(translation, warn)
+        yield LineChunk(done + 1, chunk, given)
         done += len(chunk)
     if forced is not None and next(forced, None) is not None:
         raise DataError(f"more than {done} prefixes for {done} lines; all lines are translated, check the prefixes")
+
+
+def translate_chunk(
+    translator: Translator, chunk: LineChunk, options: SearchOptions, *, warn: Callable[[str], None], **how: Any
+) -> Iterator[Translation]:
+    """A translation of each line of a chunk; `how` as in `Translator.translate`."""
+    translations = translator.translate(
+        [line or "" for line in chunk.lines],
+        options,
+        prefixes=chunk.prefixes,
+        first_line=chunk.first_line,
+        warn=warn,
+        **how,
+    )
+    for line, translation in zip(chunk.lines, translations, strict=True):
+        yield translation if line is not None else mark_unreadable(translation, warn)
 
 
 def mark_unreadable(translation: Translation, warn: Callable[[str], None]) -> Translation:

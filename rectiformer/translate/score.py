@@ -54,6 +54,12 @@ class EncodedPairs:
         return np.array(self.targets[index], dtype=np.int64)
 
 
+def fits(translator: Translator, pair: tuple[str, str]) -> bool:
+    """Whether both sides go through the model as a whole."""
+    source, target = pair
+    return max(len(translator.source.encode(source)), len(translator.target.encode(target))) <= translator.longest
+
+
 def symbols_of(translator: Translator) -> Symbols:
     """What batches for this translator add to the ids."""
     source, target = translator.source, translator.target

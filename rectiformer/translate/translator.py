@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +15,16 @@ import torch
 from rectiformer.errors import ArgumentError, DataError, unknown_name
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.folder import load_model, open_run
+from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.vocabulary import Vocabulary
+from rectiformer.translate.device import PRECISIONS, find_device, hold_weights
 from rectiformer.translate.lines import Candidate, Translation, split_pieces
 from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
+from rectiformer.translate.ranks import gather_hypotheses, share
 from rectiformer.translate.search import search
 
 TOO_LONG = ("split", "cut", "error")
 LONGEST = 1024
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Translator:
         longest: most subwords of a source that goes through the model at once.
         segment: most subwords of several sentences of a document at once; 0 where each is translated by itself.
     """
+
+    team: Team = ALONE
+    """Processes that share the batches of every search; each must ask for the same, and gets all of it."""
 
     def __init__(
         self,
@@ -90,6 +96,13 @@ class Translator:
         if self.precision is not None:
             hold_weights(self.model, self.precision)
             self.precision = None
+
+    def fingerprint(self) -> str:
+        """A hash of the weights and vocabularies."""
+        digest = hashlib.sha256((self.source.sha256 + self.target.sha256).encode())
+        for parameter in self.model.parameters():
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     @contextmanager
     def inference(self) -> Iterator[None]:
@@ -186,11 +199,11 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The n best of each part, in batches of similar length, the longest first: it shows at once if it fits."""
         specials = Specials(pad=self.target.pad, unk=self.target.unk, bos=self.target.bos, eos=self.target.eos)
-        results: list[list[Hypothesis]] = [[] for _ in parts]
         lengths = [len(part.ids) + 1 for part in parts]
         order = sorted(range(len(parts)), key=lambda index: -lengths[index])
-        done = 0
-        for batch in cut_batches(order, lengths, batch_tokens, batch_sentences):
+        own = share(self.team, list(cut_batches(order, lengths, batch_tokens, batch_sentences)))
+        results: dict[int, list[Hypothesis]] = {}
+        for batch in own:
             with self.inference():
                 found = search(
                     self.model,
@@ -201,12 +214,11 @@ class Translator:
                     keys=[parts[index].key for index in batch],
                     precision=self.precision,
                 )
-            for index, hypotheses in zip(batch, found, strict=True):
-                results[index] = hypotheses
-            done += len(batch)
+            results |= zip(batch, found, strict=True)
             if progress is not None:
-                progress(done, len(parts))
-        return results
+                progress(len(results), sum(map(len, own)))
+        results |= gather_hypotheses(self.team, results)
+        return [results[index] for index in range(len(parts))]
 
     def _assemble(
         self, number: int, line: str, parts: list[list[Hypothesis]], notes: list[str], options: SearchOptions
@@ -237,25 +249,6 @@ class Translator:
             token_scores=[score for hypothesis in hypotheses for score in hypothesis.token_scores],
             ended=all(hypothesis.ended for hypothesis in hypotheses),
         )
-
-
-def hold_weights(model: Transformer, dtype: torch.dtype) -> None:
-    """Hold every parameter in `dtype`, tied ones still tied; position signals stay as they are, exact."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-
-
-def find_device(device: str | torch.device) -> torch.device:
-    """The device itself, "auto" being a GPU if there is one; ArgumentError where it is not there."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ArgumentError(f"unknown device {device!r}; use auto, cpu or cuda") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"device {str(device)!r}, but torch finds no GPU here; use auto or cpu")
-    return found
 
 
 def cut_batches(

@@ -1,66 +1,20 @@
 """MultiHeadAttention: the papers' formulas written out, and what must hold for every row of VARIANTS alike."""
 
-from __future__ import annotations
-
-import copy
 import math
 
 import pytest
 import torch
-from closeness import assert_no_worse, grid
+from model.built_attention import HEAD, HEADS, WIDTH, assert_same, build, fix_scores, tokens, watch
 
 import rectiformer
-from rectiformer import VARIANTS, KeyValueCache, LearnedOption, MultiHeadAttention, attention_weights
+from rectiformer import VARIANTS, KeyValueCache, MultiHeadAttention, attention_weights
 from rectiformer.errors import RectiformerError
 from rectiformer.model import attention as module_under_test
-from rectiformer.ops.dispatch import check_call
 
-WIDTH, HEADS, HEAD = 16, 4, 4
 RECTIFIED = [name for name, row in VARIANTS.items() if row.rectified]
 NORMED = [name for name, row in VARIANTS.items() if row.output_norm != "none"]
 WEIGHED = [name for name, row in VARIANTS.items() if row.has_weights]
-LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5)}
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def build(variant, *, dtype=torch.float64, **arguments):
-    """A module whose biases, norms and learned numbers have left their initial values, so that a test sees them."""
-    if variant == "topk":
-        arguments.setdefault("options", {"keep": 3})
-    module = MultiHeadAttention(WIDTH, HEADS, variant, **arguments)
-    with torch.no_grad():
-        for part in module.parameters():
-            if part.dim() == 1:
-                part.add_(torch.randn_like(part) / 4)
-    return module.to(dtype)
-
-
-def tokens(*shape, dtype=torch.float64):
-    return torch.randn(*shape, WIDTH, dtype=dtype)
-
-
-def watch(module, *inputs, **call):
-    """The output of one forward pass, what the observer saw, and what entered the output projection."""
-    seen, normed = [], []
-    module.observer = seen.append
-    with module.output.register_forward_pre_hook(lambda _, inputs: normed.append(inputs[0])):
-        out = module(*inputs, **call)
-    module.observer = None
-    return out, seen[0], normed[0].unflatten(-1, (HEADS, -1)).transpose(1, 2)  # [B, H, M, D]
-
-
-def assert_same(actual, expected):
-    """Equal but for the order of sums: a thousand roundings of the largest entry. No sum here has over 100 terms."""
-    roundings = 1000 * torch.finfo(expected.dtype).eps * expected.abs().max().item()
-    torch.testing.assert_close(actual, expected, rtol=0, atol=roundings)
-
-
-def fix_scores(module, signs):
-    """Make every score of head h have the sign signs[h], whatever the input."""
-    with torch.no_grad():
-        module.input_weight[: 2 * WIDTH] = 0
-        module.input_bias[:WIDTH] = 1
-        module.input_bias[WIDTH : 2 * WIDTH] = torch.tensor(signs).repeat_interleave(HEAD)
 
 
 def plain_forward(module, x):
@@ -216,58 +170,6 @@ def test_bias_false_leaves_no_bias():
     assert names == {"input_weight", "output.weight"}
 
 
-@pytest.mark.parametrize(("learn", "shape"), [("head", (HEADS,)), ("layer", (1,)), ("fixed", None)], ids=str)
-@pytest.mark.parametrize("variant", LEARNED)
-def test_learned_numbers_start_at_the_default(variant, learn, shape):
-    module, x = MultiHeadAttention(WIDTH, HEADS, variant, learn=learn), tokens(2, 5, dtype=torch.float32)
-    name, start = LEARNED[variant]
-    fixed = MultiHeadAttention(WIDTH, HEADS, variant, options={name: start})
-    fixed.load_state_dict(module.state_dict(), strict=False)
-    assert_same(module(x), fixed(x))
-    assert fixed.learned is None
-    assert (module.learned and module.learned().shape) == shape
-    assert shape is None or module.learned().tolist() == pytest.approx([start] * shape[0], rel=1e-6)  # a few roundings
-
-
-@pytest.mark.parametrize("learn", ["head", "layer"])
-@pytest.mark.parametrize("variant", LEARNED)
-def test_gradients_of_learned_numbers(variant, learn):
-    module, x = build(variant, learn=learn), tokens(1, 6)
-
-    def call(raw):
-        return torch.func.functional_call(module, {"learned.raw": raw}, x)
-
-    assert torch.autograd.gradcheck(call, (module.learned.raw,))
-    module(x).square().sum().backward()
-    assert (module.learned.raw.grad != 0).all()
-
-
-def test_one_number_for_a_whole_model():
-    shared = LearnedOption(VARIANTS["reluformer"], "gamma")
-    layers = torch.nn.ModuleList(MultiHeadAttention(WIDTH, HEADS, "reluformer", learn=shared) for _ in range(3))
-    assert [name for name, _ in layers.named_parameters() if "learned" in name] == ["0.learned.raw"]
-    x = tokens(2, 5, dtype=torch.float32)
-    losses = [layer(x).square().sum() for layer in layers]
-    grads = [torch.autograd.grad(loss, shared.raw, retain_graph=True)[0] for loss in losses]
-    sum(losses).backward()
-    assert_same(shared.raw.grad, sum(grads))
-    assert all(grad != 0 for grad in grads)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("step", [-30.0, 30.0], ids=["far-down", "far-up"])
-@pytest.mark.parametrize("variant", LEARNED)
-def test_learned_numbers_stay_in_range_after_large_updates(variant, step, dtype):
-    module, x = MultiHeadAttention(WIDTH, HEADS, variant).to(dtype), tokens(2, 5, dtype=dtype)
-    with torch.no_grad():
-        module.learned.raw.add_(step)
-    value = module.learned().detach()
-    low, high = (0, torch.finfo(dtype).max) if variant == "reluformer" else (1, 2)
-    assert ((low < value) & (value <= high)).all(), f"{value.tolist()} is outside"
-    module(x).sum().backward()
-    assert all(part.grad.isfinite().all() for part in module.parameters())
-
-
 @every_variant
 @pytest.mark.parametrize("key_heads", [1, 2])
 def test_grouped_heads_equal_repeated_ones(variant, key_heads):
@@ -377,79 +279,6 @@ def test_compiles_as_one_graph(variant):
         assert_same(grad, eager_grad)
 
 
-kernels_run = pytest.mark.usefixtures("interpreter")
-
-
-def on_grid(variant, size=1.0, **arguments):
-    """A float32 module whose scores are exact in every dtype, so that none changes sign by rounding."""
-    module = MultiHeadAttention(WIDTH, HEADS, variant, **arguments)
-    with torch.no_grad():
-        for seed, part in enumerate(module.parameters()):
-            part.copy_(grid(*part.shape, seed=seed))
-        for part in (module.input_weight, module.input_bias):
-            if part is not None:
-                part[WIDTH + module.sizes[1] :] *= size  # those of the values
-    return module
-
-
-def attend_normed(module, x):
-    q, k, v = module.project(x, None, None)
-    call = check_call(q, k, v, module.variant, True, torch.tensor([5, 3]), None, None, None, None, 0.0, None, {})
-    return module.attend_normed(q, k, v, call)
-
-
-def attend_plainly(module, x):
-    return module(x, causal=True, key_lengths=torch.tensor([5, 3]))
-
-
-def output_and_gradients(how, module, dtype):
-    module, x = copy.deepcopy(module).to(dtype), grid(2, 5, WIDTH, seed=99, dtype=dtype).requires_grad_()
-    out = how(module, x)
-    probe = grid(2, 5, WIDTH, seed=100, dtype=dtype)
-    parts = {"out": out, "d_x": x, **dict(module.named_parameters())}
-    return dict(zip(parts, [out, *torch.autograd.grad(out, list(parts.values())[1:], probe)], strict=True))
-
-
-@kernels_run
-@pytest.mark.parametrize("size", [1.0, 2.0**-13, 2.0**-40], ids=["ordinary", "small", "nearly-null"])
-@pytest.mark.parametrize("arguments", [{}, {"key_heads": 2, "bias": False}], ids=["", "grouped"])
-@pytest.mark.parametrize("variant", NORMED)
-def test_a_norm_in_the_epilogue_equals_one_of_its_own(variant, arguments, size):
-    module = on_grid(variant, size, **arguments)
-    ways = [(attend_normed, torch.float32), (attend_plainly, torch.float32), (attend_plainly, torch.float64)]
-    ours, eager, exact = (output_and_gradients(how, module, dtype) for how, dtype in ways)
-    for name in exact:
-        assert_no_worse(name, ours[name], eager[name], exact[name])
-
-
-@kernels_run
-@pytest.mark.parametrize("variant", NORMED)
-def test_a_norm_in_the_epilogue_leaves_null_rows_to_the_output_bias(variant):
-    module = on_grid(variant)
-    fix_scores(module, [-1.0] * HEADS)
-    found = output_and_gradients(attend_normed, module, torch.float32)
-    assert torch.equal(found["out"], module.output.bias.expand(2, 5, WIDTH))
-    assert all(grad.isfinite().all() for grad in found.values())
-
-
-# Seconds, for it compiles.
-@kernels_run
-def test_a_norm_in_the_epilogue_compiles_as_one_graph():
-    torch._dynamo.reset()
-    module = on_grid("rela-g")
-    compiled = torch.compile(attend_normed, fullgraph=True, backend="aot_eager")
-    ours, eager = (output_and_gradients(how, module, torch.float32) for how in (compiled, attend_normed))
-    for name in eager:
-        assert_same(ours[name], eager[name])
-
-
-def test_without_kernels_the_norm_has_a_pass_of_its_own():
-    module, x = on_grid("rela-g"), grid(2, 5, WIDTH, dtype=torch.float32)
-    q, k, v = module.project(x, None, None)
-    call = check_call(q, k, v, "rela-g", False, None, None, None, None, None, 0.0, None, {})
-    assert not module.norms_in_epilogue(q, k, v, call)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -490,10 +319,3 @@ def test_centered_keys_leave_what_sums_to_one_as_it_is(variant):
     module, plain, x = build(variant, center=True), build(variant), tokens(2, 5)
     plain.load_state_dict(module.state_dict())
     assert_same(module(x), plain(x))
-
-
-def test_a_learned_number_starts_where_it_is_told_to():
-    assert build("reluformer", start=0.25).learned().shape == (HEADS,)
-    module = MultiHeadAttention(WIDTH, HEADS, "reluformer", start=0.25)
-    assert_same(module.learned(), torch.full((HEADS,), 0.25))
-    assert MultiHeadAttention(WIDTH, HEADS, "reluformer", learn="fixed", start=0.25).options == {"gamma": 0.25}

@@ -1,128 +1,30 @@
 """Every row of MEMORIES against its formula written out plainly, and what must hold for all rows alike."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
+from model.plain_memory import (
+    DENSE,
+    PRODUCT,
+    SLOTS,
+    WIDTH,
+    Recorder,
+    build,
+    every_bias,
+    every_memory,
+    plain_output,
+    plain_scores,
+    plain_weights,
+    tokens,
+    watch,
+)
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rectiformer.errors import ConfigError, ShapeError
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
-
-WIDTH, SLOTS = 8, 16
-DENSE = ["relu", "softmax", "softmax-ln", "relu2", "topk"]
-PRODUCT = ["product-softmax", "product-relu"]
-ACTIVATIONS = {
-    "relu": F.relu,
-    "softmax": lambda scores: scores.softmax(-1),
-    "softmax-ln": lambda scores: scores.softmax(-1),
-    "relu2": lambda scores: F.relu(scores) ** 2,
-    "product-softmax": lambda scores: scores.softmax(-1),
-    "product-relu": F.relu,
-}
-every_memory = pytest.mark.parametrize("name", MEMORIES)
-every_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-
-
-@pytest.fixture(autouse=True)
-def one_thread_and_seed():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-def build(name, width=WIDTH, slots=SLOTS, dtype=torch.float64, **options):
-    """A memory whose biases and norms have left their initial 0 and 1, so that a test sees them."""
-    if MEMORIES[name].keeps:
-        options.setdefault("keep", min(3, slots))
-    if MEMORIES[name].keeps == "experts":
-        options.setdefault("experts", 4)
-    memory = KeyValueMemory(width, slots, name, **options)
-    with torch.no_grad():
-        for part in memory.parameters():
-            if part.dim() == 1 or part is memory.lookup.key_bias:
-                part.add_(torch.randn_like(part) / 4)
-    return memory.to(dtype)
-
-
-def tokens(*shape, dtype=torch.float64):
-    return torch.randn(*shape, WIDTH, dtype=dtype)
-
-
-def watch(memory, x):
-    """The output and the observed weights of one forward pass."""
-    seen = []
-    memory.observer = seen.append
-    out = memory(x)
-    memory.observer = None
-    (observation,) = seen
-    assert observation.output is out
-    return out, observation.weights()
-
-
-def keep_largest(scores, keep, rest):
-    """`scores` with all but the `keep` largest of the last axis set to `rest`; the plain way, by sorting."""
-    rank = scores.argsort(-1, descending=True).argsort(-1)
-    return scores.where(rank < keep, rest)
-
-
-def zero_if_none(tensor):
-    return 0 if tensor is None else tensor
-
-
-def plain_scores(memory, x):
-    """x K^T + b1 over all slots, for every way to store keys."""
-    lookup = memory.lookup
-    if memory.memory.name not in PRODUCT:
-        return x @ lookup.keys.T + zero_if_none(lookup.key_bias)
-    side = math.isqrt(memory.slots)
-    query = F.layer_norm(x, [memory.width], lookup.norm.weight, lookup.norm.bias)
-    u_a, u_b = (half @ keys.T for half, keys in zip(query.chunk(2, -1), lookup.keys, strict=True))
-    if lookup.key_bias is not None:
-        u_a, u_b = u_a + lookup.key_bias[0], u_b + lookup.key_bias[1]
-    slot = torch.arange(memory.slots)
-    return u_b[..., slot // side] + u_a[..., slot % side]
-
-
-def plain_weights(memory, x):
-    """The weights of all slots by the row's formula, scoring every slot and choosing afterwards."""
-    name, scores, keep = memory.memory.name, plain_scores(memory, x), getattr(memory.lookup, "keep", None)
-    if name == "topk":
-        return keep_largest(F.relu(scores), keep, 0.0)
-    if name == "sigma-moe":
-        gates = keep_largest((x @ memory.lookup.gate.T).sigmoid(), keep, 0.0)
-        return gates.repeat_interleave(memory.slots // memory.lookup.experts, -1) * F.relu(scores)
-    if name in PRODUCT:
-        scores = keep_largest(scores, keep, -math.inf)
-    return ACTIVATIONS[name](scores)
-
-
-def plain_output(memory, x):
-    out = plain_weights(memory, x) @ memory.values + zero_if_none(memory.value_bias)
-    if memory.memory.name == "softmax-ln":
-        centered = out - out.mean(-1, keepdim=True)
-        out = centered / centered.square().mean(-1, keepdim=True).sqrt() * memory.norm.weight + memory.norm.bias
-    return out
-
-
-class Recorder(TorchDispatchMode):
-    """The operations run inside it, each with the shape and dtype of what came out."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        first = result[0] if isinstance(result, tuple | list) else result
-        if isinstance(first, torch.Tensor):
-            self.calls.append((func.overloadpacket.__name__, tuple(first.shape), first.dtype))
-        return result
 
 
 def test_rows_say_what_they_are():
@@ -211,114 +113,6 @@ def test_rectified_memory_without_a_match_gives_the_output_bias(name):
     out, weights = watch(memory, tokens(5))
     assert weights.count_nonzero() == 0
     assert torch.equal(out, memory.value_bias.expand(5, -1))
-
-
-@pytest.mark.parametrize("keep", [1, 5, 16])
-@pytest.mark.parametrize("name", ["topk", *PRODUCT])
-def test_exactly_keep_slots_have_weight(name, keep):
-    memory = build(name, keep=keep)
-    with torch.no_grad():
-        memory.lookup.key_bias.add_(20)  # all scores positive, so no relu takes one away
-    _, weights = watch(memory, tokens(30))
-    assert weights.count_nonzero(-1).unique().tolist() == [keep]
-
-
-@pytest.mark.parametrize("keep", [1, 2, 4, 5, 16], ids="keep={}".format)  # side is 4: below, at and above it
-@pytest.mark.parametrize("name", PRODUCT)
-def test_product_keys_find_the_best_slots(name, keep):
-    memory, x = build(name, keep=keep), tokens(40)
-    out, weights = watch(memory, x)
-    torch.testing.assert_close(weights, plain_weights(memory, x))
-    torch.testing.assert_close(out, plain_output(memory, x))
-
-
-@pytest.mark.parametrize("slots", [1, 4, 9, 1024])
-def test_product_keys_at_any_square(slots):
-    memory, x = build("product-relu", slots=slots), tokens(10)
-    torch.testing.assert_close(memory(x), plain_output(memory, x))
-
-
-@pytest.mark.parametrize("name", PRODUCT)
-def test_product_keys_never_score_all_slots(name):
-    memory, x = build(name, slots=4096, keep=4), tokens(3)
-    with torch.no_grad(), Recorder() as recorder:
-        memory(x)
-    assert "topk" in {call for call, _, _ in recorder.calls}
-    assert max(math.prod(shape) for _, shape, _ in recorder.calls) < 4096
-
-
-@pytest.mark.parametrize(("experts", "keep"), [(1, 1), (4, 1), (4, 4), (16, 3)])
-def test_experts_follow_the_formula_at_any_size(experts, keep):
-    memory, x = build("sigma-moe", experts=experts, keep=keep), tokens(3, 7)
-    out, weights = watch(memory, x)
-    torch.testing.assert_close(out, plain_output(memory, x))
-    torch.testing.assert_close(weights, plain_weights(memory, x))
-
-
-def test_experts_that_no_token_chose_are_not_computed():
-    memory, x = build("sigma-moe", keep=2), tokens(6).abs()
-    with torch.no_grad():
-        memory.lookup.gate.copy_(torch.tensor([1.0, -1.0, 2.0, -2.0])[:, None].expand(-1, WIDTH))  # 0 and 2 win
-        usual = memory(x)
-        for unused in (1, 3):
-            memory.lookup.keys[4 * unused : 4 * unused + 4] = math.nan
-            memory.values[4 * unused : 4 * unused + 4] = math.nan
-        with Recorder() as recorder:
-            poisoned = memory(x)
-    assert torch.equal(poisoned, usual)
-    products = [shape for call, shape, _ in recorder.calls if call in {"mm", "addmm"}]
-    assert sorted(products) == [(6, 4), (6, 4), (6, 4), (6, WIDTH), (6, WIDTH)]  # gate, keys twice, values twice
-
-
-def test_unused_experts_get_zero_gradients():
-    memory, x = build("sigma-moe", keep=1), tokens(6).abs()
-    with torch.no_grad():
-        memory.lookup.gate.copy_(torch.tensor([1.0, -1.0, -1.0, -1.0])[:, None].expand(-1, WIDTH))
-    memory(x).square().sum().backward()
-    assert memory.values.grad[:4].abs().sum() > 0
-    assert memory.values.grad[4:].abs().sum() == 0
-    assert memory.lookup.keys.grad[4:].abs().sum() == 0
-
-
-def test_expert_dropout_zeroes_gates_in_training_only():
-    memory, x = build("sigma-moe", keep=4, expert_dropout=0.25, bias=False), tokens(4000)
-    gates = (x @ memory.lookup.gate.T).sigmoid()
-    hidden = F.relu(x @ memory.lookup.keys.T).unflatten(-1, (4, 4))
-    _, weights = watch(memory.train(), x)
-    ratio = (weights.unflatten(-1, (4, 4)) / (gates[..., None] * hidden))[hidden > 0]  # 0 or 1: nothing is rescaled
-    dropped = ratio == 0
-    torch.testing.assert_close(ratio[~dropped], torch.ones_like(ratio[~dropped]))
-    assert dropped.double().mean().item() == pytest.approx(0.25, abs=0.02)
-    torch.testing.assert_close(memory.eval()(x), plain_output(memory, x))
-
-
-def test_balance_is_the_negative_entropy_of_mean_expert_use():
-    memory, x = build("sigma-moe"), tokens(3, 5)
-    memory.train()(x)
-    p = (x @ memory.lookup.gate.T).softmax(-1).mean((0, 1))
-    torch.testing.assert_close(memory.balance(), (p * p.log()).sum())
-    assert -math.log(4) < memory.balance() < 0
-    memory.balance().backward()
-    assert memory.lookup.gate.grad.abs().sum() > 0
-    memory.eval()(x)
-    assert memory.balance() == 0
-
-
-def test_balance_survives_a_collapsed_gate():
-    memory, x = build("sigma-moe"), tokens(5).abs()
-    with torch.no_grad():
-        memory.lookup.gate.copy_(torch.tensor([1e4, 0, 0, 0])[:, None].expand(-1, WIDTH))
-    memory.train()(x)
-    memory.balance().backward()
-    assert memory.balance() == 0
-    assert memory.lookup.gate.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("name", [name for name in MEMORIES if name != "sigma-moe"])
-def test_balance_is_zero_without_experts(name):
-    memory = build(name)
-    memory.train()(tokens(3))
-    assert memory.balance() == 0
 
 
 @every_memory
@@ -435,14 +229,6 @@ def test_observation_is_lazy_and_harmless(name):
         assert torch.equal(runs[kind][0], runs["none"][0])
 
 
-@pytest.mark.parametrize("slots", [1, 2, 7, 4096])
-@pytest.mark.parametrize("name", DENSE)
-def test_any_number_of_slots(name, slots):
-    memory, x = build(name, slots=slots), tokens(5)
-    assert memory.values.shape == (slots, WIDTH)
-    torch.testing.assert_close(memory(x), plain_output(memory, x))
-
-
 @every_memory
 def test_values_are_all_that_is_mixed(name):
     memory, x = build(name, bias=False), tokens(5)
@@ -463,17 +249,6 @@ def test_initial_matrices_are_uniform_up_to_the_limit(name):
         assert matrix.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.05)
     assert memory.lookup.key_bias.count_nonzero() == 0
     assert memory.value_bias.count_nonzero() == 0
-
-
-@pytest.mark.parametrize("layers", [1, 12])
-def test_initial_experts_have_the_deviation_of_a_dense_layer(layers):
-    memory = KeyValueMemory(64, 1024, "sigma-moe", layers=layers)
-    deviation = math.sqrt(2 / (64 * layers))
-    assert memory.lookup.keys.std().item() == pytest.approx(deviation, rel=0.05)
-    assert memory.values.std().item() == pytest.approx(math.sqrt(2 / (1024 * layers)), rel=0.05)
-    norms = memory.lookup.gate.norm(dim=-1)
-    torch.testing.assert_close(norms, torch.full_like(norms, deviation * 8))  # 8 = sqrt(64)
-    assert memory.lookup.key_bias.count_nonzero() == 0
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,7 @@ def test_lengths_that_need_several_shipped_blocks(length, causal):
         )
 
 
-@pytest.mark.parametrize("variant", ["rela", "reluformer"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("variant", "dtype"), [("rela", torch.float32), ("reluformer", torch.bfloat16)])
 def test_extra_memory_stays_under_a_tenth_of_the_scores(variant, dtype):
     """Peak memory of forward and backward beyond inputs, outputs and gradients, at 4,096 tokens and 8 heads."""
     q, k, v = (torch.randn(1, 8, 4096, 64, dtype=dtype, requires_grad=True) for _ in range(3))

@@ -139,12 +139,14 @@ def test_reruns_are_bitwise_equal():
 
 
 def test_operators_are_well_formed():
-    *given, d_x, d_squares = [tensor.float().requires_grad_() for tensor in tensors(True, 1, 2, 1, 3, 4, 4, 2)]
+    found = [tensor.float().requires_grad_() for tensor in tensors(True, 1, 2, 1, 3, 4, 4, 2)]
+    q, k, v, gain, gate, d_x, d_squares = found
     factors = torch.tensor([0.5, 2.0], requires_grad=True)
-    rest = (factors, torch.tensor([3]), None, [0.5, 0.0, 0.5, 1.0], [1, 3, 0, 3, 4])
-    torch.library.opcheck(torch.ops.rectiformer.short_gated.default, (*given, *rest))
+    numbers, sizes = [0.5, 0.0, 0.5, 1.0], [1, 3, 0, 3, 4]
+    given = (gain, gate, q, k, v, factors, torch.tensor([3]), None, None, None, numbers, sizes)
+    torch.library.opcheck(torch.ops.rectiformer.short_gated.default, given)
     upstream = d_x.detach(), d_squares.detach()
-    torch.library.opcheck(torch.ops.rectiformer.short_gated_backward.default, (*upstream, *given, *rest))
+    torch.library.opcheck(torch.ops.rectiformer.short_gated_backward.default, (*upstream, *given))
 
 
 def test_what_the_kernels_cannot_do_has_a_reason():

@@ -171,7 +171,8 @@ def test_the_raw_entropy_is_that_of_the_weights_as_they_are():
 def rows_arguments(packed=False, factors=False):
     q, k, v, _ = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8))
     bounds = [torch.tensor([0, 10, 40])] * 2 if packed else [None, None]
-    tables = [None, torch.tensor([0.5, 2.0], requires_grad=True) if factors else None, None, None, *bounds]
+    factors = torch.tensor([0.5, 2.0], requires_grad=True) if factors else None
+    tables = [None, None, factors, None, None, *bounds, None]
     return [q, k, v, *tables, [0.5, 0.0, 0.5, 1.0], [1, 1 << 30, 0, 0, 0, 40, 40]]
 
 

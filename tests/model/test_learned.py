@@ -1,0 +1,68 @@
+"""Gamma and alpha as parameters: of a head, of a layer, of a whole model."""
+
+import pytest
+import torch
+from model.built_attention import HEADS, WIDTH, assert_same, build, tokens
+
+from rectiformer import VARIANTS, LearnedOption, MultiHeadAttention
+
+LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5)}
+
+
+@pytest.mark.parametrize(("learn", "shape"), [("head", (HEADS,)), ("layer", (1,)), ("fixed", None)], ids=str)
+@pytest.mark.parametrize("variant", LEARNED)
+def test_learned_numbers_start_at_the_default(variant, learn, shape):
+    module, x = MultiHeadAttention(WIDTH, HEADS, variant, learn=learn), tokens(2, 5, dtype=torch.float32)
+    name, start = LEARNED[variant]
+    fixed = MultiHeadAttention(WIDTH, HEADS, variant, options={name: start})
+    fixed.load_state_dict(module.state_dict(), strict=False)
+    assert_same(module(x), fixed(x))
+    assert fixed.learned is None
+    assert (module.learned and module.learned().shape) == shape
+    assert shape is None or module.learned().tolist() == pytest.approx([start] * shape[0], rel=1e-6)  # a few roundings
+
+
+@pytest.mark.parametrize("learn", ["head", "layer"])
+@pytest.mark.parametrize("variant", LEARNED)
+def test_gradients_of_learned_numbers(variant, learn):
+    module, x = build(variant, learn=learn), tokens(1, 6)
+
+    def call(raw):
+        return torch.func.functional_call(module, {"learned.raw": raw}, x)
+
+    assert torch.autograd.gradcheck(call, (module.learned.raw,))
+    module(x).square().sum().backward()
+    assert (module.learned.raw.grad != 0).all()
+
+
+def test_one_number_for_a_whole_model():
+    shared = LearnedOption(VARIANTS["reluformer"], "gamma")
+    layers = torch.nn.ModuleList(MultiHeadAttention(WIDTH, HEADS, "reluformer", learn=shared) for _ in range(3))
+    assert [name for name, _ in layers.named_parameters() if "learned" in name] == ["0.learned.raw"]
+    x = tokens(2, 5, dtype=torch.float32)
+    losses = [layer(x).square().sum() for layer in layers]
+    grads = [torch.autograd.grad(loss, shared.raw, retain_graph=True)[0] for loss in losses]
+    sum(losses).backward()
+    assert_same(shared.raw.grad, sum(grads))
+    assert all(grad != 0 for grad in grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("step", [-30.0, 30.0], ids=["far-down", "far-up"])
+@pytest.mark.parametrize("variant", LEARNED)
+def test_learned_numbers_stay_in_range_after_large_updates(variant, step, dtype):
+    module, x = MultiHeadAttention(WIDTH, HEADS, variant).to(dtype), tokens(2, 5, dtype=dtype)
+    with torch.no_grad():
+        module.learned.raw.add_(step)
+    value = module.learned().detach()
+    low, high = (0, torch.finfo(dtype).max) if variant == "reluformer" else (1, 2)
+    assert ((low < value) & (value <= high)).all(), f"{value.tolist()} is outside"
+    module(x).sum().backward()
+    assert all(part.grad.isfinite().all() for part in module.parameters())
+
+
+def test_a_learned_number_starts_where_it_is_told_to():
+    assert build("reluformer", start=0.25).learned().shape == (HEADS,)
+    module = MultiHeadAttention(WIDTH, HEADS, "reluformer", start=0.25)
+    assert_same(module.learned(), torch.full((HEADS,), 0.25))
+    assert MultiHeadAttention(WIDTH, HEADS, "reluformer", learn="fixed", start=0.25).options == {"gamma": 0.25}

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.studies.ablations import ABLATIONS
+from rectiformer.studies.alignment import ALIGNMENT
 from rectiformer.studies.documents import DOCUMENT_LENGTH
+from rectiformer.studies.efficiency import EFFICIENCY
+from rectiformer.studies.heads import SPARSITY
 from rectiformer.studies.memory import MEMORY_DIAGNOSTICS, MEMORY_SWAP, SLOT_SWEEP
 from rectiformer.studies.plan import Study
+from rectiformer.studies.quality import TRANSLATION_QUALITY
 from rectiformer.studies.search import RELUFORMER_SEARCH
+from rectiformer.studies.skipping import SKIPPING
 
 STUDIES: dict[str, Study] = {
-    study.name: study for study in (MEMORY_SWAP, SLOT_SWEEP, MEMORY_DIAGNOSTICS, DOCUMENT_LENGTH, RELUFORMER_SEARCH)
+    study.name: study
+    for study in (
+        TRANSLATION_QUALITY,
+        ABLATIONS,
+        EFFICIENCY,
+        SPARSITY,
+        ALIGNMENT,
+        MEMORY_SWAP,
+        SLOT_SWEEP,
+        MEMORY_DIAGNOSTICS,
+        DOCUMENT_LENGTH,
+        SKIPPING,
+        RELUFORMER_SEARCH,
+    )
 }
+"""In the order of the report; what shows the results of another study comes after it."""
 
 
 def find_study(name: str) -> Study:

@@ -3,56 +3,63 @@
 from __future__ import annotations
 
 import time
-from itertools import chain
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
 from rectiformer.measure.bleu import score
-from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS, held_out_documents
+from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS, RELUFORMER
 from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.held_out import held_out_documents
 from rectiformer.studies.measures import (
     BEAM,
     HEADS_NOTE,
     KINDS,
     SIGNATURE,
+    TRANSLATED_TOKENS,
     heads_of,
     measure_attention,
     open_model,
     training_speed,
+    valid_batches,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.results import Results
+from rectiformer.studies.shapes import measure_shapes
 from rectiformer.studies.tables import Claim, Table, claims_table
 from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
 
-LENGTHS = {"smoke": (32, 64, 128), "small": (128, 256, 512, 1024, 2048), "paper": (128, 256, 512, 1024, 2048)}
-SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
+LENGTHS = (1024, 512, 2048, 256, 128)
+"""The paper's, the one it gives a number for first."""
+ONE, THREE = (1,), (1, 2, 3)
+HEADLINE = ("softmax", "reluformer", "rela-g")
+PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], ...]] = {
+    "smoke": (((32,), ("softmax", "reluformer"), ONE),),
+    "small": ((LENGTHS[:1], HEADLINE, THREE), (LENGTHS[1:], HEADLINE, ONE), (LENGTHS, ("sparsemax",), ONE)),
+    "paper": ((LENGTHS, (*HEADLINE, "sparsemax", "entmax15"), THREE),),
+}
+"""Lengths, attention and seeds, in the order they are done."""
 UPDATE = {"smoke": 512, "small": 16_384, "paper": 16_384}
 """Tokens of an update, whatever the length."""
 MICRO = {"smoke": 512, "small": 16_384, "paper": 4096}
 """Tokens of a micro-batch, or the length where that is more."""
 LONGER_THAN_A_SPEECH = 512
 """From here on the speeches of a debate are joined."""
-VARIANTS: dict[str, tuple[str, ...]] = {
-    "softmax": (),
-    "sparsemax": (),
-    "entmax15": (),
-    "rela-g": (),
-    "reluformer": ("training.mass_penalty=0.05", "training.entropy_penalty=0.05"),
-}
-"""Attention to compare, and what is set beside it."""
+BESIDE = {"reluformer": RELUFORMER}
+"""What is set beside a variant."""
+SHAPED = 8
+"""Batches of validation segments, the longest first, whose zeros are counted by shape."""
 
 
 def trainings(scale: Scale) -> list[Training]:
-    """Every length with every kind of attention."""
-    found = []
-    for length in LENGTHS[scale.name]:
-        for variant, beside in VARIANTS.items():
-            config = configure(
-                DOCUMENTS[scale.name], scale, *at_length(scale, length), f"model.variant={variant}", *beside
-            )
-            found += seeded(f"{variant}-{length}", SEEDS[scale.name], config, variant=variant, length=length)
+    """Lengths and kinds of attention, seed by seed: one that is stopped has the same seeds of all."""
+    found: list[Training] = []
+    for lengths, variants, seeds in PLAN[scale.name]:
+        for seed, length, variant in product(seeds, lengths, variants):
+            settings = (*at_length(scale, length), f"model.variant={variant}", *BESIDE.get(variant, ()))
+            config = configure(DOCUMENTS[scale.name], scale, *settings)
+            found += seeded(f"{variant}-{length}", (seed,), config, variant=variant, length=length)
     return found
 
 
@@ -71,7 +78,8 @@ def measure(run: Trained) -> dict[str, Any]:
     translator, documents = open_model(run), held_out_documents(run.scale)
     start = time.perf_counter()
     sources = [[source for source, _ in document] for document in documents]
-    found = list(translate_documents(translator, sources, SearchOptions(beam=BEAM), warn=lambda _: None))
+    options = SearchOptions(beam=BEAM)
+    found = list(translate_documents(translator, sources, options, batch_tokens=TRANSLATED_TOKENS, warn=lambda _: None))
     seconds = time.perf_counter() - start
     references = [[target for _, target in document] for document in documents]
     whole = score([" ".join(each.sentences) for each in found], [" ".join(each) for each in references], ("bleu",))[
@@ -87,13 +95,14 @@ def measure(run: Trained) -> dict[str, Any]:
         "training_tokens_per_second": training_speed(run.folder),
         "peak_bytes": run.peak_bytes,
         **measure_attention(translator, run),
+        "shapes": measure_shapes(translator, islice(valid_batches(translator, run), SHAPED)),
     }
 
 
 def claims(results: Results) -> list[Claim]:
     """About equal at 128 and 256, ReLUFormer above softmax beyond; of shorter segments it says nothing."""
     found = []
-    for length in sorted({results.labels(name)["length"] for name in results.names()} & set(LENGTHS["paper"])):
+    for length in sorted({results.labels(name)["length"] for name in results.names()} & set(LENGTHS)):
         pair = (f"reluformer-{length}", f"softmax-{length}")
         if length <= 256:
             found.append(Claim(*pair, "equal", "about equal [T c,i]"))
@@ -109,7 +118,7 @@ def tables(results: Results) -> list[Table]:
     def by_length(title: str, measure: str) -> Table:
         rows = [
             (name, *(results.cell(f"{name}-{size}", measure) if f"{name}-{size}" in known else "" for size in lengths))
-            for name in VARIANTS
+            for name in dict.fromkeys(results.labels(row)["variant"] for row in results.names())
         ]
         return Table(title, ("attention", *map(str, lengths)), rows, ("Mean and 95 % interval over seeds; beam 4.",))
 

@@ -60,6 +60,10 @@ def draw_axis(axis: Axes, panel: Mapping[str, Line], names: Sequence[str], log: 
         axis.set_xscale("log")
         axis.set_xticks(marks, [f"{mark:g}" for mark in marks], rotation=60 if len(marks) > 5 else 0)
         axis.minorticks_off()
+    else:
+        from matplotlib.ticker import MaxNLocator
+
+        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # layers and updates
 
 
 def add_legend(figure: Figure, names: Sequence[str], columns: int) -> None:

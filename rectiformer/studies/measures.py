@@ -7,26 +7,28 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from rectiformer.analyze.findings import analyze
+from rectiformer.analyze.findings import Findings, analyze
 from rectiformer.analyze.sparsity import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
 from rectiformer.model.attention import Observation
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.studies.corpora import Pair
+from rectiformer.studies.held_out import Pair
 from rectiformer.studies.plan import Trained
 from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared
-from rectiformer.translate.evaluate import evaluate
+from rectiformer.translate.evaluate import Evaluation, evaluate
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.score import decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 BEAM = 4
+TRANSLATED_TOKENS = 32_768
+"""Padded source tokens that are translated together: whole documents too are many at a time."""
 SIGNATURE = "signature"
 """The measure that is no number: how BLEU was counted."""
 KINDS = ("encoder", "decoder", "cross")
@@ -55,10 +57,20 @@ def valid_pairs(run: Trained) -> list[Pair]:
     return prepared.valid_text[: run.training.config.validation.sentences]
 
 
+def translate_pairs(translator: Translator, pairs: Sequence[Pair]) -> Evaluation:
+    """The sources by beam search, scored."""
+    sources, references = [source for source, _ in pairs], [target for _, target in pairs]
+    options = SearchOptions(beam=BEAM)
+    return evaluate(translator, sources, references, options, batch_tokens=TRANSLATED_TOKENS, warn=lambda _: None)
+
+
 def measure_translation(translator: Translator, pairs: Sequence[Pair], prefix: str = "") -> dict[str, Any]:
     """BLEU and chrF by beam search, and the speed of it."""
-    sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-    found = evaluate(translator, sources, references, SearchOptions(beam=BEAM), warn=lambda _: None)
+    return describe_translation(translate_pairs(translator, pairs), prefix)
+
+
+def describe_translation(found: Evaluation, prefix: str = "") -> dict[str, Any]:
+    """The same of translations that are there."""
     return {
         f"{prefix}bleu": found.scores["bleu"].value,
         f"{prefix}chrf": found.scores["chrf"].value,
@@ -84,6 +96,52 @@ def measure_attention(translator: Translator, run: Trained) -> dict[str, float]:
         for kind, meter in meters.items()
         for short, measure in HEADS.items()
     }
+
+
+def describe_sites(found: Findings) -> dict[str, Any]:
+    """What each attention did: means over heads, and for each kind of attention means over its layers."""
+    sites: list[dict[str, Any]] = [
+        {
+            "kind": site.kind,
+            "layer": site.layer,
+            **{short: rounded(fmean(getattr(site, measure))) for short, measure in HEADS.items()},
+            "null_by_head": [rounded(rate) for rate in site.null_rate],
+            "js": rounded(site.diversity.js),
+            "js_zero": rounded(site.diversity.js_zero),
+            "overlap": rounded(site.diversity.support_overlap),
+        }
+        for site in found.sites
+    ]
+    shares = (*HEADS, "js", "js_zero", "overlap")
+    means = {
+        f"{kind}_{share}": rounded(fmean(site[share] for site in sites if site["kind"] == kind))
+        for kind in dict.fromkeys(site["kind"] for site in sites)
+        for share in shares
+    }
+    return {"sites": sites, **means}
+
+
+def describe_pairing(found: Findings) -> dict[str, Any]:
+    """How often heads attend to nothing in the source of a target, and in that of another pair: a number a layer."""
+    if found.shuffled is None:
+        return {}
+    own, other = ([rounded(rate) for rate in side.null_rate] for side in (found.shuffled.gold, found.shuffled.shuffled))
+    return {"null_gold": own, "null_shuffled": other, "null_rise": rounded(fmean(other) - fmean(own))}
+
+
+def describe_lengths(found: Findings) -> dict[str, Any]:
+    """Share of zeros against the length of the source, of each kind of attention, means over layers."""
+    lengths: dict[str, Any] = {}
+    for kind in dict.fromkeys(each.kind for each in found.by_length):
+        layers = [each for each in found.by_length if each.kind == kind]
+        zeros = [rounded(fmean(shares)) for shares in zip(*(each.sparsity for each in layers), strict=True)]
+        lengths[kind] = {"from": layers[0].lengths, "zeros": zeros}
+    return {"zeros_by_length": lengths}
+
+
+def rounded(value: float) -> float:
+    """Five digits are more than seeds agree on, and keep results small."""
+    return round(value, 5)
 
 
 def valid_batches(translator: Translator, run: Trained) -> Iterator[Batch]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from rectiformer.analyze.memory import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
-from rectiformer.studies.corpora import MEMORY_SENTENCES, SENTENCE_FOLDERS, held_out
+from rectiformer.studies.corpora import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
 from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.held_out import held_out
 from rectiformer.studies.measures import (
     measure_memories,
     measure_translation,
@@ -24,14 +25,17 @@ from rectiformer.studies.results import Estimate, Results, estimate
 from rectiformer.studies.tables import Claim, Table, claims_table
 from rectiformer.toml import load_config
 
-SEEDS = (1, 2, 3)
-SWEPT = ("relu", "softmax", "softmax-ln")
+SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
+SWAPPED = {"smoke": ("relu", "softmax"), "small": tuple(MEMORIES), "paper": tuple(MEMORIES)}
+SWEPT = {"smoke": ("relu",), "small": ("relu", "softmax", "softmax-ln"), "paper": ("relu", "softmax", "softmax-ln")}
 SLOTS = {
-    "smoke": (32, 256, 2048),
+    "smoke": (32,),
     "small": (32, 128, 512, 2048, 4096),
     "paper": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096),
 }
 PRODUCT_SLOTS = 16_384
+PRODUCTS = tuple(memory for memory in MEMORIES if memory.startswith("product-"))
+SWEEP_SENTENCES = {**MEMORY_SENTENCES, "smoke": GRAMMAR_TINY}
 PAPER_BLEU = {"relu": "34.22 [T c,i]", "softmax": "33.08 [T c,i]", "softmax-ln": "34.21 [T i]"}
 SWAP_CLAIMS = (
     Claim("relu", "softmax", "above", "+1.14 [T c,i]"),
@@ -47,25 +51,24 @@ def nearest_slots(memory: str, slots: int) -> int:
 
 
 def swap_trainings(scale: Scale) -> list[Training]:
-    """Every memory of the table, at the slots of the scale."""
+    """Every memory of the table, but at smoke, at the slots of the scale."""
     slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.slots
     found = []
-    for memory in MEMORIES:
+    for memory in SWAPPED[scale.name]:
         own = nearest_slots(memory, slots)
         config = configure(MEMORY_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={own}")
-        found += seeded(memory, SEEDS, config, memory=memory, slots=own)
+        found += seeded(memory, SEEDS[scale.name], config, memory=memory, slots=own)
     return found
 
 
 def sweep_trainings(scale: Scale) -> list[Training]:
     """Three memories from few slots to many, product keys with very many."""
-    places = [(memory, slots) for slots in SLOTS[scale.name] for memory in SWEPT]
-    places += [(memory, PRODUCT_SLOTS) for memory in MEMORIES if memory.startswith("product-")]
+    places = [(memory, slots) for slots in SLOTS[scale.name] for memory in SWEPT[scale.name]]
+    places += [(memory, PRODUCT_SLOTS) for memory in (PRODUCTS[-1:] if scale.name == "smoke" else PRODUCTS)]
     found = []
     for memory, slots in places:
-        config = configure(MEMORY_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={slots}")
-        seeds = SEEDS[:1] if scale.name == "smoke" else SEEDS
-        found += seeded(f"{memory}-{slots}", seeds, config, memory=memory, slots=slots)
+        config = configure(SWEEP_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={slots}")
+        found += seeded(f"{memory}-{slots}", SEEDS[scale.name], config, memory=memory, slots=slots)
     return found
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.config import Config, DataConfig
+from rectiformer.runs.folder import changed_keys, value_of
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Table
 from rectiformer.toml import load_config, to_toml
 
-FILE_KEYS = tuple(item.name for item in dataclasses.fields(DataConfig) if item.default == ())
+FILE_KEYS = tuple(item.name for item in dataclasses.fields(DataConfig) if item.type == "Files")
 """The keys of [data] that name files."""
 
 
@@ -45,6 +46,8 @@ class Training:
     config: Config
     labels: Mapping[str, str | int | float] = field(default_factory=dict)
     """What the tables and figures sort it by."""
+    form: str = ""
+    """What its text is brought into first, one of `FORMS` in forms.py; empty for text as it is."""
 
     @property
     def key(self) -> str:
@@ -66,7 +69,7 @@ class Trained:
     """Most memory of the training process: of the GPU, or where there is none of the process."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """One question. `STUDIES` in catalog.py holds them all; commands, documents and tests read that table."""
 
@@ -77,13 +80,21 @@ class Study:
     """What the paper says, with the confidence of what we know about it."""
     folders: Mapping[str, str]
     """Where the corpus of a scale is looked for without --data; nowhere at smoke, whose text is built in."""
-    trainings: Callable[[Scale], list[Training]]
-    measure: Callable[[Trained], dict[str, Any]]
+    trainings: Callable[[Scale], list[Training]] = lambda scale: []
+    """In the order they are done: what matters most comes first, for a study that is stopped."""
+    measure: Callable[[Trained], dict[str, Any]] = lambda run: {}
     tables: Callable[[Results], list[Table]]
     figures: Callable[[Results, Path], list[Path]] = lambda results, folder: []
     """Draws into a folder whatever the results allow, and says which files."""
     reads: str = ""
     """The study whose models are measured, where it trains none of its own."""
+    shows: Study | None = None
+    """The study whose results it shows in another way, where it neither trains nor measures."""
+
+    @property
+    def source(self) -> Study:
+        """The study whose results its tables are made of."""
+        return self.shows or self
 
     def at(self, scale: str, data: Path | None = None) -> Scale:
         """The scale of this name, with the corpus in `data` or where this study looks for it."""
@@ -106,14 +117,15 @@ def rename_files(data: DataConfig, rename: Callable[[str], str]) -> DataConfig:
     return dataclasses.replace(data, **files)
 
 
-def seeded(name: str, seeds: tuple[int, ...], config: Config, **labels: str | int | float) -> list[Training]:
+def seeded(
+    name: str, seeds: tuple[int, ...], config: Config, *, form: str = "", **labels: str | int | float
+) -> list[Training]:
     """The same training once a seed."""
-    return [
-        Training(
-            name, seed, dataclasses.replace(config, training=dataclasses.replace(config.training, seed=seed)), labels
-        )
-        for seed in seeds
-    ]
+
+    def with_seed(seed: int) -> Config:
+        return dataclasses.replace(config, training=dataclasses.replace(config.training, seed=seed))
+
+    return [Training(name, seed, with_seed(seed), labels, form) for seed in seeds]
 
 
 def portable(config: Config) -> Config:
@@ -126,8 +138,10 @@ def portable(config: Config) -> Config:
 
 
 def hash_config(config: Config) -> str:
-    """One hash for one experiment, wherever it is run."""
-    return hashlib.sha256(to_toml(portable(config)).encode()).hexdigest()
+    """One hash for one experiment, wherever it is run: of what is not a default, so that new keys change nothing."""
+    kept = portable(config)
+    settings = [f"{key} = {value_of(kept, key)!r}" for key in changed_keys(Config(), kept)]
+    return hashlib.sha256("\n".join(settings).encode()).hexdigest()
 
 
 def hash_text(config: Config) -> str:

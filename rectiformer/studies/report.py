@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rectiformer.errors import DataError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import SCALES, Study
-from rectiformer.studies.results import Results, distinct
+from rectiformer.studies.results import Results, distinct, save_results
 from rectiformer.studies.running import load_results
+from rectiformer.studies.tables import CLAIM, RULE, Table
 
+PAGE = "reproduction.md"
+ELSEWHERE = "studies"
+"""The folder that a command names, whatever the folder was called here."""
 LEGEND = """Intervals are 95 % t intervals over seeds. How what a paper says is known: [S] seen in a primary source,
 [T] read in a third text, [D] derived, [R] recalled.
 """
 
 
 def write_report(out: Path) -> Path:
-    """Render every study of which something is known in `out` as OUT/report.md, its figures beside it."""
+    """Render every study of which something is known in `out` as OUT/reproduction.md, its figures beside it.
+
+    All results are saved in OUT/results too: a folder with nothing but these gives the same page.
+    """
     found = list(studies_in(out))
     if not found:
         raise DataError(f"{out} holds no results of a study; `rectiformer study NAME --out {out}` makes some")
-    parts = ["# Studies\n", LEGEND, *(render(study, results, out) for study, results in found)]
-    path = out / "report.md"
+    for study, results in found:
+        if study.shows is None:
+            save_results(results, out)
+    parts = ["# Reproduction\n", LEGEND, summarize(found), *(render(study, results, out) for study, results in found)]
+    path = out / PAGE
     path.write_text("\n".join(parts), encoding="utf-8")
     return path
+
+
+def summarize(found: Sequence[tuple[Study, Results]]) -> str:
+    """Every claim of every study with its verdict."""
+    rows: list[tuple[str, ...]] = []
+    for study, results in found:
+        for table in study.tables(results):
+            if table.columns[0] == CLAIM:
+                unit = table.columns[1].partition(", ")[2]
+                rows += [(f"{study.name}, {results.scale}", row[0], unit, *row[1:]) for row in table.rows]
+    return Table("All claims", ("study", CLAIM, "in", "paper", "ours", "verdict"), rows, (RULE,)).to_markdown()
 
 
 def studies_in(out: Path) -> Iterator[tuple[Study, Results]]:
@@ -40,7 +60,7 @@ def studies_in(out: Path) -> Iterator[tuple[Study, Results]]:
 def render(study: Study, results: Results, out: Path) -> str:
     """The section of a study at a scale."""
     lines = [f"## {study.title} (`{study.name}`, {results.scale})", "", study.question, "", f"Paper: {study.paper}", ""]
-    lines += [describe_origin(results), "", "```sh", command(study, results.scale, out), "```", ""]
+    lines += [describe_origin(results), "", "```sh", command(study.source, results.scale), "```", ""]
     for table in study.tables(results):
         lines += [table.to_markdown()]
     for path in study.figures(results, out / "figures" / f"{study.name}-{results.scale}"):
@@ -55,12 +75,14 @@ def describe_origin(results: Results) -> str:
     counts = f"{len(entries)} of {results.planned} trainings finished"
     if results.failures:
         counts += f", {len(results.failures)} failed"
+    if results.changed:
+        counts += f", {results.changed} with other settings than the study has now"
     code = f"commit {distinct(entry.commit for entry in entries)}, torch {distinct(entry.torch for entry in entries)}"
     signed = [entry.signature for entry in entries if entry.signature]
     signature = f"; BLEU: {distinct(signed)}" if signed else ""
     return f"{counts}; {distinct(entry.device for entry in entries)}; {code}{signature}."
 
 
-def command(study: Study, scale: str, out: Path) -> str:
+def command(study: Study, scale: str) -> str:
     """What makes, or goes on with, these results."""
-    return f"rectiformer study {study.name} --scale {scale} --out {shlex.quote(str(out))}"
+    return f"rectiformer study {study.name} --scale {scale} --out {ELSEWHERE}"

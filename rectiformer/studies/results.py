@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from rectiformer.runs.durable import parse_object, read_regular, replace_file
 
 FORMAT = 1
 RESULT, FAILURE = "result.json", "failed.json"
+SAVED = "results"
+"""The folder of saved results: NAME-SCALE.jsonl, a result a line, small enough to be kept with the code."""
 LARGEST = 2**24  # bytes of a result; ours have some thousands
+LARGEST_SAVED = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +46,12 @@ class Result:
     failed: str = ""
     """Why it failed, in one line; empty where it did not."""
 
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent, allow_nan=False)
+
     def write(self, folder: Path) -> None:
         """Put it in `folder`, whole or not at all; a failure never takes the place of a result."""
-        content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False).encode()
+        content = self.to_json(indent=1).encode()
         replace_file(folder / (FAILURE if self.failed else RESULT), content + b"\n")
         if not self.failed:
             (folder / FAILURE).unlink(missing_ok=True)
@@ -56,17 +62,39 @@ def read_result(folder: Path) -> Result | None:
     for name in (RESULT, FAILURE):
         path = folder / name
         if path.exists():
-            content = parse_object(path, read_regular(path, LARGEST))
-            found = content.pop("format", None)
-            if found != FORMAT:
-                raise DataError(
-                    f"{path} has format {found!r}, this rectiformer reads {FORMAT}; remove it to run it again"
-                )
-            try:
-                return Result(**content)
-            except TypeError as error:
-                raise DataError(f"{path} is no result of a study ({error}); remove it to run it again") from error
+            return parse_result(path, read_regular(path, LARGEST))
     return None
+
+
+def parse_result(path: Path, text: bytes) -> Result:
+    """The result that a file, or a line of it, holds; DataError where it is none."""
+    content = parse_object(path, text)
+    found = content.pop("format", None)
+    if found != FORMAT:
+        raise DataError(f"{path} has format {found!r}, this rectiformer reads {FORMAT}; remove it to run it again")
+    try:
+        return Result(**content)
+    except TypeError as error:
+        raise DataError(f"{path} is no result of a study ({error}); remove it to run it again") from error
+
+
+def save_results(results: Results, out: Path) -> None:
+    """Write all that is known as one file of lines, which `read_saved` reads; folders of this machine are left out."""
+    path = saved_path(out, results.study, results.scale)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    portable = [replace(entry, failed=entry.failed.replace(str(out), "OUT")) for entry in results.entries]
+    replace_file(path, "".join(f"{entry.to_json()}\n" for entry in portable).encode())
+
+
+def read_saved(out: Path, study: str, scale: str) -> dict[str, Result]:
+    """The results that were saved of a study at a scale, by key; none where none were."""
+    path = saved_path(out, study, scale)
+    lines = read_regular(path, LARGEST_SAVED).split(b"\n") if path.exists() else []
+    return {result.key: result for line in lines if line for result in [parse_result(path, line)]}
+
+
+def saved_path(out: Path, study: str, scale: str) -> Path:
+    return out / SAVED / f"{study}-{scale}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -139,6 +167,8 @@ class Results:
     planned: int
     """Trainings of the whole study."""
     entries: list[Result]
+    changed: int = 0
+    """How many of them were made with other settings than the study has now."""
 
     @property
     def finished(self) -> list[Result]:

@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rectiformer.errors import ArgumentError, CheckpointError, RectiformerError
+from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.runs.folder import changed_keys, value_of
 from rectiformer.runs.lock import RunLock
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.studies.corpora import require_folder
+from rectiformer.studies.held_out import require_folder
 from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable
-from rectiformer.studies.results import Result, Results, read_result
+from rectiformer.studies.results import Result, Results, read_result, read_saved
 from rectiformer.studies.single import Places, describe, is_finished
-from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Reporter, Silent
 from rectiformer.train.signals import STOPPED, StoppedError, StopRequest
@@ -52,8 +51,12 @@ def run_study(
         only: a part of the keys of the trainings to do; the rest is left alone.
         deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
     """
+    reporter = reporter or Silent()
+    if study.shows is not None:
+        reporter.note(f"{study.name} shows what {study.shows.name} has measured; that is the study to run")
+        return load_results(study, scale, out)
     require_folder(scale)
-    places, reporter = Places(study, scale, out), reporter or Silent()
+    places = Places(study, scale, out)
     chosen = choose(study, scale, only)
     for training in chosen:
         refuse_changed(places, training)
@@ -64,7 +67,6 @@ def run_study(
         def time_is_up() -> bool:
             return stop.requested or (deadline is not None and time.monotonic() > deadline)
 
-        pool.prepare(time_is_up)
         pool.run(jobs, time_is_up)
         if stop.requested:
             left = sum(not is_finished(places, training) for training in chosen)
@@ -100,10 +102,14 @@ def refuse_changed(places: Places, training: Training) -> None:
 
 
 def load_results(study: Study, scale: Scale, out: Path) -> Results:
-    """Everything that is known in `out` of a study at a scale."""
-    places, trainings = Places(study, scale, out), study.trainings(scale)
-    found = [read_result(places.folder(training)) for training in trainings]
-    return Results(study.name, scale.name, len(trainings), [result for result in found if result is not None])
+    """Everything that is known in `out` of a study at a scale: of trainings done there, else of results saved there."""
+    source = study.source
+    places, trainings = Places(source, scale, out), source.trainings(scale)
+    saved = read_saved(out, source.name, scale.name)
+    found = [read_result(places.folder(training)) or saved.get(training.key) for training in trainings]
+    known = [(result, training) for result, training in zip(found, trainings, strict=True) if result is not None]
+    changed = sum(result.config != hash_config(training.config) for result, training in known)
+    return Results(study.name, scale.name, len(trainings), [result for result, _ in known], changed)
 
 
 @dataclass
@@ -133,27 +139,14 @@ class Pool:
         self.steps = {training.key: training.config.training.steps for training in waiting}
         self.chosen, self.ended = chosen, chosen - len(waiting)
 
-    def prepare(self, time_is_up: Callable[[], bool]) -> None:
-        """Prepare every text that is not there yet; where it cannot be, its trainings have failed."""
-
-        def tell(stage: str, count: int) -> None:
-            self.reporter.preparing(stage, count)
-            if time_is_up():
-                raise StoppedError("stopped while preparing text")
-
-        for training in list(self.waiting):
+    def next_ready(self) -> Training | None:
+        """The first that can start: of those on the same text one prepares it, and the others wait for that."""
+        preparing = {self.places.data(job.training) for job in self.running}
+        for training in self.waiting:
             data = self.places.data(training)
-            if data.exists() or time_is_up():
-                continue
-            data.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                prepare(training.config, data, tell)
-            except StoppedError:
-                return
-            except RectiformerError as error:
-                self.waiting.remove(training)
-                self.fail(training, str(error))
-        self.reporter.end()
+            if data.exists() or data not in preparing:
+                return training
+        return None
 
     def run(self, jobs: int, time_is_up: Callable[[], bool]) -> None:
         """Until nothing is left to do, or time is up and everything has stopped."""
@@ -164,8 +157,9 @@ class Pool:
                 if not asked and time_is_up():
                     asked = True
                     self.ask_to_stop()
-                while not asked and self.waiting and len(self.running) < jobs:
-                    self.start(self.waiting.pop(0))
+                while not asked and len(self.running) < jobs and (training := self.next_ready()) is not None:
+                    self.waiting.remove(training)
+                    self.start(training)
                 time.sleep(LOOK)
                 for job in [job for job in self.running if job.process.poll() is not None]:
                     self.running.remove(job)

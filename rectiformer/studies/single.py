@@ -10,6 +10,7 @@ import resource
 import subprocess
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.runs.checkpoint import best_checkpoint, save_checkpoint, step_folders
 from rectiformer.runs.durable import parse_object, read_regular, remove, replace_file
 from rectiformer.runs.folder import WEIGHTS
+from rectiformer.studies.forms import in_form
 from rectiformer.studies.measures import SIGNATURE
 from rectiformer.studies.plan import Scale, Study, Trained, Training, hash_config, hash_text
 from rectiformer.studies.results import RESULT, Result
-from rectiformer.text.prepared import Prepared
+from rectiformer.text.prepared import Prepared, prepare
 from rectiformer.train.reporting import Reporter
-from rectiformer.train.start import train
+from rectiformer.train.signals import StopRequest
+from rectiformer.train.start import tell_unless_asked, train
 from rectiformer.translate.translator import find_device
 
 SMALL_FILE = 2**16
@@ -57,14 +60,16 @@ class Places:
 
     def data(self, training: Training) -> Path:
         """Prepared data, shared by all trainings on the same text with the same subwords."""
-        return self.out / "data" / hash_text(training.config)
+        form = f"-{training.form}" if training.form else ""
+        return self.out / "data" / f"{hash_text(training.config)}{form}"
 
 
 def run_single(places: Places, key: str, reporter: Reporter) -> Result:
-    """Train what is left of one training, measure it, write its result, keep its best weights and nothing else."""
+    """Prepare, train what is left, measure, write the result, keep the best weights and nothing else."""
     training = find_training(places, key)
     folder = places.folder(training)
     folder.mkdir(parents=True, exist_ok=True)
+    prepare_text(places, training, reporter)
     cost = train_rest(places, training, reporter)
     data = places.data(training)
     trained = Trained(training, places.scale, places.run(training), data, cost["peak_bytes"])
@@ -80,6 +85,16 @@ def run_single(places: Places, key: str, reporter: Reporter) -> Result:
     if not places.study.reads:
         keep_best_weights(places.run(training))
     return result
+
+
+def prepare_text(places: Places, training: Training, reporter: Reporter) -> None:
+    """Prepare the text of a training, unless that is done."""
+    data = places.data(training)
+    if data.exists():
+        return
+    data.parent.mkdir(parents=True, exist_ok=True)
+    with StopRequest() as stop, in_form(training.config, training.form) as config:
+        prepare(config, data, partial(tell_unless_asked, reporter, stop))
 
 
 def find_training(places: Places, key: str) -> Training:
@@ -151,7 +166,7 @@ def keep_best_weights(run: Path) -> None:
     """Of a finished run, keep the weights to translate with: a study of a hundred models fits a disk that way."""
     best = best_checkpoint(run)
     assert best is not None
-    name = next(name for name in WEIGHTS if f"{name}.safetensors" in best.manifest["files"])
+    name = next(name for name in WEIGHTS if best.holds(name))
     tensors, state = {name: best.tensors(name)}, best.state()
     for step, path in step_folders(run / "checkpoints").items():
         if step != best.step:

@@ -40,22 +40,26 @@ class Claim:
     first: str
     second: str
     """Rows of the study: how `first` stands to `second`."""
-    expected: Literal["above", "below", "equal"]
+    expected: Literal["above", "below", "equal", "no worse"]
     paper: str
     """Its difference, if known, with the confidence of what we know about it."""
     margin: float = 0.5
-    """How far apart equal may be."""
+    """How far apart equal may be, or below what is no worse."""
 
     def describe(self) -> str:
         """`relu above softmax`."""
         if self.expected == "equal":
             return f"{self.first} equal to {self.second}, within {self.margin:g}"
+        if self.expected == "no worse":
+            return f"{self.first} no more than {self.margin:g} below {self.second}"
         return f"{self.first} {self.expected} {self.second}"
 
 
+CLAIM = "claim"
+"""The first column of a table of claims."""
 RULE = (
     'Agree: the 95 % interval of our difference over seeds (paired) lies on the paper\'s side of 0; for "equal", '
-    "within the margin. Disagree: it lies on the other side, or outside the margin. Open: neither."
+    'within the margin, for "no more below" above it. Disagree: it lies on the other side. Open: neither.'
 )
 
 
@@ -71,7 +75,8 @@ def verdict(found: Estimate | None, claim: Claim) -> str:
     if claim.expected == "equal":
         agree, disagree = -claim.margin <= low and high <= claim.margin, low > claim.margin or high < -claim.margin
     else:
-        agree, disagree = low > 0, high < 0
+        least = -claim.margin if claim.expected == "no worse" else 0.0
+        agree, disagree = low > least, high < least
     return "agree" if agree else "disagree" if disagree else "open"
 
 
@@ -84,10 +89,10 @@ def claims_table(title: str, claims: Sequence[Claim], results: Results, measure:
         found = difference(results.by_seed(claim.first, measure), results.by_seed(claim.second, measure))
         shown = "" if found is None else signed(found)
         rows.append((claim.describe(), claim.paper, shown, verdict(found, claim)))
-    return Table(title, ("claim", f"paper, {unit}", f"ours, {unit}", "verdict"), rows, (RULE,))
+    return Table(title, (CLAIM, f"paper, {unit}", f"ours, {unit}", "verdict"), rows)
 
 
-def signed(found: Estimate) -> str:
+def signed(found: Estimate, digits: int = 2) -> str:
     """A difference, with its sign."""
-    text = found.describe()
+    text = found.describe(digits)
     return text if text.startswith("-") else f"+{text}"

@@ -10,14 +10,16 @@ import torch
 from rectiformer.model.memory import MEMORIES
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.corpora import IWSLT14, MULTI30K
+from rectiformer.studies.corpora import IWSLT14, MULTI30K, RELUFORMER
 from rectiformer.studies.figures import look
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
+from rectiformer.studies.quality_corpora import CORPORA
 from rectiformer.text.corpus import check_files
 from rectiformer.toml import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-EVERY = [(study, scale) for study in STUDIES for scale in SCALES]
+TRAINED = [study for study in STUDIES if STUDIES[study].shows is None]
+EVERY = [(study, scale) for study in TRAINED for scale in SCALES]
 
 
 @pytest.mark.parametrize(("study", "scale"), EVERY)
@@ -35,7 +37,7 @@ def test_trainings_are_valid_and_have_names_of_their_own(study, scale):
             Transformer(model, 100, 100, start=1)  # refuses unknown variants and memories that do not fit
 
 
-@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("study", TRAINED)
 def test_files_lie_in_the_folder_that_is_named(study):
     for scale in ("small", "paper"):
         for training in STUDIES[study].trainings(STUDIES[study].at(scale, Path("elsewhere"))):
@@ -45,15 +47,43 @@ def test_files_lie_in_the_folder_that_is_named(study):
     assert all(training.config.data.source == () for training in STUDIES[study].trainings(Scale("smoke")))
 
 
-def test_small_studies_have_three_seeds_for_what_they_report():
-    for name in ("memory-swap", "slot-sweep", "document-length"):
-        study = STUDIES[name]
-        seeds = Counter(training.name for training in study.trainings(study.at("small")))
+def test_what_matters_most_is_done_first_and_with_three_seeds():
+    quality = STUDIES["translation-quality"].trainings(Scale("small"))
+    corpora = {training.labels["corpus"] for training in quality}
+    headline = {
+        (corpus, variant, seed) for corpus in corpora for variant in ("softmax", "rela-g") for seed in (1, 2, 3)
+    }
+    first = quality[: len(headline)]
+    assert {(each.labels["corpus"], each.labels["variant"], each.seed) for each in first} == headline
+    documents = STUDIES["document-length"].trainings(Scale("small"))
+    wanted = {(f"{variant}-1024", seed) for variant in ("softmax", "rela-g", "reluformer") for seed in (1, 2, 3)}
+    assert {(training.name, training.seed) for training in documents[:9]} == wanted
+    for name in ("memory-swap", "slot-sweep", "ablations"):
+        seeds = Counter(training.name for training in STUDIES[name].trainings(Scale("small")))
         assert set(seeds.values()) == {3}
 
 
+def test_seven_kinds_of_attention_are_compared_on_every_corpus_that_is_scored():
+    for training in STUDIES["translation-quality"].trainings(Scale("small")):
+        assert training.config.model.variant == training.labels["variant"]
+    compared = {
+        corpus.name: set(corpus.seeds) for scale in ("small", "paper") for corpus in CORPORA[scale] if not corpus.form
+    }
+    assert len(compared) == 9
+    for variants in compared.values():
+        assert variants == {"softmax", "sparsemax", "entmax15", "rela-i", "rela-g", "reluformer", "relu-seqlen"}
+
+
+def test_reluformer_has_the_same_settings_in_every_study():
+    for name in ("translation-quality", "document-length"):
+        for training in STUDIES[name].trainings(Scale("small")):
+            config = training.config
+            wanted = RELUFORMER if training.labels["variant"] == "reluformer" else ()
+            assert load_config(None, wanted).model.learned_start == config.model.learned_start
+
+
 def test_every_memory_is_swapped_in_at_the_same_slots():
-    for scale in SCALES:
+    for scale in ("small", "paper"):
         trainings = STUDIES["memory-swap"].trainings(Scale(scale))
         slots = {training.labels["memory"]: training.config.model.slots for training in trainings}
         assert list(slots) == list(MEMORIES)
@@ -71,9 +101,15 @@ def test_slots_are_swept_from_32_to_4096_and_to_16384():
     assert slots["small"] == {32, 128, 512, 2048, 4096, 16384}
 
 
-@pytest.mark.parametrize(("settings", "file"), [(MULTI30K, "multi30k.toml"), (IWSLT14, "small.toml")])
+WMT14 = CORPORA["paper"][0].settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "file"), [(MULTI30K, "multi30k.toml"), (IWSLT14, "small.toml"), (WMT14, "base.toml")]
+)
 def test_recipes_are_the_shipped_ones_with_softmax(settings, file):
     shipped = load_config(CONFIGS / file, ["model.variant=softmax"])
+    settings = (*settings, "model.variant=softmax", f"training.seed={shipped.training.seed}")
     folder = Path(shipped.data.source[0]).parent
     assert configure(settings, Scale("small", folder)) == shipped
 

@@ -5,7 +5,17 @@ import math
 import pytest
 
 from rectiformer.errors import CheckpointError, DataError
-from rectiformer.studies.results import Estimate, Result, Results, difference, estimate, read_result, t_quantile
+from rectiformer.studies.results import (
+    Estimate,
+    Result,
+    Results,
+    difference,
+    estimate,
+    read_result,
+    read_saved,
+    save_results,
+    t_quantile,
+)
 from rectiformer.studies.tables import Claim, Table, claims_table, verdict
 
 
@@ -56,6 +66,9 @@ def test_a_difference_is_taken_seed_by_seed():
         ("equal", -1.0, 0.3, "disagree"),
         ("equal", 0.4, 0.3, "open"),
         ("equal", 0.0, 3.0, "open"),
+        ("no worse", 0.0, 0.4, "agree"),
+        ("no worse", -2.0, 0.4, "disagree"),
+        ("no worse", -0.4, 0.4, "open"),
         ("above", 9.0, None, "open (one seed)"),
     ],
 )
@@ -115,3 +128,17 @@ def test_a_damaged_result_is_named(tmp_path, text, error, says):
     with pytest.raises(error, match=says) as caught:
         read_result(tmp_path)
     assert str(tmp_path / "result.json") in str(caught.value)
+
+
+def test_results_are_saved_as_lines_without_folders_of_this_machine(tmp_path):
+    entries = [entry("a", 1, 33.25), entry("a", 2, failed=f"{tmp_path}/s/run is no complete run folder")]
+    save_results(Results("s", "smoke", 5, entries), tmp_path)
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["s-smoke.jsonl"]
+    found = read_saved(tmp_path, "s", "smoke")
+    assert list(found) == ["a-seed1", "a-seed2"]
+    assert found["a-seed1"] == entries[0]
+    assert found["a-seed2"].failed == "OUT/s/run is no complete run folder"
+    assert read_saved(tmp_path, "s", "small") == {}
+    (tmp_path / "results" / "s-small.jsonl").write_text('{"format": 1}\n')
+    with pytest.raises(DataError, match=r"s-small\.jsonl is no result of a study"):
+        read_saved(tmp_path, "s", "small")

@@ -1,29 +1,12 @@
 """The command as a user types it."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 
-from rectiformer.cli import main
 from rectiformer.studies.catalog import STUDIES
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["rectiformer", "study", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=exit.value.code, out=out, err=err)
-
-    return run
-
-
-def test_list_shows_every_study(call):
-    found = call("list")
+def test_list_shows_every_study(rectiformer):
+    found = rectiformer("study", "list")
     assert found.code == 0
     for study in STUDIES.values():
         assert study.name in found.out
@@ -47,9 +30,9 @@ def test_list_shows_every_study(call):
         (["memory-swap", "--out", "OUT", "--one", "relu-seed9"], "unknown training of memory-swap 'relu-seed9'"),
     ],
 )
-def test_mistakes_are_one_line(call, tmp_path, arguments, says, monkeypatch):
+def test_mistakes_are_one_line(rectiformer, tmp_path, arguments, says, monkeypatch):
     monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)  # standard input is nobody's here
-    found = call(*(word.replace("OUT", str(tmp_path)) for word in arguments))
+    found = rectiformer("study", *(word.replace("OUT", str(tmp_path)) for word in arguments))
     assert found.code in (2, 3)
     assert says in found.err
     assert found.err.count("\n") == 1

@@ -1,0 +1,93 @@
+"""Ablations of ReLA on a narrow model: norms, activations, where attention is rectified, order of norms, heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rectiformer.studies.corpora import GRAMMAR_TINY, IWSLT14, MULTI30K_NARROW, SENTENCE_FOLDERS
+from rectiformer.studies.held_out import held_out
+from rectiformer.studies.measures import (
+    HEADS_NOTE,
+    KINDS,
+    heads_of,
+    measure_attention,
+    measure_translation,
+    open_model,
+    valid_pairs,
+)
+from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.results import Results
+from rectiformer.studies.tables import Claim, Table, claims_table
+
+SETTINGS = {"smoke": GRAMMAR_TINY, "small": MULTI30K_NARROW, "paper": IWSLT14}
+SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
+SMOKE_ROWS = 2
+RELA = "model.variant=rela-g"
+SITES = ("encoder", "decoder", "cross")
+HEADS = (2, 4, 8, 16)
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "softmax": ("model.variant=softmax",),
+    "rela-g": (RELA,),
+    "rela-i": ("model.variant=rela-i",),
+    "rms-alone": ("model.variant=rela",),
+    "relu2": ("model.variant=relu2",),
+    **{f"{site}-alone": ("model.variant=softmax", f"model.{site}_variant=rela-g") for site in SITES},
+    **{f"cross-{name}": ("model.variant=softmax", f"model.cross_variant={name}") for name in ("sparsemax", "entmax15")},
+    **{f"{name}-post": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g")},
+    **{
+        f"{name}-{heads}-heads": (f"model.variant={name}", f"model.heads={heads}")
+        for name in ("softmax", "rela-g")
+        for heads in HEADS
+    },
+}
+"""Name of a row: what it sets. A row more is a line more."""
+CLAIMS = (
+    Claim("rela-i", "rela-g", "equal", "about equal [R]"),
+    Claim("rms-alone", "rela-g", "below", "mostly works, sometimes fails [R+]"),
+    *(Claim(f"{site}-alone", "softmax", "equal", "about equal [R]") for site in SITES),
+)
+
+
+def trainings(scale: Scale) -> list[Training]:
+    """Row by row; those that the default settings already are under another name are left out."""
+    found: list[Training] = []
+    for name, overrides in list(ROWS.items())[: SMOKE_ROWS if scale.name == "smoke" else None]:
+        config = configure(SETTINGS[scale.name], scale, *overrides)
+        if config not in (training.config for training in found if training.seed == config.training.seed):
+            found += seeded(name, SEEDS[scale.name], config, settings=", ".join(overrides))
+    return found
+
+
+def measure(run: Trained) -> dict[str, Any]:
+    """BLEU on test and validation data, and what attention does on validation data."""
+    translator = open_model(run)
+    valid = measure_translation(translator, valid_pairs(run), "valid_")
+    return {**valid, **measure_translation(translator, held_out(run.scale)), **measure_attention(translator, run)}
+
+
+def tables(results: Results) -> list[Table]:
+    rows = [
+        (name, results.labels(name)["settings"], results.cell(name, "bleu"), results.cell(name, "valid_bleu"))
+        for name in results.names()
+    ]
+    heads = [(name, *(results.means(name, heads_of(kind)) for kind in KINDS)) for name in results.names()]
+    columns = ("row", "settings", "test BLEU", "validation BLEU")
+    return [
+        Table("Ablations", columns, rows, ("Mean and 95 % interval over seeds; beam 4.",)),
+        claims_table("What the paper claims", CLAIMS, results, "bleu", "test BLEU"),
+        Table("What their heads do", ("row", *KINDS), heads, (HEADS_NOTE,)),
+    ]
+
+
+ABLATIONS = Study(
+    name="ablations",
+    title="Ablations of ReLA",
+    question="Which parts of ReLA matter: its norm, its activation, where it is, how many heads?",
+    paper="Zhang et al. 2021: without a norm training diverges; a plain RMSNorm mostly works, -i and -g always; "
+    "identity in place of ReLU is clearly worse; rectified attention works at each site [R: recalled].",
+    folders=SENTENCE_FOLDERS,
+    trainings=trainings,
+    measure=measure,
+    tables=tables,
+)

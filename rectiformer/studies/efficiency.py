@@ -1,0 +1,134 @@
+"""Efficiency: speed of every kind of attention beside softmax, and what leaving out zeros gains by length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS
+from rectiformer.studies.measures import KINDS, open_model, valid_batches
+from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.quality_corpora import EVERY
+from rectiformer.studies.results import Results
+from rectiformer.studies.skipping_speed import SPEEDS, measure_skipping
+from rectiformer.studies.speed import Load, measure_speed
+from rectiformer.studies.tables import Table
+from rectiformer.text.batches import Batch
+
+LENGTHS = (128, 256, 512, 1024, 2048)
+SHORT = {
+    "smoke": ("data.segment=64", "training.tokens=300"),
+    "small": (
+        "data.segment=2048",
+        "data.document_tables=train.0.docs.tsv.xz",
+        "data.valid_source=valid_long.en.xz",  # whole debates
+        "data.valid_target=valid_long.de.xz",
+        "training.steps=1000",
+        "training.tokens=16384",
+        "validation.every=1000",
+    ),
+    "paper": ("data.segment=2048", "training.tokens=4096", "training.accumulate=4"),
+}
+"""What is set beside the settings of documents; the model is there for its zeros."""
+LOADS = {
+    "smoke": Load(vocabulary=50, length=6, sentences=4, searched=2, repeats=1, turns=1),
+    "small": Load(vocabulary=8000, length=32, sentences=384, searched=128, repeats=10, turns=3),
+    "paper": Load(vocabulary=32_000, length=32, sentences=768, searched=32, repeats=10, turns=5),
+}
+TIMED = {"smoke": ("softmax", "rela-g"), "small": EVERY, "paper": EVERY}
+BASE = ("model.width=512", "model.heads=8", "model.encoder_layers=6", "model.decoder_layers=6", "model.slots=2048")
+"""The size of the models that are timed, but at smoke."""
+PAPER = {
+    "softmax": ("1.00x", "1.00x"),
+    "sparsemax": ("0.26x", "0.54x"),
+    "entmax15": ("0.27x", "0.49x"),
+    "rela-g": ("0.93x", "0.98x"),
+}
+"""Training and decoding beside softmax [S]."""
+
+
+def trainings(scale: Scale) -> list[Training]:
+    """One model of long documents, in whose process everything is timed: nothing else may run on the GPU meanwhile."""
+    config = configure(DOCUMENTS[scale.name], scale, *SHORT[scale.name], "model.variant=rela-g")
+    return seeded("alone", (1,), config)
+
+
+def measure(run: Trained) -> dict[str, Any]:
+    """Milliseconds of updates and searches, and of attention with and without zeros at each length."""
+    config, translator = run.training.config, open_model(run)
+    timed = config
+    if run.scale.name != "smoke":
+        sized = configure(BASE, Scale("smoke"), f"model.order={config.model.order}").model
+        timed = replace(config, model=sized, training=replace(config.training, accumulate=1))
+    batch = next(valid_batches(translator, run))
+    return {
+        "speed": measure_speed(timed, TIMED[run.scale.name], LOADS[run.scale.name], translator.device),
+        "skipping": {
+            str(length): measure_skipping(translator, cut(batch, length))
+            for length in LENGTHS
+            if length <= batch.source.shape[1]
+        },
+    }
+
+
+def cut(batch: Batch, length: int) -> Batch:
+    """The first tokens of a batch, on both sides."""
+    source, shifted, target = (side[:, :length] for side in (batch.source, batch.target_input, batch.target))
+    lengths = [each.clamp_max(length) for each in (batch.source_lengths, batch.target_lengths)]
+    return Batch(batch.pairs, source, lengths[0], shifted, target, lengths[1], int(lengths[1].sum()))
+
+
+def tables(results: Results) -> list[Table]:
+    return [table for entry in results.finished for table in (speed_table(entry.measures), gains_table(entry.measures))]
+
+
+def speed_table(measures: dict[str, Any]) -> Table:
+    """Each kind of attention relative to softmax with the same kernels."""
+    speed: dict[str, dict[str, float]] = measures["speed"]
+    rows = []
+    for name, found in speed.items():
+        variant, _, kernels = name.partition(" ")
+        base = speed[f"softmax {kernels}"]
+        paper = PAPER.get(variant, ("", "")) if kernels == "plain" else ("", "")
+        ratios = [f"{base[what] / found[what]:.2f}x" for what in ("update", "search")]
+        rows.append(
+            (variant, kernels, paper[0], ratios[0], paper[1], ratios[1], *(f"{found[what]:.2f}" for what in found))
+        )
+    columns = (
+        "attention", "kernels", "paper, training", "ours, training", "paper, decoding", "ours, decoding",
+        "ms an update", "ms a search",
+    )  # fmt: skip
+    notes = (
+        "Speed relative to softmax with the same kernels; above 1, faster. plain: torch's own operators, as in the "
+        "paper; fused: our kernels, where the variant has any. Random text and weights; search with beam 4.",
+    )
+    return Table("Training and decoding beside softmax", columns, rows, notes)
+
+
+def gains_table(measures: dict[str, Any]) -> Table:
+    """How much faster each way of leaving out zeros is than the same without."""
+    pairs = [(SPEEDS[1], SPEEDS[0]), (SPEEDS[3], SPEEDS[2]), (SPEEDS[4], SPEEDS[2])]
+    rows = [
+        (length, kind, *(f"{found[kind][slow] / found[kind][fast]:.2f}x" for fast, slow in pairs))
+        for length, found in measures["skipping"].items()
+        for kind in KINDS
+        if kind in found
+    ]
+    note = (
+        "Time without over time with, on queries and keys of the first layer of a rela-g model of documents; maps and "
+        "bounds are given, so this is the most that can be gained. Above 1, leaving out is faster. On a GPU only."
+    )
+    return Table("What leaving out zeros gains", ("length", "kind", *(fast for fast, _ in pairs)), rows, (note,))
+
+
+EFFICIENCY = Study(
+    name="efficiency",
+    title="Efficiency",
+    question="How fast are training and decoding beside softmax, and what does it gain to leave out zeros?",
+    paper="Zhang et al. 2021, WMT14 En-De, TensorFlow 1.13, relative to softmax: training 0.26x sparsemax, 0.27x "
+    "1.5-entmax, 0.93x ReLA; decoding 0.54x, 0.49x, 0.98x [S]. Neither paper leaves out zeros.",
+    folders=DOCUMENT_FOLDERS,
+    trainings=trainings,
+    measure=measure,
+    tables=tables,
+)

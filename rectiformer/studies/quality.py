@@ -1,0 +1,193 @@
+"""Translation quality: every kind of attention on every corpus, and all that other studies show of these models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rectiformer.analyze.findings import analyze
+from rectiformer.analyze.survey import forced_batches
+from rectiformer.measure.alignment import score_with_intervals
+from rectiformer.studies.bootstrap import paired_p, resampled_bleu
+from rectiformer.studies.corpora import RELUFORMER
+from rectiformer.studies.held_out import Pair
+from rectiformer.studies.measures import (
+    describe_lengths,
+    describe_pairing,
+    describe_sites,
+    describe_translation,
+    measure_translation,
+    open_model,
+    rounded,
+    training_speed,
+    translate_pairs,
+    valid_pairs,
+)
+from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.quality_corpora import CORPORA, Corpus, find_corpus, gold_pairs, held_out_pairs, within
+from rectiformer.studies.results import Results, difference
+from rectiformer.studies.shapes import measure_shapes
+from rectiformer.studies.tables import Claim, Table, claims_table, signed
+from rectiformer.translate.align import Row
+from rectiformer.translate.directions import align_direction
+from rectiformer.translate.translator import Translator
+
+BESIDE = {"reluformer": RELUFORMER}
+"""What is set beside a variant."""
+HEADLINE = ("softmax", "rela-g")
+ANALYZED = 1000
+"""Most test pairs whose attention is looked at."""
+BASELINE = "softmax"
+PANELS = ("normal, best head", "shifted, best head", "normal, average", "shifted, average")
+PAPER_DIFFERENCES = {
+    "rela-g": Claim("", "", "no worse", "-0.3 to +0.7 on four WMT tasks [S]", margin=0.3),
+    "reluformer": Claim("", "", "above", "+0.34 on IWSLT14 [T i]"),
+    "sparsemax": Claim("", "", "equal", "-1.9 to +0.8 on four WMT tasks [S]"),
+    "entmax15": Claim("", "", "equal", "-0.3 to +0.7 on four WMT tasks [S]"),
+    "rela-i": Claim("", "", "equal", "within about 0.5 on WMT14 En-De [R-]"),
+}
+
+
+def trainings(scale: Scale) -> list[Training]:
+    """The headline rows on every corpus, seed by seed; then the other seeds of the rest, those with most first."""
+    found: list[Training] = []
+    for corpus in CORPORA[scale.name]:
+        for variant, seeds in corpus.seeds.items():
+            config = configure(
+                corpus.settings, within(scale, corpus), f"model.variant={variant}", *BESIDE.get(variant, ())
+            )
+            labels = {"corpus": corpus.name, "variant": variant}
+            found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
+    seeds_of = {training.name: 0 for training in found}
+    for training in found:
+        seeds_of[training.name] += 1
+
+    def place(training: Training) -> tuple[bool, int, int]:
+        return training.labels["variant"] not in HEADLINE, -seeds_of[training.name], training.seed
+
+    return sorted(found, key=place)
+
+
+def measure(run: Trained) -> dict[str, Any]:
+    """BLEU on test and validation data, what attention does on test data, alignment error where there is gold."""
+    corpus, translator = find_corpus(run.scale, str(run.training.labels["corpus"])), open_model(run)
+    pairs = held_out_pairs(run.scale, corpus)
+    valid = measure_translation(translator, valid_pairs(run), "valid_")
+    found = translate_pairs(translator, pairs)
+    (run.folder.parent / "hypotheses.txt").write_text("".join(f"{line}\n" for line in found.hypotheses), "utf-8")
+    return {
+        **valid,
+        **describe_translation(found),
+        "resampled": resampled_bleu(found.hypotheses, [target for _, target in pairs]),
+        "training_tokens_per_second": training_speed(run.folder),
+        "peak_bytes": run.peak_bytes,
+        **measure_heads(translator, pairs[:ANALYZED]),
+        **measure_alignment(translator, run.scale, corpus),
+    }
+
+
+def measure_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Each attention under forced decoding: zeros, nothing, mass, entropy, diversity; by shape and by length."""
+    found = analyze(translator, pairs, quality=False, warn=lambda _: None)
+    shapes = measure_shapes(translator, forced_batches(translator, pairs))
+    return {**describe_sites(found), **describe_pairing(found), **describe_lengths(found), "shapes": shapes}
+
+
+def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> dict[str, Any]:
+    """For each gold set the error in percent of every panel and layer, and the least, with its interval."""
+    found: dict[str, Any] = {}
+    for gold in corpus.gold:
+        pairs, links = gold_pairs(scale, gold)
+        direction = align_direction(translator, pairs, links, tokenized=True)
+        assert direction.best is not None
+        low, high = score_with_intervals(direction.links, links).aer
+        found[f"aer_{gold.name}"] = rounded(100 * direction.best.score.aer)
+        found[f"alignment_{gold.name}"] = {
+            "best": {
+                "layer": direction.best.layer,
+                "head": direction.best.head,
+                "induction": direction.best.induction,
+                "interval": [rounded(100 * low), rounded(100 * high)],
+            },
+            "panels": {panel: panel_errors(direction.rows, panel) for panel in PANELS},
+        }
+    return found
+
+
+def panel_errors(rows: Sequence[Row], panel: str) -> list[float]:
+    """The error of each layer in one of `PANELS`: of its best head, or of the average of its heads."""
+    induction, _, how = panel.partition(", ")
+    layers: dict[int, list[float]] = {}
+    for row in rows:
+        if row.induction == induction and (row.head == "average") == (how == "average"):
+            layers.setdefault(row.layer, []).append(row.score.aer)
+    return [rounded(100 * min(errors)) for _, errors in sorted(layers.items())]
+
+
+def corpora_of(results: Results) -> list[str]:
+    """The corpora of which something is known, in the order of the plan."""
+    known = {results.labels(name)["corpus"] for name in results.names()}
+    return [corpus.name for corpus in CORPORA[results.scale] if corpus.name in known]
+
+
+def rows_of(results: Results, corpus: str) -> list[str]:
+    """The rows of a corpus, attention as its plan lists it."""
+    known = {
+        results.labels(name)["variant"]: name for name in results.names() if results.labels(name)["corpus"] == corpus
+    }
+    plan = next(each for each in CORPORA[results.scale] if each.name == corpus)
+    return [known[variant] for variant in plan.seeds if variant in known]
+
+
+def tables(results: Results) -> list[Table]:
+    found = [quality_table(results, corpus) for corpus in corpora_of(results)]
+    return [*found, claims_table("What the papers claim", claims(results), results, "bleu", "test BLEU")]
+
+
+def quality_table(results: Results, corpus: str) -> Table:
+    """BLEU and chrF of one corpus, and how each row differs from softmax."""
+    rows = []
+    for name in rows_of(results, corpus):
+        cells = [results.cell(name, measure) for measure in ("bleu", "chrf", "valid_bleu")]
+        rows.append((results.labels(name)["variant"], *cells, *beside_softmax(results, name, f"{corpus}-{BASELINE}")))
+    columns = ("attention", "test BLEU", "chrF", "validation BLEU", "less softmax, test BLEU", "p by seed")
+    note = (
+        "Mean and 95 % interval over seeds; beam 4. p: sacreBLEU's paired bootstrap against softmax of the same seed, "
+        "over sentences."
+    )
+    return Table(f"{corpus}", columns, rows, (note,))
+
+
+def beside_softmax(results: Results, name: str, baseline: str) -> tuple[str, str]:
+    """The difference in BLEU, and the p-value of each seed; nothing for the baseline itself."""
+    if name == baseline:
+        return "", ""
+    ours, theirs = (results.by_seed(row, "bleu") for row in (name, baseline))
+    samples = [{entry.seed: entry.measures["resampled"] for entry in results.of(row)} for row in (name, baseline)]
+    shared = sorted(ours.keys() & theirs.keys())
+    values = [paired_p(samples[0][seed], samples[1][seed], ours[seed] - theirs[seed]) for seed in shared]
+    found = difference(ours, theirs)
+    return "" if found is None else signed(found), ", ".join(f"{value:.3f}" for value in values)
+
+
+def claims(results: Results) -> list[Claim]:
+    """What the papers say of each kind of attention beside softmax, on every corpus."""
+    return [
+        Claim(f"{corpus}-{variant}", f"{corpus}-{BASELINE}", claim.expected, claim.paper, claim.margin)
+        for corpus in corpora_of(results)
+        for variant, claim in PAPER_DIFFERENCES.items()
+    ]
+
+
+TRANSLATION_QUALITY = Study(
+    name="translation-quality",
+    title="Translation quality",
+    question="Does rectified attention translate as well as softmax?",
+    paper="Zhang et al. 2021, sacreBLEU, softmax / sparsemax / 1.5-entmax / ReLA-g: WMT14 En-Fr 37.2 / 37.3 / 37.9 / "
+    "37.9, WMT18 En-Fi 15.5 / 15.1 / 15.5 / 15.4, WMT18 Zh-En 21.1 / 19.2 / 20.8 / 20.8, WMT16 Ro-En 32.7 / 33.5 / "
+    "33.2 / 32.9 [S]. Shen et al. 2023, IWSLT14 De-En: softmax 34.22, ReLUFormer 34.56 [T i: second hand].",
+    folders={"small": "data", "paper": "data"},
+    trainings=trainings,
+    measure=measure,
+    tables=tables,
+)

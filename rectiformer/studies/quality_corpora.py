@@ -1,0 +1,210 @@
+"""The corpora of the study of translation quality: their text, settings, test sets, gold alignments and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rectiformer.config import DataConfig
+from rectiformer.measure.alignment import Links, read_gold
+from rectiformer.measure.symmetrize import flip
+from rectiformer.studies.corpora import EUROPARL_SENTENCES, GRAMMAR_TINY, IWSLT14, MULTI30K_SHORT, WMT
+from rectiformer.studies.forms import MARKER, rewrite
+from rectiformer.studies.held_out import Pair
+from rectiformer.studies.plan import Scale
+from rectiformer.text.corpus import read_two_files
+from rectiformer.text.grammar import draw_sentences
+from rectiformer.text.lines import read_lines
+
+ONE, THREE = (1,), (1, 2, 3)
+EVERY = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15", "rela-i", "relu-seqlen")
+"""The attention that is compared."""
+ALL_SEEDS = dict.fromkeys(EVERY, THREE)
+HEADLINE_SEEDS = {name: THREE if name in EVERY[:3] else ONE for name in EVERY}
+SMOKE_SENTENCES, SMOKE_SEED = 60, 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gold:
+    """Links that people, or a statistical aligner, found between words of tokenized sentences."""
+
+    name: str
+    files: tuple[str, str, str]
+    """Source, target and links, under the folder of the data; none for the built-in grammar."""
+    flipped: bool = False
+    """Whether the links are (target, source)."""
+    lines: int | None = None
+    """How many to take, from the first; all unless given."""
+    aligner: str = ""
+    """What eflomal reaches on it, for the tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Text to train and to test on."""
+
+    name: str
+    folder: str
+    """Under the folder of the data; empty for the built-in grammar."""
+    settings: tuple[str, ...]
+    test: tuple[str, str] = ("", "")
+    seeds: Mapping[str, tuple[int, ...]]
+    """The attention to train with, and the seeds of each."""
+    form: str = ""
+    """Of `FORMS`."""
+    gold: tuple[Gold, ...] = field(default=())
+
+
+BICICI = Gold(
+    name="deen-bicici",
+    files=("wordalign-gold/deen-bicici.en", "wordalign-gold/deen-bicici.de", "wordalign-gold/deen-bicici.align"),
+    flipped=True,
+    aligner="16.2 to 18.8",
+)
+SILVER = Gold(
+    name="silver-ende",
+    files=(
+        "wordalign-silver-ende/test.tok.en.xz",
+        "wordalign-silver-ende/test.tok.de.xz",
+        "wordalign-silver-ende/test.align.xz",
+    ),
+    flipped=True,
+    lines=1000,
+    aligner="made by it",
+)
+HANSARDS = Gold(
+    name="enfr-hansards",
+    files=("wordalign-gold/enfr-hansards.en", "wordalign-gold/enfr-hansards.fr", "wordalign-gold/enfr-hansards.align"),
+    aligner="6.0 to 7.8",
+)
+FRENCH_CAPTIONS = tuple(
+    f"data.{key}={split}" for key, split in {
+        "source": "train.en.xz", "target": "train.fr.xz", "valid_source": "val.en", "valid_target": "val.fr",
+    }.items()
+)  # fmt: skip
+FRENCH_SPEECHES = (
+    "data.source=train.0.en.xz",
+    "data.target=train.0.fr.xz",
+    "data.valid_source=valid_long.en.xz",
+    "data.valid_target=valid_long.fr.xz",
+)
+SMALLER_VOCABULARY = "vocabulary.size=12000"
+"""Text in small letters has fewer words."""
+
+
+def published(name: str, source: str, target: str, *more: str) -> Corpus:
+    """A corpus of the paper in its own recipe: train, valid and test files, one a language."""
+    files = {"source": f"train.{source}", "target": f"train.{target}"}
+    files |= {"valid_source": f"valid.{source}", "valid_target": f"valid.{target}"}
+    settings = (*WMT, *(f"data.{key}={file}" for key, file in files.items()), *more)
+    return Corpus(name=name, folder=name, settings=settings, test=(f"test.{source}", f"test.{target}"), seeds=ALL_SEEDS)
+
+
+CORPORA: dict[str, tuple[Corpus, ...]] = {
+    "smoke": (
+        Corpus(
+            name="grammar",
+            folder="",
+            settings=GRAMMAR_TINY,
+            seeds={"softmax": ONE, "rela-g": ONE},
+            gold=(Gold(name="grammar", files=("", "", "")),),
+        ),
+    ),
+    "small": (
+        Corpus(
+            name="multi30k-de-en",
+            folder="multi30k",
+            settings=MULTI30K_SHORT,
+            test=("test_2016_flickr.de", "test_2016_flickr.en"),
+            seeds=ALL_SEEDS,
+        ),
+        Corpus(
+            name="europarl-en-de",
+            folder="europarl-doc-ende",
+            settings=EUROPARL_SENTENCES,
+            test=("test.en.xz", "test.de.xz"),
+            seeds=HEADLINE_SEEDS,
+        ),
+        Corpus(
+            name="europarl-en-de-words",
+            folder="europarl-doc-ende",
+            settings=(*EUROPARL_SENTENCES, SMALLER_VOCABULARY),
+            test=("test.en.xz", "test.de.xz"),
+            seeds={"softmax": THREE, "rela-g": THREE, "sparsemax": ONE, "entmax15": ONE},
+            form="words",
+            gold=(BICICI, SILVER),
+        ),
+        Corpus(
+            name="europarl-en-fr-words",
+            folder="europarl-doc-enfr",
+            settings=(*EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
+            test=("valid_long.en.xz", "valid_long.fr.xz"),
+            seeds={"softmax": THREE, "rela-g": THREE},
+            form="words-apart",
+            gold=(HANSARDS,),
+        ),
+        Corpus(
+            name="multi30k-en-fr",
+            folder="multi30k",
+            settings=(*MULTI30K_SHORT, *FRENCH_CAPTIONS),
+            test=("test_2016_flickr.en", "test_2016_flickr.fr"),
+            seeds=HEADLINE_SEEDS,
+        ),
+    ),
+    "paper": (
+        published("wmt14-en-de", "en", "de"),
+        published("wmt14-en-fr", "en", "fr"),
+        published("wmt18-en-fi", "en", "fi"),
+        published("wmt18-zh-en", "zh", "en", "vocabulary.shared=false"),
+        published("wmt16-ro-en", "ro", "en", "training.steps=150000", "model.dropout=0.3"),
+        Corpus(
+            name="iwslt14-de-en", folder="iwslt14", settings=IWSLT14, test=("test.de", "test.en"), seeds=ALL_SEEDS
+        ),
+    ),
+}  # fmt: skip
+"""What is trained on at each scale; the first are the most important."""
+
+
+def find_corpus(scale: Scale, name: str) -> Corpus:
+    """The corpus of this name."""
+    return next(corpus for corpus in CORPORA[scale.name] if corpus.name == name)
+
+
+def within(scale: Scale, corpus: Corpus) -> Scale:
+    """The same scale in the folder of one corpus."""
+    return Scale(scale.name, None if scale.data is None else scale.data / corpus.folder)
+
+
+def held_out_pairs(scale: Scale, corpus: Corpus) -> list[Pair]:
+    """The test set, in the form of the corpus; lines that start a document are left out."""
+    if scale.data is None:
+        return [(pair.source, pair.target) for pair in draw_sentences(SMOKE_SENTENCES, SMOKE_SEED, "test")]
+    source, target = (str(scale.data / corpus.folder / name) for name in corpus.test)
+    rows = read_two_files(source, target, DataConfig())
+    pairs = [(left or "", right or "") for left, right, _ in rows if left != MARKER]
+    return pairs if not corpus.form else [in_words(corpus, pair) for pair in pairs]
+
+
+def in_words(corpus: Corpus, pair: Pair) -> Pair:
+    languages = (Path(name).name.removesuffix(".xz").rpartition(".")[2] for name in corpus.test)
+    left, right = (rewrite(line, corpus.form, language) for line, language in zip(pair, languages, strict=True))
+    return left, right
+
+
+def gold_pairs(scale: Scale, gold: Gold) -> tuple[list[Pair], list[Links]]:
+    """Sentences, their words split by spaces, in small letters, and the links between their words."""
+    if scale.data is None:
+        drawn = list(draw_sentences(SMOKE_SENTENCES, SMOKE_SEED, "test"))
+        pairs = [(" ".join(pair.source_words), " ".join(pair.target_words)) for pair in drawn]
+        return pairs, [Links(pair.sure, pair.possible) for pair in drawn]
+    source, target, links = (read_all(scale.data / name) for name in gold.files)
+    kept = [number for number, line in enumerate(source) if line != MARKER][: gold.lines]
+    found = read_gold([links[number] for number in kept], gold.files[2])
+    if gold.flipped:
+        found = [Links(frozenset(flip(each.sure)), frozenset(flip(each.possible))) for each in found]
+    return [(source[number].lower(), target[number].lower()) for number in kept], found
+
+
+def read_all(path: Path) -> list[str]:
+    return [line or "" for line in read_lines(str(path))]

@@ -2,15 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test bench docs clean
+.PHONY: help demo test test-long bench docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   install, then train two small translators and show what they look at"
-	@echo "make test   install, then format, lint, type and behaviour checks"
-	@echo "make bench  install, then time every variant beside PyTorch's SDPA on this CPU"
-	@echo "make docs   install, then rewrite the tables of docs/variants.md from the code"
-	@echo "make clean  remove .venv and caches"
+	@echo "make demo       install, then train two small translators and show what they look at"
+	@echo "make test       install, then format, lint, type and behaviour checks"
+	@echo "make test-long  install, then the tests that take minutes each: soaks, many kills, large files"
+	@echo "make bench      install, then time every variant beside PyTorch's SDPA on this CPU"
+	@echo "make docs       install, then rewrite the tables of docs/variants.md from the code"
+	@echo "make clean      remove .venv and caches"
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rectiformer needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
@@ -32,7 +33,10 @@ test: .venv/installed browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -rs -m "not gpu and not slow"
+	$(BIN)/pytest -n 2 --dist loadscope -rs -m "not gpu and not slow"
+
+test-long: .venv/installed browser
+	$(BIN)/pytest -n 2 -rs -m "slow and not gpu"
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/attention.py

@@ -8,6 +8,7 @@ from typing import Any
 from rectiformer.errors import ConfigError
 
 Files = tuple[str, ...]  # in TOML one string or a list of strings
+Numbers = tuple[float, ...]  # in TOML a list of numbers
 
 
 def choices(default: str, *others: str) -> Any:
@@ -25,9 +26,16 @@ class DataConfig:
     """The text. Without files, the built-in German-English grammar."""
 
     source: Files = ()
-    """Sentences to translate from: plain, .gz or .xz files, `-` for standard input; none for the built-in grammar."""
+    """Sentences to translate from: plain, .gz or .xz files, `-` for standard input, or a column of a Hugging Face
+    dataset as `hf:NAME?column=translation.de&split=train`; none for the built-in grammar."""
     target: Files = ()
     """Their translations, line by line; empty where `format` is "tsv"."""
+    weights: Numbers = ()
+    """How often an epoch has the pairs of each `source` file: 1 once, 3 three times, 0.5 half of them, by turns. Empty
+    for once each. Not part of what is prepared."""
+    stream: bool = False
+    """Train on `source<TAB>target` lines from standard input, unprepared and as they come, until it ends. Subwords are
+    those of `--data`, of the models that are named, or chosen from the validation text."""
     valid_source: Files = ()
     """Sentences to validate on."""
     valid_target: Files = ()
@@ -57,6 +65,10 @@ class DataConfig:
     seed: int = within(1, 0)
     """Decides which pairs the built-in grammar gives."""
 
+    def __post_init__(self) -> None:
+        if wrong := [weight for weight in self.weights if not 0 < weight < float("inf")]:
+            raise ConfigError(f"data.weights has {wrong[0]}, but each must be more than 0; leave out a file for that")
+
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyConfig:
@@ -74,8 +86,8 @@ class VocabularyConfig:
     """Subword regularization of the training text: smoothing of the unigram lattice, or dropout of BPE merges."""
     copies: int = within(1, 1)
     """Encodings of the training text with `sampling`; epoch e reads copy e mod copies."""
-    sentences: int = within(1_000_000, 1)
-    """Most lines a side to choose subwords from."""
+    sentences: int = within(200_000, 1)
+    """Most lines a side to choose subwords from. sentencepiece takes some 25 bytes of memory a character of them."""
     source_model: str = ""
     """A sentencepiece model to use for the source instead of training one; for both sides where `shared`."""
     target_model: str = ""
@@ -181,6 +193,9 @@ class TrainingConfig:
     compile: str = choices("auto", "yes", "capture", "no")
     """On a GPU: compile the layers and capture steps as CUDA graphs, only capture, or neither. Compiling takes a minute
     or two, so "auto" does it for 10,000 steps and more, and only captures for fewer. A CPU compiles for "yes" only."""
+    parallel: str = choices("auto", "ddp", "fsdp")
+    """With several ranks of torchrun: "ddp", which "auto" is, has the whole model on each; "fsdp" deals out its rows.
+    The micro-batches of an update are dealt out to the ranks, so `accumulate` must be a multiple of their number."""
     device: str = choices("auto", "cpu", "cuda")
     seed: int = within(1, 0)
     """Decides initial weights, batch order and dropout."""
@@ -209,6 +224,8 @@ class CheckpointConfig:
     """Updates between checkpoints."""
     keep: int = within(2, 2)
     """Newest checkpoints kept, beside the best one."""
+    wait: bool = True
+    """Train on only when a checkpoint is on disk; otherwise it is copied to main memory and written meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from rectiformer.text.lines import can_be_read_once_only, read_lines
 if TYPE_CHECKING:
     from rectiformer.measure.bleu import Score
     from rectiformer.text.prepared import Prepared
-    from rectiformer.train.loop import State
+    from rectiformer.train.state import State
     from rectiformer.translate.align import Row
 
 Item = TypeVar("Item")

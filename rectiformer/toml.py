@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rectiformer.config import Config, Files
+from rectiformer.config import Config, Files, Numbers
 from rectiformer.errors import ConfigError, unknown_name
 
 
@@ -69,6 +69,10 @@ def check_type(name: str, value: Any, expected: Any) -> Any:
         if not isinstance(files, list | tuple) or not all(isinstance(path, str) for path in files):
             raise ConfigError(f"{name} = {value!r}, but it must be a file name or a list of them")
         return tuple(files)
+    if expected == Numbers:
+        if not isinstance(value, list | tuple) or not all(type(number) in (int, float) for number in value):
+            raise ConfigError(f"{name} = {value!r}, but it must be a list of numbers")
+        return tuple(map(float, value))
     if expected is float and type(value) is int:
         return float(value)
     if type(value) is not expected:

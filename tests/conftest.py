@@ -1,7 +1,12 @@
 """Set-up shared by all tests: one thread a worker, fixed seeds, GPU tests skipped where there is none."""
 
+import io
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
+from commands import run_main
 from hypothesis import settings
 from interpreter import INTERPRETED
 
@@ -21,6 +26,20 @@ def interpreter(monkeypatch):
     if not INTERPRETED:
         pytest.skip("needs Triton, and no GPU: there the kernels are tested compiled")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def rectiformer(monkeypatch, capfdbinary):
+    """Calls a command in this process, with real standard streams: its exit code and what it wrote to each."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = run_main(*arguments)
+        out, err = capfdbinary.readouterr()
+        return SimpleNamespace(code=code, out=out.decode(), err=err.decode())
+
+    return call
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,5 @@
 """`rectiformer align` with two directions, formats and intervals, and the benchmark that sets it beside eflomal."""
 
-import io
 import json
 import os
 import subprocess
@@ -9,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import run_main
 
-from rectiformer.cli import main
 from rectiformer.measure.alignment import FORMATS, alignment_error, read_gold, write_links
 from rectiformer.measure.symmetrize import HEURISTICS, symmetrize
 from rectiformer.toml import load_config
@@ -35,32 +34,12 @@ TINY = {
 }
 
 
-@pytest.fixture
-def rectiformer(monkeypatch, capfdbinary):
-    """Calls `main` with real standard streams."""
-
-    def call(*arguments):
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["rectiformer", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        with pytest.raises(SystemExit) as exit:
-            main()
-        out, err = capfdbinary.readouterr()
-        return SimpleNamespace(code=exit.value.code, out=out.decode(), err=err.decode())
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """Runs of both directions, briefly trained on the built-in grammar, and pairs of it with gold links."""
     folder = tmp_path_factory.mktemp("world")
     for name, count in (("train", 200), ("valid", 4), ("test", 12)):
-        command = ["rectiformer", "data", "generate", folder / name, "--split", name, "--sentences", count]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [*map(str, command)])
-            with pytest.raises(SystemExit):
-                main()
+        assert run_main("data", "generate", folder / name, "--split", name, "--sentences", count) == 0
     for source, target in (("de", "en"), ("en", "de")):
         files = {"source": f"train.{source}", "target": f"train.{target}"}
         files |= {"valid_source": f"valid.{source}", "valid_target": f"valid.{target}"}

@@ -1,19 +1,18 @@
 """`analyze` and `explore` as a user calls them: what they print and write, and one line for every mistake."""
 
-import io
 import json
 import shutil
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from commands import run_main
 from end_to_end.tiny import overrides
 
 from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.record import read_record
-from rectiformer.cli import main, test_sets
+from rectiformer.cli import test_sets
 from rectiformer.measure.alignment import read_gold
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
@@ -41,31 +40,6 @@ def world(tmp_path_factory):
     (folder / "latin1").write_bytes(b"Gut.\nSch\xf6n.\n")
     (folder / "empty").write_bytes(b"")
     return folder
-
-
-def run_main(*arguments):
-    before = sys.argv
-    sys.argv = ["rectiformer", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as exit:
-        return exit.code
-    finally:
-        sys.argv = before
-
-
-@pytest.fixture
-def rectiformer(monkeypatch, capfdbinary):
-    """Calls `main` with real standard streams."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-
-    def call(*arguments):
-        code = run_main(*arguments)
-        out, err = capfdbinary.readouterr()
-        return SimpleNamespace(code=code, out=out.decode(), err=err.decode())
-
-    return call
 
 
 def files(world, gold="test.align"):

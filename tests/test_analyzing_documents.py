@@ -1,10 +1,7 @@
 """`analyze --documents` as a user calls it: segments of whole documents in table, record and report."""
 
-import io
 import json
-import sys
 from itertools import chain
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +9,6 @@ from end_to_end.tiny import overrides
 
 from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.record import read_record
-from rectiformer.cli import main
 from rectiformer.cli.test_sets import read_document_pairs
 from rectiformer.text.documents import split_documents
 from rectiformer.text.grammar import draw_documents
@@ -45,28 +41,14 @@ def world(tmp_path_factory):
     return folder
 
 
-def call(*arguments):
-    before, sys.argv = sys.argv, ["rectiformer", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as exit:
-        return exit.code
-    finally:
-        sys.argv = before
-
-
 @pytest.fixture
-def analyze(world, monkeypatch, capfdbinary):
-    """Calls `analyze` with runs by name and real standard streams."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+def analyze(world, rectiformer):
+    """Calls `analyze` with runs by name."""
 
     def run(name, *arguments, files="test", documents="marker", beside=None):
         given = [world / name, "--source", world / f"{files}.de", "--target", world / f"{files}.en"]
         given += ["--beside", world / beside] if beside else []
-        code = call("analyze", *given, "--documents", documents, *arguments)
-        out, err = capfdbinary.readouterr()
-        return SimpleNamespace(code=code, out=out.decode(), err=err.decode())
+        return rectiformer("analyze", *given, "--documents", documents, *arguments)
 
     return run
 
@@ -171,7 +153,7 @@ def test_a_mistake_is_one_line(world, analyze, code, how, line):
     assert found.err.count("\n") == 1
 
 
-def test_documents_need_files(world, capfd):
-    assert call("analyze", world / "rela", "--documents", "marker") == 2
+def test_documents_need_files(world, rectiformer):
+    found = rectiformer("analyze", world / "rela", "--documents", "marker")
     said = "rectiformer: --documents is about files; name --source and --target, or leave it out\n"
-    assert capfd.readouterr().err == said
+    assert (found.code, found.err) == (2, said)

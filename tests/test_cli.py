@@ -1,4 +1,4 @@
-"""The commands as a user runs them: the mistakes and signals in processes of their own, the rest through `main`."""
+"""The commands as a user runs them: signals and broken streams in processes of their own, the rest through `main`."""
 
 import io
 import json
@@ -8,9 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from types import SimpleNamespace
 
 import pytest
+from commands import lines, run_main
 from rich.console import Console
 
 from rectiformer import VARIANTS, __version__
@@ -64,33 +66,12 @@ def world(tmp_path_factory):
     (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     trained = in_process_of_its_own("train", folder / "tiny.toml", "--out", folder / "run")
     assert trained.code == 0, trained.err
-    generated = in_process_of_its_own("data", "generate", folder / "test", "--sentences", 12, "--split", "test")
-    assert generated.code == 0, generated.err
+    assert run_main("data", "generate", folder / "test", "--sentences", 12, "--split", "test") == 0
     (folder / "longer.en").write_bytes((folder / "test.en").read_bytes() + b"One more.\n")
     (folder / "empty").write_bytes(b"")
     (folder / "hostile").write_bytes(HOSTILE.encode())
     (folder / "latin1").write_bytes(b"Gut.\nSch\xf6n.\n")
     return SimpleNamespace(folder=folder, run=folder / "run", trained=trained.out)
-
-
-@pytest.fixture
-def rectiformer(monkeypatch, capfdbinary):
-    """Calls `main` with real standard streams."""
-
-    def call(*arguments, stdin=b""):
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["rectiformer", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as exit:
-            main()
-        out, err = capfdbinary.readouterr()
-        return SimpleNamespace(code=exit.value.code, out=out.decode(), err=err.decode())
-
-    return call
-
-
-def lines(text):
-    return text.removesuffix("\n").split("\n")
 
 
 def test_variants_lists_the_whole_table(rectiformer):
@@ -131,6 +112,11 @@ def test_help_names_every_command(rectiformer):
     assert all(f" {command} " in text for command in [*COMMANDS, "data"])
 
 
+def test_the_installed_script_is_main():
+    (script,) = entry_points(group="console_scripts", name="rectiformer")
+    assert script.load() is main
+
+
 def test_version_is_the_packages(rectiformer):
     assert rectiformer("--version").out == f"rectiformer {__version__}\n"
 
@@ -141,6 +127,13 @@ def test_config_prints_toml_with_overrides(rectiformer):
     assert "[training]\nsteps = 3\n" in found.out
 
 
+def test_a_mistake_is_one_line_and_the_code_of_the_process():
+    found = in_process_of_its_own("translate", "missing", "test.de")
+    assert (found.code, found.out) == (4, "")
+    assert found.err.startswith("rectiformer: there is no run folder missing")
+    assert found.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -148,23 +141,7 @@ def test_config_prints_toml_with_overrides(rectiformer):
         ("train --out new --set data.source=empty --set data.target=empty", 3, "no sentence pairs in empty"),
         ("train --out new --set data.source=missing --set data.target=empty", 3, "cannot read missing: No such file"),
         ("train tiny.toml --out run", 4, "run folder run exists; use --resume"),
-        ("translate missing test.de", 4, "there is no run folder missing"),
         ("score run test.de longer.en", 3, "test.de has 12 lines but longer.en has 13; first suspect line: 13"),
-    ],
-    ids=lambda value: value if isinstance(value, str) and " --" not in value else None,
-)
-def test_mistakes_are_one_line_and_a_code(world, monkeypatch, arguments, code, words):
-    monkeypatch.chdir(world.folder)
-    found = in_process_of_its_own(*arguments.split(" "))
-    assert found.err.startswith(f"rectiformer: {words}")
-    assert found.err.count("\n") == 1
-    assert found.code == code
-    assert not (world.folder / "new" / "checkpoints").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
         ("variants relu", 2, "unknown variant 'relu'; did you mean 'relu2'"),
         ("config missing.toml", 2, "cannot read missing.toml: No such file or directory"),
         ("translate run missing", 3, "cannot read missing: No such file"),
@@ -198,13 +175,17 @@ def test_mistakes_are_one_line_and_a_code(world, monkeypatch, arguments, code, w
 )
 def test_errors_say_what_where_and_what_to_do(world, rectiformer, monkeypatch, arguments, code, words):
     monkeypatch.chdir(world.folder)
-    before = {path: path.stat().st_size for path in world.folder.rglob("*") if path.is_file()}
+    before = sizes(world.folder)
     found = rectiformer(*arguments.split(" "))
     assert found.err.startswith(f"rectiformer: {words}")
     assert found.err.count("\n") == 1
     assert found.code == code
-    after = {path: path.stat().st_size for path in world.folder.rglob("*") if path.is_file()}
-    assert after == before
+    assert sizes(world.folder) == before
+
+
+def sizes(folder):
+    """Of all files but locks, which may stay behind."""
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
 
 
 def test_training_says_how_it_goes_and_how_to_go_on(world):

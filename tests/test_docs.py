@@ -1,6 +1,5 @@
 """What the documents say is true: code runs, commands exist and print what is shown, files and tables match."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from forking import Forks
 
 from rectiformer.cli import app
 
@@ -23,16 +23,23 @@ def blocks(language):
             yield pytest.param(match[1], id=f"{page.name} {language} {index + 1}")
 
 
-def run(command, **options):
-    env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, **options)
+@pytest.fixture(scope="module")
+def python():
+    """Runs `python ...` in the root of the repository: its exit code and what it printed."""
+    env = {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    with Forks("torch", "transformers", cwd=ROOT, env=env) as forks:
+        yield forks.run
+
+
+def targets_exist(*targets):
+    command = ["make", "--dry-run", *targets]
+    return subprocess.run(command, capture_output=True, cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("code", list(blocks("python")))
-def test_python_blocks_run(code):
-    result = run([sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code])
-    assert result.returncode == 0, result.stderr
+def test_python_blocks_run(python, code):
+    exit_code, printed = python("-c", code)
+    assert exit_code == 0, printed
 
 
 def options_of(words):
@@ -46,18 +53,19 @@ def options_of(words):
 
 
 @pytest.mark.parametrize("text", list(blocks("sh")))
-def test_shell_blocks_name_real_commands(text):
+def test_shell_blocks_name_real_commands(python, text):
     """Long commands are not run here; that each exists, with the options it is shown with, is."""
     for line in text.strip().splitlines():
         words = line.split("#")[0].split()
         if words[0] == "make":
-            assert run(["make", "--dry-run", words[1]]).returncode == 0
-        elif words[0] == "rectiformer":
+            assert targets_exist(words[1])
+        elif words[0] in ("rectiformer", "torchrun"):  # of the latter, what it is to start
+            words = words[words.index("rectiformer") :]
             known = options_of(words[1:])
             assert all(word in known for word in words if word.startswith("--")), line
         elif words[0] == "python":
             assert (ROOT / words[1]).exists(), line
-            usage = run([sys.executable, words[1], "--help"]).stdout
+            _, usage = python(words[1], "--help")
             assert all(word in usage for word in words if word.startswith("--")), line
         else:
             pytest.fail(f"no rule for {line!r}")
@@ -67,8 +75,7 @@ def test_make_targets_named_in_the_readme_exist():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     targets = set(re.findall(r"make (\w+)", readme))
     assert {"demo", "test"} <= targets
-    for target in targets:
-        assert run(["make", "--dry-run", target]).returncode == 0, target
+    assert targets_exist(*targets)
 
 
 def shown(marker):
@@ -78,8 +85,8 @@ def shown(marker):
     return [line.rstrip() for line in block.strip().splitlines()]
 
 
-def test_the_readme_shows_what_variants_prints():
-    printed = [line.rstrip() for line in run(["rectiformer", "variants"]).stdout.strip().splitlines()]
+def test_the_readme_shows_what_variants_prints(python):
+    printed = [line.rstrip() for line in python("-m", "rectiformer", "variants")[1].strip().splitlines()]
     assert printed[: len(shown("weight of a key"))] == shown("weight of a key")
 
 

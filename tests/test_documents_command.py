@@ -1,15 +1,12 @@
 """`translate` and `evaluate` with documents: lines keep their places, scores are sacreBLEU's, mistakes are one line."""
 
-import io
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 import sacrebleu
 import torch
+from commands import lines, run_main
 
-from rectiformer.cli import main
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 
@@ -21,22 +18,6 @@ TINY = [
 HOSTILE = "vorher\n<d>\nDer Hund schläft.\n\n<sep> und <d>\n<d>\n<d>\nA\u2028B\u0085C\rD\n\0\n<d>"
 
 
-@pytest.fixture
-def rectiformer(monkeypatch, capfdbinary):
-    """Calls `main` with real standard streams."""
-
-    def call(*arguments, stdin=b""):
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["rectiformer", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as exit:
-            main()
-        out, err = capfdbinary.readouterr()
-        return SimpleNamespace(code=exit.value.code, out=out.decode(), err=err.decode())
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A run of documents and one of sentences, briefly trained, and documents to test them on."""
@@ -44,17 +25,9 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     for name, segment in (("documents", 64), ("sentences", 0)):
         train(load_config(None, [*TINY, f"data.segment={segment}"]), folder / name)
-    with pytest.MonkeyPatch.context() as patch:
-        command = ["rectiformer", "data", "generate", folder / "test", "--split", "test", "--documents", 3]
-        patch.setattr(sys, "argv", [*map(str, command)])
-        with pytest.raises(SystemExit):
-            main()
+    assert run_main("data", "generate", folder / "test", "--split", "test", "--documents", 3) == 0
     (folder / "fewer.en").write_text((folder / "test.en").read_text("utf-8").partition("\n<d>")[0] + "\n", "utf-8")
     return folder
-
-
-def lines(text):
-    return text.removesuffix("\n").split("\n")
 
 
 @pytest.mark.parametrize("run", ["documents", "sentences"])

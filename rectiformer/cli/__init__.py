@@ -10,7 +10,15 @@ from typing import Annotated
 
 import typer
 
-from rectiformer.cli import analyzing, evaluating, studying, training, translating  # noqa: F401 (they register)
+from rectiformer.cli import (  # noqa: F401 (they register)
+    analyzing,
+    evaluating,
+    exporting,
+    serving,
+    studying,
+    training,
+    translating,
+)
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
 from rectiformer.errors import NoSpaceError, RectiformerError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rectiformer.cli.documents import Documents
-from rectiformer.cli.inputs import LinkFormat, open_translator, warn
+from rectiformer.cli.inputs import LinkFormat, join_ranks, only_first_speaks, open_translator, refuse_pipes, warn
 from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
 from rectiformer.cli.results import Outputs, print_findings, write_files
 from rectiformer.cli.test_sets import Cut, TestSet, choose_segments, cut_test_set, read_test_set
@@ -58,28 +58,32 @@ def analyze_command(
 
     Over a test set, under forced decoding: shares of zeros and of queries that attend to nothing, how much heads
     differ, and with links the alignment error. --out has more. A second run's files end in -2. With --documents, runs
-    read segments of whole documents as in training, and it is shown how far attention to the source reaches.
+    read segments of whole documents as in training, and it is shown how far attention to the source reaches. Processes
+    of torchrun share the work and add up what they saw.
 
         rectiformer analyze runs/rela --beside runs/softmax --source test.de --target test.en --report look.html
     """
     view = View(parse_kinds(kinds), parse_layers(layers), examples, seed, tokenized)
     check_outputs([report, record, out], [source, target, gold])
-    test = read_test_set(source, target, gold, form, tokenized, seed, documents)
     runs = [run] if beside is None else [run, beside]
-    translators = [open_translator(folder, checkpoint, device, precision) for folder in runs]
-    for folder, translator in zip(runs, translators, strict=True):
-        translator.longest = longest or translator.longest
-        view.check(translator, folder)
-    names = distinct_names(runs)
-    cuts = cut_test_set(test, translators, names)
-    shown = choose_segments(cuts, examples, seed)
-    found, records = [], []
-    for number, (name, translator) in enumerate(zip(names, translators, strict=True)):
-        found.append(measure(translator, test, cuts[number] if cuts else None, name, tokenized))
-        if report or figures or record:
-            records.append(view.record(translator, test, shown[number] if shown else None, name))
-    written = write_files(found, records, Outputs(report, figures, record, out))
-    print_findings(found, view.shows, written, as_json)
+    with join_ranks(device) as (team, own_device), only_first_speaks(team):
+        refuse_pipes(team, source, target, gold)
+        test = read_test_set(source, target, gold, form, tokenized, seed, documents)
+        translators = [open_translator(folder, checkpoint, own_device, precision) for folder in runs]
+        for folder, translator in zip(runs, translators, strict=True):
+            translator.longest, translator.team = longest or translator.longest, team
+            view.check(translator, folder)
+        names = distinct_names(runs)
+        cuts = cut_test_set(test, translators, names)
+        shown = choose_segments(cuts, examples, seed)
+        found, records = [], []
+        for number, (name, translator) in enumerate(zip(names, translators, strict=True)):
+            found.append(measure(translator, test, cuts[number] if cuts else None, name, tokenized))
+            if report or figures or record:
+                records.append(view.record(translator, test, shown[number] if shown else None, name))
+        if team.leads:
+            written = write_files(found, records, Outputs(report, figures, record, out))
+            print_findings(found, view.shows, written, as_json)
 
 
 @app.command()

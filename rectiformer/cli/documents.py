@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import tee
+from functools import partial
+from itertools import islice, tee
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rectiformer.cli.inputs import read_text, warn
@@ -12,7 +13,8 @@ from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rectiformer.text.documents import DocumentLines
-    from rectiformer.translate.documents import DocumentTranslation
+    from rectiformer.translate.chunks import Chunk
+    from rectiformer.translate.documents import DocumentChunk, DocumentTranslation
     from rectiformer.translate.options import SearchOptions
     from rectiformer.translate.translator import Translator
 
@@ -32,6 +34,14 @@ SegmentLength = Annotated[
 Overlap = Annotated[
     int, option("Sentences before a segment that it is given as context, once more.", panel=DOCUMENTS, min=0)
 ]
+ShardSource = Annotated[
+    bool,
+    option(
+        "All processes of torchrun hold a part of each source, for one that no device holds.",
+        "--shard-source",
+        panel=DOCUMENTS,
+    ),
+]
 
 
 def refuse_line_options(**given: Any) -> None:
@@ -50,36 +60,51 @@ def read_documents(file: str, documents: str) -> list[list[str]]:
     return [found.sentences for found in split_documents(read_text(file), documents) if found.sentences]
 
 
-def translate_lines(
+def document_chunks(
     translator: Translator,
     lines: Iterable[str | None],
     options: SearchOptions,
     documents: str,
     as_json: bool,
+    buffer: int,
     **how: Any,
-) -> Iterator[str]:
-    """The lines of documents, translated; as JSON, a record a document. `how` as in `translate_documents`."""
+) -> Iterator[Chunk]:
+    """The lines of documents, to be translated chunk by chunk; `how` as in `translate_documents`."""
     from rectiformer.text.documents import split_documents
-    from rectiformer.translate.documents import translate_documents
+    from rectiformer.translate.documents import check_request, cut_chunks, translate_chunk
 
-    originals, ahead = tee(split_documents(tell_unreadable(lines), documents))
-    found = translate_documents(translator, (each.sentences for each in ahead), options, **how)
-    return format_documents(zip(originals, found, strict=True), as_json)
+    how["limit"] = check_request(translator, options, how["limit"], how["overlap"])
+    unreadable: list[int] = []
+    originals, ahead = tee(split_documents(note_unreadable(lines, unreadable), documents))
+
+    def work(chunk: DocumentChunk, own: list[DocumentLines], line: int, bad: list[int]) -> Iterator[str]:
+        for number in bad:
+            warn(f"line {number}: not UTF-8, so its translation is empty")
+        found = translate_chunk(translator, chunk, options, warn=warn, **how)
+        yield from format_documents(zip(own, found, strict=True), line, as_json)
+
+    line = 1
+    for chunk in cut_chunks((each.sentences for each in ahead), buffer):
+        own = list(islice(originals, len(chunk.documents)))
+        yield partial(work, chunk, own, line, unreadable.copy())
+        unreadable.clear()
+        line += sum(len(each.borders) + len(each.sentences) for each in own)
 
 
-def tell_unreadable(lines: Iterable[str | None]) -> Iterator[str | None]:
-    """The lines, with a warning for each that is not UTF-8."""
+def note_unreadable(lines: Iterable[str | None], numbers: list[int]) -> Iterator[str | None]:
+    """The lines; the number of each that is not UTF-8 is added to `numbers`."""
     for number, line in enumerate(lines, 1):
         if line is None:
-            warn(f"line {number}: not UTF-8, so its translation is empty")
+            numbers.append(number)
         yield line
 
 
-def format_documents(found: Iterable[tuple[DocumentLines, DocumentTranslation]], as_json: bool) -> Iterator[str]:
-    """Lines as they came in, translated; as JSON, a record a document."""
+def format_documents(
+    found: Iterable[tuple[DocumentLines, DocumentTranslation]], line: int, as_json: bool
+) -> Iterator[str]:
+    """Lines as they came in, the first of this number, translated; as JSON, a record a document."""
     from rectiformer.terminal import to_json
 
-    line = 1
     for original, translation in found:
         line += len(original.borders)
         if as_json:

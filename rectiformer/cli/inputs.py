@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +14,7 @@ from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rectiformer.measure.alignment import Links
+    from rectiformer.runs.team import Team
     from rectiformer.translate.translator import Translator
 
 LinkFormat = Annotated[
@@ -19,9 +23,44 @@ LinkFormat = Annotated[
 
 
 def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
+    """The translator of a run folder, or of one that `rectiformer export --to onnx` wrote."""
     from rectiformer.translate.translator import Translator
 
+    if (run / "export.json").is_file():
+        from rectiformer.integrations.onnx import OnnxTranslator
+
+        if (checkpoint, precision) != ("best", "fp32") or device not in ("auto", "cpu"):
+            raise ArgumentError(
+                f"{run} is exported: one set of weights, fp32, for the cpu; leave out what asks for more"
+            )
+        return OnnxTranslator(run)
     return Translator.from_run(run, checkpoint, device, precision, notice=warn)
+
+
+@contextmanager
+def join_ranks(device: str) -> Iterator[tuple[Team, str]]:
+    """The processes that torchrun started, or this one alone, and the device of this one."""
+    from rectiformer.runs.team import device_of_rank, join_team
+    from rectiformer.translate.device import find_device
+
+    with join_team(lambda local: device_of_rank(find_device(device), local)) as (team, own):
+        yield team, str(own) if team.size > 1 else device
+
+
+@contextmanager
+def only_first_speaks(team: Team) -> Iterator[None]:
+    """Warnings and bars of rank 0 alone, where all processes would have the same; errors still show."""
+    with nullcontext() if team.leads else redirect_stderr(io.StringIO()):
+        yield
+
+
+def refuse_pipes(team: Team, *files: str) -> None:
+    """ArgumentError where several processes would have to read what can be read once."""
+    from rectiformer.text.lines import can_be_read_once_only, display_name
+
+    for file in files:
+        if team.size > 1 and file and can_be_read_once_only(file):
+            raise ArgumentError(f"{team.size} processes cannot all read {display_name(file)}; write it to a file first")
 
 
 def read_text(file: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rectiformer.cli.options import ConfigFile, Overrides, app, data, option
-from rectiformer.errors import ArgumentError
+from rectiformer.errors import ArgumentError, RectiformerError
 
 
 @data.command()
@@ -81,14 +81,25 @@ def train(
     `rectiformer config` prints every key that CONFIG and --set know, with its default; configs/ has examples.
 
     Ctrl-C saves and stops; --resume goes on with the batches that would have come next.
+
+    Several processes share the work, and end with the same model, where training.accumulate is a multiple of them:
+
+        torchrun --nproc-per-node 2 -m rectiformer train --out runs/tiny --set training.accumulate=2
     """
     from rectiformer import toml
     from rectiformer.runs.folder import open_run
+    from rectiformer.runs.team import speaks, was_heard
     from rectiformer.terminal import Terminal, training_summary
     from rectiformer.train import start
 
     file = open_run(out).path / "config.toml" if resume and config is None else config
     settings = toml.load_config(file, overrides or [])
-    with Terminal() as terminal:
-        state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
-    terminal.note(training_summary(state, settings.validation.metric, out))
+    try:
+        with Terminal() as terminal:
+            state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
+    except RectiformerError as error:
+        if was_heard(error):  # the rank that met it has said it
+            raise typer.Exit(error.exit_code) from None
+        raise
+    if speaks():
+        terminal.note(training_summary(state, settings.validation.metric, out))

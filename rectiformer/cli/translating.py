@@ -11,19 +11,20 @@ from rectiformer.cli.documents import (
     Documents,
     Overlap,
     SegmentLength,
+    ShardSource,
     refuse_line_options,
-    translate_lines,
 )
 from rectiformer.cli.inputs import (
     LinkFormat,
+    join_ranks,
     number,
     open_translator,
     parse_place,
     read_aligned,
     read_pairs,
     read_text,
-    warn,
 )
+from rectiformer.cli.jobs import Job, run_job
 from rectiformer.cli.options import (
     SAMPLING,
     SEARCH,
@@ -49,7 +50,6 @@ from rectiformer.errors import ArgumentError
 if TYPE_CHECKING:
     from rectiformer.measure.alignment import Link, Links
     from rectiformer.translate.directions import Direction
-    from rectiformer.translate.lines import Translation
 
 Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
 How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]
@@ -89,48 +89,40 @@ def translate(
     documents: Documents = "none",
     segment: SegmentLength = None,
     overlap: Overlap = 2,
+    shard_source: ShardSource = False,
 ) -> None:
     """Translate lines of text.
 
     As many lines come out as go in, in order; warnings go to standard error. Layers and heads are counted from 0.
 
         rectiformer translate runs/tiny input.de --out output.en
+
+    Processes of torchrun share the lines. What they finish is kept in a folder beside the output, so that the same
+    command goes on where it was killed.
+
+        torchrun --nproc-per-node 8 -m rectiformer translate runs/tiny input.de --out output.en
     """
-    from rectiformer.terminal import count_lines, to_json, with_progress, write_all
-    from rectiformer.text.lines import read_lines
-    from rectiformer.translate.align import to_records
-    from rectiformer.translate.lines import translate_stream
     from rectiformer.translate.options import SearchOptions
 
     options = SearchOptions(
         beam=beam, length_penalty=length_penalty, nbest=nbest, cache=not no_cache, sample=sample,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
-    place = parse_place(alignments) if alignments else None
     if (alignments or heads) and not as_json:
         raise ArgumentError("--alignments and --heads are parts of JSON records; add --json")
-    translator = open_translator(run, checkpoint, device, precision)
-    translator.longest = longest or translator.longest
-    at_once = batch_sentences == 1 or (file == "-" and sys.stdin.isatty())
-    how: dict[str, Any] = {"buffer": 1 if at_once else 1000, "batch_tokens": batch_tokens, "warn": warn}
-    how["batch_sentences"], lines = batch_sentences, read_lines(file, bad_utf8)
-    if documents != "none":
+    how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences}
+    if documents == "none":
+        how["too_long"] = too_long
+    else:
         refuse_line_options(prefix=prefix, alignments=alignments, heads=heads, too_long=too_long != "split")
         how |= {"limit": segment, "overlap": overlap}
-        return write_all(translate_lines(translator, lines, options, documents, as_json, **how), out, [file])
-    forced = read_text(prefix) if prefix else None
-    found = translate_stream(translator, lines, options, prefixes=forced, too_long=too_long, **how)
-    counted = with_progress(found, "translating", count_lines(file, out))
-    records = to_records(translator, counted, align=place, heads=heads, buffer=1 if at_once else 64)
-    texts = map(to_json, records) if as_json else (format_candidates(each, nbest) for each in counted)
-    return write_all(texts, out, [file, prefix])
-
-
-def format_candidates(translation: Translation, nbest: int) -> str:
-    """The translation of a line; with `nbest` > 1 a line for each candidate: number of the line, text, score."""
-    if nbest == 1:
-        return translation.text
-    return "\n".join(f"{translation.line} ||| {each.text} ||| {each.score:.6f}" for each in translation.candidates)
+    at_once = batch_sentences == 1 or (file == "-" and sys.stdin.isatty())
+    forced, place = read_text(prefix) if prefix else None, parse_place(alignments) if alignments else None
+    job = Job(file, bad_utf8, options, as_json, at_once, how, documents, forced, place, heads)
+    with join_ranks(device) as (team, own_device):
+        translator = open_translator(run, checkpoint, own_device, precision)
+        translator.longest = longest or translator.longest
+        run_job(job, translator, team, out, [file, prefix], shard_source)
 
 
 @app.command()

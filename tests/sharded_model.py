@@ -1,0 +1,155 @@
+"""What each rank of tests/model/test_sharded.py does; started processes import it by its name."""
+
+import fcntl
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from rectiformer.config import ModelConfig
+from rectiformer.errors import RectiformerError
+from rectiformer.model.sharded import sharded_source
+from rectiformer.model.transformer import Transformer
+from rectiformer.translate.options import SearchOptions, Specials
+from rectiformer.translate.search import search
+
+SECONDS = 60
+"""A rank that waits longer for the others fails."""
+VOCABULARY = 30
+SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
+OPTIONS = SearchOptions(beam=3, extra_length=6)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant and sources of these lengths: none of theirs fills the last chunk, and one leaves a rank no key."""
+
+    variant: str
+    order: str = "post"
+    lengths: tuple[int, ...] = (18, 5, 11)
+
+    def __str__(self):
+        return f"{self.variant} {self.order}"
+
+
+CASES = [Case("rela-g"), Case("reluformer"), Case("relu-seqlen", "pre"), Case("rela-i", "pre", (8, 2, 1))]
+
+
+def build(case):
+    """A small model, drawn at random and made to be sure of something."""
+    torch.manual_seed(1)
+    config = ModelConfig(
+        width=16, heads=2, encoder_layers=2, decoder_layers=2, slots=24, variant=case.variant, order=case.order,
+        dropout=0.0, attention_dropout=0.0, tie="none",
+    )  # fmt: skip
+    model = Transformer(config, VOCABULARY, VOCABULARY).eval()
+    with torch.no_grad():
+        model.output.mul_(4)
+    return model
+
+
+def batch(case):
+    """Sources, their lengths, decoder inputs and targets."""
+    generator = torch.Generator().manual_seed(2)
+    source = torch.randint(4, VOCABULARY, (len(case.lengths), max(case.lengths)), generator=generator)
+    target = torch.randint(4, VOCABULARY, (len(case.lengths), 7), generator=generator)
+    shifted = torch.cat([torch.full((len(case.lengths), 1), SPECIALS.bos), target[:, :-1]], 1)
+    return source, torch.tensor(case.lengths), shifted, target
+
+
+def encode(model, case):
+    source, lengths, _, _ = batch(case)
+    with torch.no_grad():
+        return model.encode(source, lengths)
+
+
+def losses(model, case):
+    """The loss, and the gradients of all parameters one after the other."""
+    source, lengths, shifted, target = batch(case)
+    model.zero_grad()
+    loss = F.cross_entropy(model(source, lengths, shifted).flatten(0, 1), target.flatten())
+    loss.backward()
+    return loss.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def translate(model, case):
+    source, lengths, _, _ = batch(case)
+    rows = [[*row[: length - 1], SPECIALS.eos] for row, length in zip(source.tolist(), lengths.tolist(), strict=True)]
+    return [(found[0].ids, found[0].score) for found in search(model, rows, OPTIONS, SPECIALS)]
+
+
+def run_ranks(size, folder):
+    """What each of `size` ranks found, by name; they run once, whoever of pytest-xdist's workers asks first."""
+    with (folder / f"model-{size}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = folder / f"model-ranks-{size}"
+        if not results.exists():
+            results.mkdir()
+            torch.multiprocessing.spawn(work, (size, str(results)), nprocs=size)
+    return [torch.load(results / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def work(rank, size, folder):
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", meeting, timedelta(seconds=SECONDS), world_size=size, rank=rank)
+    found = {str(case): use(case) for case in CASES}
+    found["refused"] = {name: told(call) for name, (call, _) in REFUSED.items()}
+    model = build(CASES[0])
+    with sharded_source(model):
+        pass
+    found["restored"] = torch.equal(encode(model, CASES[0]), encode(build(CASES[0]), CASES[0]))
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def use(case):
+    """All that one model does with shared sources."""
+    model = build(case)
+    with sharded_source(model):
+        loss, gradients = losses(model, case)
+        encoded = encode(model, case)
+        state = model.begin(encoded, torch.tensor(case.lengths))
+        model.step(torch.full((len(case.lengths),), SPECIALS.bos), state)
+        return {
+            "encoded": encoded,
+            "loss": loss,
+            "gradients": gradients,
+            "translations": translate(model, case),
+            "cached": state.cross[0].keys.shape[2],
+        }
+
+
+def shared(model, work):
+    with sharded_source(model):
+        work(model)
+
+
+def observe(model):
+    next(site for site in model.sites() if site.kind == "cross").attention.observer = print
+    encoded = model.encode(batch(CASES[0])[0], torch.tensor(CASES[0].lengths))
+    model.decode(batch(CASES[0])[2], encoded, torch.tensor(CASES[0].lengths))
+
+
+REFUSED = {
+    "softmax": (lambda: shared(build(Case("softmax")), encode), "encoder attention cannot read a source shared by "),
+    "no lengths": (
+        lambda: shared(build(CASES[0]), lambda model: model.encode(batch(CASES[0])[0], None)),
+        "its lengths",
+    ),
+    "an observer": (lambda: shared(build(CASES[0]), observe), "no observer"),
+}
+"""What a rank may not do, and a part of what it is told."""
+
+
+def told(call):
+    try:
+        call()
+    except RectiformerError as error:
+        return str(error)
+    return ""

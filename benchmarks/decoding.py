@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 import ctranslate
 from marian import SIZES, marian_config, our_config
-from plain import without_kernels
 from points import append_point, describe_machine
 from training import seconds_of
 
 from rectiformer import VARIANTS
 from rectiformer.model.transformer import Transformer
+from rectiformer.studies.speed import without_kernels
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
 from rectiformer.translate.translator import hold_weights

@@ -21,12 +21,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from marian import SIZES, marian_config, our_config
-from plain import without_kernels
 from points import append_point, describe_machine
 
 from rectiformer import VARIANTS
 from rectiformer.config import Config, TrainingConfig
 from rectiformer.model.transformer import Transformer
+from rectiformer.studies.speed import without_kernels
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
 

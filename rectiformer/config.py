@@ -120,6 +120,9 @@ class ModelConfig:
     """LayerNorm after each residual sum, as in ReLA, or before each sublayer with one more at the end."""
     tie: str = choices("all", "target", "none")
     """Embeddings that are one matrix: source, target, output (with a shared vocabulary); target and output; none."""
+    output_norm: str = ""
+    """Norm of what the heads give together, in place of the variant's own: "none", "rms", "rms-small", "gated-rms",
+    "head-rms" (each head by itself) or "layer"."""
     learn: str = choices("head", "layer", "model", "fixed")
     """How gamma of reluformer and alpha of entmax are held: one a head, a layer or a model, or fixed."""
     learned_start: float = within(0.0, 0.0)

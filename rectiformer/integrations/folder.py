@@ -65,7 +65,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 def require_plain(config: ModelConfig, format: str) -> None:
     """ArgumentError where layers are not those of the first Transformer, which is all that other engines have."""
-    for key, needed in (("order", "post"), ("memory", "relu")):
+    for key, needed in (("order", "post"), ("memory", "relu"), ("output_norm", "")):
         if (value := getattr(config, key)) != needed:
             raise ArgumentError(
                 f"{format} has no layers with model.{key} = {value!r}, only with {needed!r}; export with --to onnx"

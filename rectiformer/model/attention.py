@@ -117,7 +117,7 @@ class MultiHeadAttention(nn.Module):
         self.sizes = [width, key_heads * width // heads, key_heads * width // heads]
         self.input_weight = nn.Parameter(torch.empty(sum(self.sizes), width))
         self.input_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
-        self.norm = build_output_norm(norm or row.output_norm, width)
+        self.norm = build_output_norm(norm or row.output_norm, width, heads)
         self.output = nn.Linear(width, width, bias=bias)
         self.learned = build_learned(row, learn, heads, self.options, start)
         self.learned_divides = self.learned is not None and row.row_scale is not None

@@ -57,6 +57,7 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         dropout=config.attention_dropout,
         learn=shared.get(variant, "fixed") if config.learn == "model" else config.learn,
         start=find_start(config, variant),
+        norm=config.output_norm or None,
         center=kind != "decoder"
         and (find_variant(variant).centered if config.center == "auto" else config.center == "yes"),
     )

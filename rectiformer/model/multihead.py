@@ -52,7 +52,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         # itself; it leaves modules alone that say their projections differ in width.
         self._qkv_same_embed_dim = False
         self.variant = variant
-        self.norm = build_output_norm(row.output_norm, embed_dim).to(device=device, dtype=dtype)
+        self.norm = build_output_norm(row.output_norm, embed_dim, num_heads).to(device=device, dtype=dtype)
         learned = build_learned(row, learn, num_heads, {})
         self.learned = None if learned is None else learned.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(_keep_what_torch_lacks)

@@ -61,6 +61,24 @@ class GatedRMSNorm(nn.Module):
         return rms_norm(z, self.gain, self.gate)
 
 
+class HeadRMSNorm(nn.Module):
+    """The same for every head by itself, which the authors found worse than one norm over all of them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.gain = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.gain)
+
+    def forward(self, z: Tensor) -> Tensor:
+        apart = z.unflatten(-1, (self.heads, -1))
+        ones = self.gain.new_ones(apart.shape[-1])
+        return plain_rms_norm(apart, ones, None, EPSILON).flatten(-2) * self.gain.to(z.dtype)
+
+
 def rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None) -> Tensor:
     """[sigmoid(gate z)] gain z / sqrt(mean(z^2) + epsilon), by the kernels where they can run."""
     fused = kernels_suit(z, gain, gate) and not transform_obstacle()
@@ -84,18 +102,21 @@ def uniform_vector_(vector: Tensor) -> Tensor:
     return nn.init.uniform_(vector, -limit, limit)
 
 
-OUTPUT_NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "none": lambda width: nn.Identity(),
-    "rms": RMSNorm,
-    "rms-small": lambda width: RMSNorm(width, small=True),
-    "gated-rms": GatedRMSNorm,
+OUTPUT_NORMS: dict[str, Callable[[int, int], nn.Module]] = {
+    "none": lambda width, heads: nn.Identity(),
+    "rms": lambda width, heads: RMSNorm(width),
+    "rms-small": lambda width, heads: RMSNorm(width, small=True),
+    "gated-rms": lambda width, heads: GatedRMSNorm(width),
+    "head-rms": HeadRMSNorm,
+    "layer": lambda width, heads: nn.LayerNorm(width, EPSILON),
 }
+"""Name: the norm of rows of a width that so many heads share."""
 
 
-def build_output_norm(name: str, width: int) -> nn.Module:
+def build_output_norm(name: str, width: int, heads: int = 1) -> nn.Module:
     if name not in OUTPUT_NORMS:
         raise ConfigError(unknown_name("output norm", name, OUTPUT_NORMS))
-    return OUTPUT_NORMS[name](width)
+    return OUTPUT_NORMS[name](width, heads)
 
 
 def center_rows(x: Tensor, lengths: Tensor | None, ranks: Ranks | None = None) -> Tensor:

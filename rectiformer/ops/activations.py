@@ -107,6 +107,18 @@ def cog(x: Tensor, rows: Rows) -> Tensor:
     return x.sign() * softmax_weights(x.abs(), rows)
 
 
+def identity(x: Tensor, rows: Rows) -> Tensor:
+    return x
+
+
+def gelu_weights(x: Tensor, rows: Rows) -> Tensor:
+    return torch.nn.functional.gelu(x)
+
+
+def leaky_weights(x: Tensor, rows: Rows) -> Tensor:
+    return torch.where(x > 0, x, 0.01 * x)
+
+
 def sigmoid_weights(x: Tensor, rows: Rows) -> Tensor:
     return torch.sigmoid(x - rows.count.log())
 

@@ -10,10 +10,13 @@ from torch import nn
 
 from rectiformer.errors import ConfigError
 from rectiformer.model.norms import OUTPUT_NORMS, GatedRMSNorm, RMSNorm, build_output_norm
+from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import VARIANTS
+from rectiformer.toml import load_config
 
 WIDTH = 24
-NORMS = [name for name in OUTPUT_NORMS if name != "none"]
+NORMS = ["rms", "rms-small", "gated-rms"]
+"""ReLA's own, over all heads together; the others are for ablations."""
 SIXTEEN_BITS = [torch.bfloat16, torch.float16]
 every_norm = pytest.mark.parametrize("name", NORMS)
 
@@ -163,6 +166,30 @@ def test_the_gate_starts_half_open():
     assert_within(gated(z), half, 2 * half.abs() * math.sqrt(3 / 512) * z.abs() / 4)
 
 
+def test_heads_may_be_normed_one_by_one():
+    """Scaling one head changes nothing, where a norm over all heads would change every head."""
+    norm, z = build_output_norm("head-rms", WIDTH, 3).double(), rows(5)
+    scaled = z.clone()
+    scaled[:, :8] *= 3
+    torch.testing.assert_close(norm(scaled), norm(z), rtol=1e-7, atol=1e-7)  # but for epsilon
+    one = build_output_norm("rms", 8).double()
+    torch.testing.assert_close(norm(z)[:, 8:16], one(z[:, 8:16]), rtol=1e-12, atol=1e-12)
+    assert norm(torch.zeros(2, WIDTH).double()).eq(0).all()
+
+
+def test_a_layer_norm_subtracts_the_mean():
+    z = rows(5)
+    expected = (z - z.mean(-1, keepdim=True)) / (z.var(-1, keepdim=True, unbiased=False) + 1e-8).sqrt()
+    torch.testing.assert_close(build_output_norm("layer", WIDTH).double()(z), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_every_norm_of_the_table_can_be_named_in_a_configuration():
+    for name in OUTPUT_NORMS:
+        config = load_config(None, [f"model.output_norm={name}", "model.width=16", "model.slots=8", "model.heads=2"])
+        model = Transformer(config.model, 10, 10)
+        assert all(type(site.attention.norm) is type(build_output_norm(name, 16, 2)) for site in model.sites())
+
+
 @every_norm
 def test_reset_parameters_starts_over(name):
     torch.manual_seed(3)
@@ -218,7 +245,7 @@ def test_every_variant_names_a_norm():
     [
         ("gated-rsm", "unknown output norm 'gated-rsm'; did you mean 'gated-rms'?"),
         ("rms-smalll", "unknown output norm 'rms-smalll'; did you mean 'rms-small'?"),
-        ("layer", "unknown output norm 'layer'; known are none, rms, rms-small, gated-rms"),
+        ("batch", "unknown output norm 'batch'; known are none, rms, rms-small, gated-rms, head-rms, layer"),
     ],
 )
 def test_unknown_norm_names_the_nearest(name, message):

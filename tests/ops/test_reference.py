@@ -43,6 +43,9 @@ ROWS = {  # weights of one row of visible scores
     "cog": lambda x: x.sign() * x.abs().softmax(-1),
     "polynomial": lambda x: x**3 / math.sqrt(len(x)),
     "topk": lambda x: top_row(x, 8),
+    "identity": lambda x: x,
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "leaky-relu": lambda x: torch.maximum(x, x / 100),
 }
 
 

@@ -1,6 +1,7 @@
-"""Set-up shared by all tests: one thread a worker, fixed seeds, GPU tests skipped where there is none."""
+"""Set-up shared by all tests: one thread a worker, fixed seeds, a browser, GPU tests skipped where there is none."""
 
 import io
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -40,6 +41,50 @@ def rectiformer(monkeypatch, capfdbinary):
         return SimpleNamespace(code=code, out=out.decode(), err=err.decode())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def browser():
+    sync = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs Chromium: apt install chromium")
+    with sync.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open an address in a page whose requests and errors are kept; each test ends with neither."""
+    contexts, trouble = [], []
+
+    def open_page(url, offline=True, ready=True, **options):
+        contexts.append(browser.new_context(offline=offline, viewport={"width": 1400, "height": 1000}, **options))
+        page = contexts[-1].new_page()
+        page.on(
+            "console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        if offline:
+            page.on("request", lambda request: None if harmless(request) else trouble.append(request.url))
+        page.goto(url)
+        if ready:
+            page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert trouble == []
+
+
+def harmless(request):
+    """The page itself, opened from disk, and data inside it: no request to anywhere else."""
+    own = request.is_navigation_request() and request.url.startswith("file://")
+    return own or request.url.startswith(("data:", "blob:"))
 
 
 def pytest_collection_modifyitems(items):

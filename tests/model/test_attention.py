@@ -12,7 +12,7 @@ from rectiformer.errors import RectiformerError
 from rectiformer.model import attention as module_under_test
 
 RECTIFIED = [name for name, row in VARIANTS.items() if row.rectified]
-NORMED = [name for name, row in VARIANTS.items() if row.output_norm != "none"]
+NORMED = [name for name, row in VARIANTS.items() if row.rectified and row.output_norm != "none"]
 WEIGHED = [name for name, row in VARIANTS.items() if row.has_weights]
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 

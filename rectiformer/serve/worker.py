@@ -63,12 +63,13 @@ class Worker:
         self.translator, self.line = translator, line
         self._tell_warm, self._tell_done, self._tell_ended = warm, done, ended
         self._batch: Sequence[Entry] = ()
+        self._takes = True
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread runs, and takes batches: one that is about to end takes none any more."""
+        return self._takes and self._thread.is_alive()
 
     def start(self) -> None:
         """Begin to take batches."""
@@ -91,6 +92,7 @@ class Worker:
                 self._tell_done(Ran(outcomes, tokens, time.perf_counter() - since))
         finally:
             hook.remove()
+            self._takes = False  # before it is told: who is admitted until then hears of the end, later ones are refused
             self._tell_ended()
 
     def _work(self, batch: Sequence[Entry]) -> list[Outcome]:

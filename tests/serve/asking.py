@@ -16,7 +16,7 @@ LONG = "Der alte Hund sieht die kleine Katze und die Katze sieht den alten Hund 
 
 def soon(seconds=1.0):
     """So many seconds of a free machine: more, where others want its cores as well."""
-    return seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Server:

@@ -1,11 +1,12 @@
 """What OpenAPI says of the server is what it does: generated requests, good and bad, find no failure of the server."""
 
 import threading
-import time
 
+import httpx
 import hypothesis
 import pytest
 import uvicorn
+from serve.asking import wait_until
 
 from rectiformer.serve.app import Served, build_app
 from rectiformer.serve.limits import Limits
@@ -38,8 +39,7 @@ def schema(translator):
     server = uvicorn.Server(uvicorn.Config(build_app(Served(translator, "tiny", limits)), log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server.started and httpx.get(f"{address(bound)}readyz").status_code == 200)
     yield schemathesis.openapi.from_url(f"{address(bound)}openapi.json")
     server.should_exit = True
     thread.join()

@@ -125,7 +125,7 @@ async def read_json(request: Request) -> Any:
 
 def listen(port: int) -> socket.socket:
     """A socket that listens on the loopback interface; port 0 takes a free one."""
-    listening = socket.socket(socket.AF_INET)
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio's answers wait
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOST, port))

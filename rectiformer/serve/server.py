@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ KEEP_ALIVE = 30
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that has the port but does not listen yet; port 0 takes a free one."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once only if TCP is named
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
@@ -84,4 +86,6 @@ def serve(served: Served, bound: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=1,
     )
+    gc.collect()
+    gc.freeze()  # PyTorch's objects stay: to look through them for garbage again and again was half of a request's cost
     asyncio.run(DrainingServer(config, app.state.service).serve(sockets=[bound]))

@@ -68,12 +68,16 @@ class Server:
     def send(self, body, length=None):
         """A connection on which a request to translate was sent, whole or with `length` announced."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        self.write(connection, body, length)
+        return connection
+
+    def write(self, connection, body, length=None):
+        """Send a request to translate on a connection that is there."""
         connection.sendall(
             b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             + f"Content-Length: {len(body) if length is None else length}\r\n\r\n".encode()
             + body
         )
-        return connection
 
     def gauges(self, *names):
         """Figures of /metrics, of one moment."""

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import socket
+import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -225,6 +226,20 @@ def test_health_is_answered_while_the_model_works(server):
     with server.send(json.dumps(MANY).encode()):
         slow = max(server.ask("GET", "/livez").seconds for _ in range(10))
     assert slow < 0.5
+
+
+def test_answers_leave_at_once(server):
+    """On a connection that is kept, the parts of an answer do not wait for acknowledgements, which take 40 ms."""
+    body = json.dumps({"sentences": [""]}).encode()
+    with server.send(body) as connection:
+        read_response(connection)
+        seconds = []
+        for _ in range(20):
+            since = time.monotonic()
+            server.write(connection, body)
+            read_response(connection)
+            seconds.append(time.monotonic() - since)
+    assert statistics.median(seconds) < 0.03
 
 
 def test_many_slow_clients_do_not_keep_others_out(server):

@@ -92,7 +92,7 @@ class Worker:
                 self._tell_done(Ran(outcomes, tokens, time.perf_counter() - since))
         finally:
             hook.remove()
-            self._takes = False  # before it is told: who is admitted until then hears of the end, later ones are refused
+            self._takes = False  # before it is told, so that whoever is admitted until then hears of the end
             self._tell_ended()
 
     def _work(self, batch: Sequence[Entry]) -> list[Outcome]:

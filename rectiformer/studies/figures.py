@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,17 +34,22 @@ def look(number: int) -> dict[str, Any]:
 def draw_panels(
     path: Path, titles: Sequence[str], lines: Sequence[Mapping[str, Line]], across: str, up: str = "", log: bool = False
 ) -> list[Path]:
-    """A row of panels with the same models in the same looks; nothing where no panel has a point."""
+    """A row of panels with the same models in the same looks; nothing where no panel has a point.
+
+    Args:
+        up: what all panels show, which then have one scale; none where each has a measure of its own.
+    """
     names = list(dict.fromkeys(name for panel in lines for name, line in panel.items() if line))
     if not names:
         return []
     columns = 2 * len(lines)
     with style():
-        figure, axes = panels(1, len(lines), height=1.9 + LEGEND_LINE * math.ceil(len(names) / columns), share="none")
+        height = 1.9 + LEGEND_LINE * math.ceil(len(names) / columns)
+        figure, axes = panels(1, len(lines), height=height, share="row" if up else "none")
         for axis, title, panel in zip(axes[0], titles, lines, strict=True):
             axis.set(title=title, xlabel=across)
             draw_axis(axis, {name: panel[name] for name in names if panel.get(name)}, names, log)
-        axes[0, 0].set_ylabel(up)
+        axes[0, 0].set_ylabel(textwrap.fill(up, 24))
         add_legend(figure, names, columns)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", metadata=NO_DATES["svg"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+HEARD = "heard from another rank"
+"""The note on an error that another rank has met."""
+
 
 class RectiformerError(Exception):
     """Base of all errors raised on purpose; the command line prints it as one line and exits with `exit_code`."""
@@ -46,6 +49,11 @@ class NoSpaceError(RectiformerError):
     """The disk cannot hold what has to be written."""
 
     exit_code = 6
+
+
+def was_heard(error: BaseException) -> bool:
+    """Whether another rank has met `error`, and tells of it."""
+    return HEARD in getattr(error, "__notes__", ())
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], section: str = "") -> str:

@@ -66,13 +66,21 @@ class Job:
     def key(self, translator: Translator, file: str) -> str:
         """The same for the same content of the file, weights and options."""
         import rectiformer
-        from rectiformer.text.lines import open_text_in
 
-        with open_text_in(file) as content:
-            text = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+        text = hash_lines(file, self.bad_utf8)
         kept = {**asdict(self), "file": text, "longest": translator.longest, "device": translator.device.type}
         kept |= {"rectiformer": rectiformer.__version__, "weights": translator.fingerprint()}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def hash_lines(file: str, bad_utf8: str) -> str:
+    """The same for the same lines, whether they are of a file or of a dataset."""
+    from rectiformer.text.lines import read_lines
+
+    found = hashlib.sha256()
+    for line in read_lines(file, bad_utf8):
+        found.update(json.dumps(line).encode() + b"\n")
+    return found.hexdigest()
 
 
 def format_candidates(translation: Translation, nbest: int) -> str:
@@ -167,7 +175,7 @@ def run_together(job: Job, translator: Translator, team: Team, out: Path | None,
         raise ArgumentError("--shard-source has several processes share each source, but this is one; use torchrun")
     require_same_weights(team, translator)
     lines = stream_lines(team, read_lines(job.file, job.bad_utf8), 1 if job.at_once else 1000)
-    with sharded_source(translator.model):
+    with sharded_source(translator.model), team.watching():
         texts = chain.from_iterable(chunk() for chunk in job.chunks(translator, lines))
         if team.leads:
             write_all(texts, out, inputs)

@@ -79,7 +79,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} holds no {name}; it has {', '.join(self.manifest['files'])}")
         data = read_regular(self.path / name, entry["size"])
         if (found := describe(data)) != entry:
-            raise damaged(self.path / name, f"it is {found}, its manifest says {entry}")
+            size, digest = entry["size"], entry["sha256"][:12]
+            why = f"it has {len(data):,} bytes of hash {found['sha256'][:12]}, its manifest says {size:,} of {digest}"
+            raise damaged(self.path / name, why)
         return data
 
 
@@ -231,7 +233,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def open_listed(path: Path) -> Checkpoint:
     """The same with no file checked but its manifest; the others are when they are read."""
     if path.is_symlink() or not path.is_dir():
-        raise CheckpointError(f"{path} is no checkpoint: {'a link' if path.is_symlink() else 'not a folder'}")
+        why = "a link" if path.is_symlink() else "not a folder"
+        raise CheckpointError(f"{path} is no checkpoint: {why}; ask for best, latest, a step that was saved, or a path")
     manifest = read_manifest(path)
     match = STEP_NAME.fullmatch(path.name)
     if match and int(match[1]) != manifest["step"]:

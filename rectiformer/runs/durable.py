@@ -108,9 +108,12 @@ def write_failure(path: Path, error: OSError) -> RectiformerError:
         free = shutil.disk_usage(existing_parent(path)).free
         return NoSpaceError(
             f"no space left while writing {path} ({error.strerror}; {free} bytes are free); "
-            "what was saved before is kept; make room and resume"
+            "what was saved before is kept; make room, then run it again (a training with --resume)"
         )
-    return CheckpointError(f"cannot write {path}: {error.strerror or error}; what was saved before is kept")
+    return CheckpointError(
+        f"cannot write {path}: {error.strerror or error}; what was saved before is kept; "
+        "make it writable, or name another place"
+    )
 
 
 @contextmanager
@@ -129,7 +132,7 @@ def require_space(path: Path, *sizes: int) -> None:
     if free < needed:
         raise NoSpaceError(
             f"no space for {path}: {needed} bytes are needed, {free} are free; "
-            "what was saved before is kept; make room and resume"
+            "what was saved before is kept; make room, then run it again (a training with --resume)"
         )
 
 

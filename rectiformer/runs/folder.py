@@ -111,6 +111,8 @@ def open_run(folder: Path) -> Run:
     """An existing run folder, its vocabularies and configuration checked against the hashes of its creation."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}; `rectiformer train` makes one")
+    if (folder / "export.json").is_file():
+        raise CheckpointError(f"{folder} is exported, and this needs the run folder it was made from; name that one")
     for name in ("run.json", "config.toml", "source.model", "target.model"):
         if (folder / name).is_symlink() or not (folder / name).is_file():
             raise CheckpointError(

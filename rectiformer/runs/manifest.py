@@ -13,7 +13,7 @@ from rectiformer.runs.durable import damaged, parse_object, read_regular
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-MANIFEST_LIMIT = 2**20  # bytes; one of ours has about a thousand
+MANIFEST_LIMIT = 2**24  # bytes; one of ours has about a thousand, and 500 more for each rank that saved a part
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a file in the folder itself, never a way out of it
 
 

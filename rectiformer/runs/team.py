@@ -9,22 +9,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rectiformer.errors import ArgumentError, RectiformerError
+from rectiformer.errors import HEARD, ArgumentError, RectiformerError
 
 T = TypeVar("T")
 WAIT = timedelta(days=1)
-HEARD = "heard from another rank"
+MEETING = timedelta(minutes=5)
+MEETING_POLL = 0.01  # seconds
 
 
 class LostRankError(RectiformerError):
@@ -51,11 +54,10 @@ class Team:
         if self.size == 1:
             return [work()]
         failure: Exception | None = None
-        message: dict[str, Any] = {}
         try:
-            message["value"] = work()
+            message = json.dumps({"value": work()})
         except Exception as error:  # whatever it is, the others must hear of it
-            failure, message = error, {"kind": type(error).__name__, "text": str(error)}
+            failure, message = error, json.dumps({"kind": type(error).__name__, "text": str(error)})
         messages = self._exchange(message)
         if failure is not None:
             raise failure
@@ -82,6 +84,13 @@ class Team:
         with self.watching():
             dist.all_reduce(tensor)
 
+    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+        """Have every rank's `tensors` be those of rank 0, by the group that carries gradients."""
+        if self.size > 1:
+            with self.watching():
+                for tensor in tensors:
+                    dist.broadcast(tensor, 0)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """What collectives raise in here where a rank is gone, as LostRankError."""
@@ -93,8 +102,8 @@ class Team:
                 raise
             why = re.sub(r"\[[^]]*\.cc:[0-9]+\] *", "", " ".join(str(error).split()))[:100]
             raise LostRankError(
-                f"rank {self.rank}: another rank is gone ({why}); what was saved is kept; start again with --resume, "
-                "or have torchrun do it by --max-restarts"
+                f"rank {self.rank}: another rank is gone ({why}); what was saved is kept; run the same command "
+                "again, a training with --resume, or have torchrun do it by --max-restarts"
             ) from error
 
     def twin(self) -> Team:
@@ -103,8 +112,8 @@ class Team:
             return self
         return Team(self.rank, self.size, dist.new_group(backend="gloo", timeout=WAIT))
 
-    def _exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+    def _exchange(self, message: str) -> list[dict[str, Any]]:
+        text = torch.frombuffer(bytearray(message.encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.size, dtype=torch.long)
         with self.watching():
             dist.all_gather(list(sizes.split(1)), torch.tensor([len(text)]), group=self.group)
@@ -112,7 +121,7 @@ class Team:
             row[: len(text)] = text
             rows = [torch.empty_like(row) for _ in range(self.size)]
             dist.all_gather(rows, row, group=self.group)
-        return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+        return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
 ALONE = Team()
@@ -134,7 +143,7 @@ def join_team(device: Callable[[int], torch.device]) -> Iterator[tuple[Team, tor
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     with Team(rank, size).watching():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store_of_start(), rank=rank, world_size=size)
+        dist.init_process_group(backend, store=store_of_start(rank, size), rank=rank, world_size=size)
         team = Team(rank, size).twin()
     own = torch.device(team.gather(lambda: str(device(local)))[team.rank])
     if own.type == "cuda":
@@ -147,16 +156,40 @@ def torchrun_store() -> dist.Store | None:
     """What torchrun keeps for its ranks, over restarts too; None without torchrun."""
     if not dist.is_torchelastic_launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, MEETING)
 
 
-def store_of_start() -> dist.Store | None:
+def store_of_start(rank: int, size: int) -> dist.Store | None:
     """Where ranks find each other: apart from where those before a restart did, whose addresses are still there.
 
-    See pytorch issue 135712. The number of restarts is that of one host, so over several hosts torch has its own way.
+    See pytorch issue 135712.
     """
-    store = torchrun_store() if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"] else None
-    return store and dist.PrefixStore(f"rectiformer start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    store = torchrun_store()
+    return store and dist.PrefixStore(f"rectiformer start {name_start(store, rank, size)}", store)
+
+
+def name_start(store: dist.Store, rank: int, size: int) -> str:
+    """A name for this start, the same on all ranks, which no start before it had.
+
+    Hosts do not count restarts alike, so rank 0 draws the name. The others ask with a word of their own, which none
+    before a restart had, and rank 0 answers whatever it finds asked, new or old, until all have heard.
+    """
+    own = uuid4().hex
+    if rank:
+        store.set(f"rectiformer asks {rank}", own)
+        name = store.get(f"rectiformer answers {own}").decode()
+        store.set(f"rectiformer heard {name} {rank}", "yes")
+        return name
+    missing, end = list(range(1, size)), time.monotonic() + MEETING.total_seconds()
+    while missing:
+        for asks in (f"rectiformer asks {other}" for other in missing):
+            if store.check([asks]):
+                store.set(f"rectiformer answers {store.get(asks).decode()}", own)
+        missing = [other for other in missing if not store.check([f"rectiformer heard {own} {other}"])]
+        if missing and time.monotonic() > end:
+            raise dist.DistStoreError(f"rank {missing[0]} has not come within {MEETING}")
+        time.sleep(MEETING_POLL)
+    return own
 
 
 class Restarts:
@@ -183,7 +216,7 @@ def device_of_rank(device: torch.device, local: int) -> torch.device:
     if local >= torch.cuda.device_count():
         raise ArgumentError(
             f"process {local} of this host has no GPU of its own, as there are {torch.cuda.device_count()}; start as "
-            "many by torchrun --nproc-per-node, or set training.device = cpu"
+            "many by torchrun --nproc-per-node, or choose the device cpu"
         )
     return torch.device("cuda", local)
 
@@ -195,11 +228,6 @@ def heard(rank: int, kind: str, text: str) -> Exception:
     error = known[kind](text) if kind in known else RectiformerError(f"rank {rank} failed: {kind}: {text}")
     error.add_note(HEARD)
     return error
-
-
-def was_heard(error: BaseException) -> bool:
-    """Whether another rank has raised `error`, and tells of it."""
-    return HEARD in getattr(error, "__notes__", ())
 
 
 def speaks() -> bool:

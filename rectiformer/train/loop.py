@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rectiformer.errors import DivergedError, RectiformerError
+from rectiformer.errors import DataError, DivergedError, RectiformerError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
 from rectiformer.runs.durable import damaged, replace_file, writing
-from rectiformer.runs.folder import Run, require_own
+from rectiformer.runs.folder import Run, require_own, weights_of
 from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.plans import plan_batches
 from rectiformer.text.prepared import Prepared
@@ -52,6 +52,7 @@ class Trainer:
         self.device, self.reporter, self.stop, self.team = device, reporter, stop, team
         torch.manual_seed(self.config.training.seed)
         self.model = run.build_model().to(device).train()
+        team.copy_first(weights_of(self.model).values())  # processors of another kind draw others from the same seed
         self.plan = plan_batches(self.config, prepared, symbols_of(prepared), self._leave_if_asked_here, team.size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.updater = build_updater(run, self.model, device, team)
@@ -122,6 +123,10 @@ class Trainer:
                 self._leave_if_asked()
                 self._step()
         except StreamEndedError as end:
+            if not self.state.step:
+                raise DataError(
+                    f"{end}; too little for one update, so nothing was trained; feed it more lines"
+                ) from end
             self.reporter.note(str(end))
         if not self.state.finished:
             self._finish()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from rectiformer.config import Config
-from rectiformer.errors import ConfigError
+from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed
 from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, open_run, refuse_existing, resume_run
@@ -86,11 +86,22 @@ def open_together(
 
     def find() -> None:
         if not opened:
-            opened.append((open_run(folder), Prepared.open(data or folder / "data")))
+            opened.append(open_made(folder, data or folder / "data"))
 
     team.lead(make)
     team.gather(find)
     return opened[0]
+
+
+def open_made(folder: Path, data: Path) -> tuple[Run, Prepared]:
+    """A run that rank 0 has made or resumed, and its data, which on another host may be other than there."""
+    run, prepared = open_run(folder), Prepared.open(data)
+    if prepared.hash != run.data_hash:
+        raise CheckpointError(
+            f"cannot train {folder}: {data} has hash {prepared.hash[:12]} here, but {run.data_hash[:12]} for rank 0; "
+            "give all ranks the same data"
+        )
+    return run, prepared
 
 
 def restore_newest(trainer: Trainer, resume: bool) -> None:

@@ -18,8 +18,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
-from rectiformer.errors import RectiformerError
-from rectiformer.runs.team import was_heard
+from rectiformer.errors import RectiformerError, was_heard
 from rectiformer.toml import load_config
 from rectiformer.train import sharded  # noqa: F401  with FSDP2
 from rectiformer.train.reporting import Silent

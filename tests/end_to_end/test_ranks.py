@@ -14,8 +14,13 @@ import torch
 from end_to_end.ranks import Ranks
 from end_to_end.tiny import outcome, overrides, refuse, steps_on_disk
 
+from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import newest_checkpoints
+from rectiformer.runs.folder import create_run
 from rectiformer.runs.metrics import read_metrics
+from rectiformer.text.prepared import Prepared
+from rectiformer.toml import load_config
+from rectiformer.train.start import open_made
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
@@ -161,6 +166,7 @@ def test_a_killed_rank_ends_all_and_a_restart_ends_alike(ranks, many, data, tmp_
     assert time.monotonic() - start < SECONDS
     assert (ended.exits[killed], ended.exits[1 - killed]) == (-signal.SIGKILL, 7)
     assert f"rank {1 - killed}: another rank is gone" in ended.errors[1 - killed]
+    assert "run the same command again, a training with --resume" in ended.errors[1 - killed]
     assert "\n" not in ended.errors[1 - killed]
     ended = ranks.train(folder, 2, **options)
     assert (ended.exits, ended.errors) == ([0, 0], {})
@@ -224,6 +230,16 @@ def test_what_one_rank_meets_ends_all_alike(ranks, data, tmp_path, options, code
     assert ended.errors.keys() == said.keys()
     assert all(text in ended.errors[rank] and "\n" not in ended.errors[rank] for rank, text in said.items())
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_rank_that_finds_other_data_than_rank_0_is_refused(data, tmp_path):
+    own = Prepared.open(data)
+    config = load_config(None, overrides())
+    create_run(tmp_path / "same", config, own.source, own.target, own.hash)
+    create_run(tmp_path / "other", config, own.source, own.target, "e" * 64)
+    assert open_made(tmp_path / "same", data)[1].hash == own.hash
+    with pytest.raises(CheckpointError, match=f"has hash {own.hash[:12]} here, but {'e' * 12} for rank 0"):
+        open_made(tmp_path / "other", data)
 
 
 LONG = {"training_steps": 150, "checkpoint_every": 10, "validation_every": 70, "training_ema": 0.9}

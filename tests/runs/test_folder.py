@@ -92,6 +92,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         open_run(tmp_path / "nowhere")
 
 
+def test_an_exported_folder_is_told_from_a_damaged_run(tmp_path):
+    (tmp_path / "export.json").touch()
+    with pytest.raises(CheckpointError, match="is exported, and this needs the run folder it was made from"):
+        open_run(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["source.model", "target.model"])
 def test_a_changed_vocabulary_is_refused(run, name):
     data = bytearray((run.path / name).read_bytes())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import open_checkpoint, save_checkpoint
+from rectiformer.runs.manifest import FORMAT, MANIFEST, read_manifest, seal
 from rectiformer.runs.parts import files_of, join_parts, part_name
 
 
@@ -58,3 +59,11 @@ def test_rows_of_one_rank_are_the_whole(tmp_path):
     assert set(saved.manifest["files"]) == {"averaged.safetensors", "model.0-of-1.safetensors", "state.json"}
     assert (found.holds("model"), found.holds("averaged"), found.holds("ema")) == (True, True, False)
     assert torch.equal(found.tensors("model")["w"], weights["w"])
+
+
+def test_a_manifest_of_four_thousand_ranks_is_read(tmp_path):
+    names = [part_name(name, rank, 4_000) for name in ("model", "optimizer", "ema") for rank in range(4_000)]
+    files = {name: {"sha256": "0" * 64, "size": 10**9} for name in names}
+    manifest = {"format": FORMAT, "step": 1, "files": files, "identity": {}, "rectiformer": "", "torch": ""}
+    (tmp_path / MANIFEST).write_bytes(seal(manifest))
+    assert files_of("ema", read_manifest(tmp_path)["files"], tmp_path) == names[-4_000:]

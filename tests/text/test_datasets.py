@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rectiformer.cli.jobs import hash_lines
 from rectiformer.config import Config, DataConfig, VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.datasets import ROWS
@@ -42,6 +43,14 @@ def test_cells_are_lines(folder, name):
 def test_columns_of_a_csv_file_are_lines_too(tmp_path):
     (tmp_path / "rows.csv").write_text('de,en\n"Hund, alt",dog\nHaus,house\n')
     assert list(read_lines(f"hf:{tmp_path / 'rows.csv'}?column=de")) == ["Hund, alt", "Haus"]
+
+
+def test_ranks_that_translate_a_dataset_know_it_again(tmp_path):
+    (tmp_path / "rows.csv").write_text("de,en\nHund,dog\nHaus,house\n")
+    (tmp_path / "de").write_text("Hund\nHaus\n")
+    names = [str(tmp_path / "de"), *(f"hf:{tmp_path / 'rows.csv'}?column={column}" for column in ("de", "en"))]
+    plain, same, other = (hash_lines(name, "error") for name in names)
+    assert plain == same != other
 
 
 def test_a_split_can_be_named(folder):

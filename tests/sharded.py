@@ -1,11 +1,7 @@
 """What each rank of tests/ops/test_parallel.py does; started processes import it by its name."""
 
-import fcntl
-import warnings
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import product
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,8 +18,6 @@ SHAPES = {  # B, H, K, M, N, D, Dv
     "more keys": (2, 4, 4, 16, 40, 8, 6),
     "more queries": (2, 4, 4, 40, 16, 8, 6),
 }
-SECONDS = 60
-"""A rank that waits longer for the others fails."""
 
 
 @dataclass(frozen=True)
@@ -60,28 +54,13 @@ FEWER_CASES = CASES[::6]  # for groups of half the ranks: each variant once or t
 RANKS = 4
 
 
-def run_ranks(folder):
-    """What each rank found, by name; they run once, whoever of pytest-xdist's workers asks first."""
-    with (folder / "attention-ranks.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        results = folder / "attention-ranks"
-        if not results.exists():
-            results.mkdir()
-            torch.multiprocessing.spawn(work, (RANKS, str(results)), nprocs=RANKS)
-    return [torch.load(results / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
-
-
-def work(rank, size, folder):
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", meeting, timedelta(seconds=SECONDS), world_size=size, rank=rank)
+def find(rank, size):
+    """What this rank found, by name."""
     found = {str(case): attend(case) for case in CASES}
     found |= {"refusals": refusals(rank), "bytes": bytes_sent(), "gamma": gradient_of_gamma(), "round": round_trip()}
     found |= {"frozen": frozen_queries(), "checkpoint": attend(CASES[0], through_checkpoint)}
     found["halves"] = halves(rank, size)
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 def attend(case, function=context_parallel_attention, group=None):

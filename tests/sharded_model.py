@@ -1,13 +1,8 @@
 """What each rank of tests/model/test_sharded.py does; started processes import it by its name."""
 
-import fcntl
-import warnings
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from rectiformer.config import ModelConfig
@@ -17,8 +12,6 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
 
-SECONDS = 60
-"""A rank that waits longer for the others fails."""
 VOCABULARY = 30
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
 OPTIONS = SearchOptions(beam=3, extra_length=6)
@@ -82,30 +75,15 @@ def translate(model, case):
     return [(found[0].ids, found[0].score) for found in search(model, rows, OPTIONS, SPECIALS)]
 
 
-def run_ranks(size, folder):
-    """What each of `size` ranks found, by name; they run once, whoever of pytest-xdist's workers asks first."""
-    with (folder / f"model-{size}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        results = folder / f"model-ranks-{size}"
-        if not results.exists():
-            results.mkdir()
-            torch.multiprocessing.spawn(work, (size, str(results)), nprocs=size)
-    return [torch.load(results / f"{rank}.pt", weights_only=True) for rank in range(size)]
-
-
-def work(rank, size, folder):
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", meeting, timedelta(seconds=SECONDS), world_size=size, rank=rank)
+def find(rank, size):
+    """What this rank found, by name."""
     found = {str(case): use(case) for case in CASES}
     found["refused"] = {name: told(call) for name, (call, _) in REFUSED.items()}
     model = build(CASES[0])
     with sharded_source(model):
         pass
     found["restored"] = torch.equal(encode(model, CASES[0]), encode(build(CASES[0]), CASES[0]))
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 def use(case):

@@ -32,6 +32,7 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts.split(
 INSIDE_OPS = [
     "shapes simplex dropout visibility kernels",
     "activations",
+    "variant",
     "variants",
     "reference",
     "packing second launching ranks",

@@ -26,7 +26,8 @@ from rectiformer.integrations.folder import (
 )
 from rectiformer.integrations.marian_weights import translate_weights
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.variants import Variant, find_variant
+from rectiformer.ops.variant import Variant
+from rectiformer.ops.variants import find_variant
 from rectiformer.runs.durable import write_file
 from rectiformer.translate.translator import Translator
 

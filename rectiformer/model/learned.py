@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
-from rectiformer.ops.variants import Variant
+from rectiformer.ops.variant import Variant
 
 LEARN = ("head", "layer", "fixed")
 

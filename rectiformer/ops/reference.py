@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rectiformer.ops.activations import Rows, Value
 from rectiformer.ops.dropout import keep_cells
-from rectiformer.ops.variants import Variant
+from rectiformer.ops.variant import Variant
 from rectiformer.ops.visibility import Visibility
 
 

@@ -121,9 +121,7 @@ IWSLT14 = (
 )
 """configs/small.toml with softmax attention: fairseq's recipe, which the paper's baseline fits."""
 
-EUROPARL = (
-    "data.source=train.0.en.xz",
-    "data.target=train.0.de.xz",
+EUROPARL_MODEL = (
     "data.valid_source=valid.en.xz",
     "data.valid_target=valid.de.xz",
     "data.documents=marker",
@@ -135,6 +133,13 @@ EUROPARL = (
     "model.decoder_layers=4",
     "model.slots=2048",
     "model.order=pre",
+)
+"""What is the same for one shard of Europarl and for four: held-out text, vocabulary, model."""
+
+EUROPARL = (
+    "data.source=train.0.en.xz",
+    "data.target=train.0.de.xz",
+    *EUROPARL_MODEL,
     "model.dropout=0.3",
     "model.attention_dropout=0",
     "training.steps=2500",
@@ -154,17 +159,7 @@ EUROPARL = (
 EUROPARL_SENTENCES = (
     'data.source=["train.0.en.xz", "train.1.en.xz", "train.2.en.xz", "train.3.en.xz"]',
     'data.target=["train.0.de.xz", "train.1.de.xz", "train.2.de.xz", "train.3.de.xz"]',
-    "data.valid_source=valid.en.xz",
-    "data.valid_target=valid.de.xz",
-    "data.documents=marker",
-    "vocabulary.size=16000",
-    "vocabulary.sentences=50000",
-    "model.width=512",
-    "model.heads=8",
-    "model.encoder_layers=4",
-    "model.decoder_layers=4",
-    "model.slots=2048",
-    "model.order=pre",
+    *EUROPARL_MODEL,
     "training.steps=3000",
     "training.tokens=12000",
     "training.optimizer=adamw",

@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 import torch
 from closeness import assert_no_worse
-from sharded_model import CASES, REFUSED, Case, build, encode, losses, run_ranks, translate
+from gloo import run_ranks
+from sharded_model import CASES, REFUSED, Case, build, encode, find, losses, translate
 
 from rectiformer.errors import ArgumentError
 from rectiformer.model.sharded import sharded_source
@@ -15,7 +16,8 @@ from rectiformer.model.sharded import sharded_source
 def found(tmp_path_factory, request):
     """What each rank found; processes are started once for all tests."""
     folder = tmp_path_factory.getbasetemp()
-    return run_ranks(request.param, folder.parent if hasattr(request.config, "workerinput") else folder)
+    folder = folder.parent if hasattr(request.config, "workerinput") else folder
+    return run_ranks(find, request.param, folder / f"model-ranks-{request.param}")
 
 
 def whole(shards, length):

@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 import torch
 from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
-from sharded import CASES, FEWER_CASES, RECTIFIED, SETTINGS, SHAPES, run_ranks
+from gloo import run_ranks
+from sharded import CASES, FEWER_CASES, RANKS, RECTIFIED, SETTINGS, SHAPES, find
 
 from rectiformer import attention, context_parallel_attention, shard_sequence
 from rectiformer.errors import ArgumentError
@@ -19,7 +20,8 @@ from rectiformer.ops.visibility import UNBOUNDED, Visibility
 def found(request, tmp_path_factory):
     """What each of four ranks found; processes are started once for all tests."""
     folder = tmp_path_factory.getbasetemp()
-    return run_ranks(folder.parent if hasattr(request.config, "workerinput") else folder)
+    folder = folder.parent if hasattr(request.config, "workerinput") else folder
+    return run_ranks(find, RANKS, folder / "attention-ranks")
 
 
 @cache

@@ -3,12 +3,7 @@
 from statistics import fmean
 
 import pytest
-import torch
-
-from rectiformer.runs.metrics import read_metrics
-from rectiformer.text.prepared import prepare
-from rectiformer.toml import load_config
-from rectiformer.train.start import train
+from train.briefly import trainings
 
 MEMORIES, SEEDS = ("relu", "softmax", "softmax-ln"), (1, 2, 3)
 SETTINGS = (
@@ -39,19 +34,11 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def bleu(tmp_path_factory):
     """Validation BLEU of each memory, mean over seeds."""
-    folder = tmp_path_factory.mktemp("memories")
-    prepare(load_config(None, SETTINGS), folder / "data")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small gain nothing from more
-
-    def score(memory, seed):
-        run = folder / f"{memory}-{seed}"
-        config = load_config(None, (*SETTINGS, f"model.memory={memory}", f"training.seed={seed}"))
-        train(config, run, data=folder / "data")
-        return next(record["valid_bleu"] for record in read_metrics(run / "metrics.jsonl") if "valid_bleu" in record)
-
-    yield {memory: fmean(score(memory, seed) for seed in SEEDS) for memory in MEMORIES}
-    torch.set_num_threads(threads)
+    with trainings(tmp_path_factory.mktemp("memories"), SETTINGS) as score:
+        return {
+            memory: fmean(score(f"model.memory={memory}", f"training.seed={seed}") for seed in SEEDS)
+            for memory in MEMORIES
+        }
 
 
 def test_a_softmax_memory_is_below_relu_and_a_layer_norm_helps_it(bleu):

@@ -1,12 +1,7 @@
 """ReLUFormer learns as well as softmax does: a minute of real training on the built-in grammar."""
 
 import pytest
-import torch
-
-from rectiformer.runs.metrics import read_metrics
-from rectiformer.text.prepared import prepare
-from rectiformer.toml import load_config
-from rectiformer.train.start import train
+from train.briefly import trainings
 
 SETTINGS = (
     "data.sentences=12000",
@@ -33,22 +28,8 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def bleu(tmp_path_factory):
     """Validation BLEU of a variant after training."""
-    folder = tmp_path_factory.mktemp("reluformer")
-    prepare(load_config(None, SETTINGS), folder / "data")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small gain nothing from more
-
-    def score(variant):
-        config = load_config(None, (*SETTINGS, f"model.variant={variant}"))
-        train(config, folder / variant, data=folder / "data")
-        return [
-            record["valid_bleu"]
-            for record in read_metrics(folder / variant / "metrics.jsonl")
-            if "valid_bleu" in record
-        ][-1]
-
-    yield {variant: score(variant) for variant in ("softmax", "reluformer")}
-    torch.set_num_threads(threads)
+    with trainings(tmp_path_factory.mktemp("reluformer"), SETTINGS) as score:
+        return {variant: score(f"model.variant={variant}") for variant in ("softmax", "reluformer")}
 
 
 def test_reluformer_is_within_3_bleu_of_softmax(bleu):

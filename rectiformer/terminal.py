@@ -63,6 +63,8 @@ def write_all(texts: Iterable[str], path: Path | None = None, inputs: Iterable[s
     for name in inputs:
         if path is not None and path.exists() and os.path.exists(name) and path.samefile(name):
             raise ArgumentError(f"--out {path} is also read; it is untouched; name another file")
+    if path is None and sys.stdout is None:
+        raise ArgumentError("cannot use standard output: it is closed; write to a file or a pipe")
     with nullcontext(sys.stdout.buffer) if path is None else path.open("wb") as file:
         for text in texts:
             write_line(file, text)
@@ -213,7 +215,7 @@ def short_number(value: float) -> str:
 
 def training_summary(state: State, metric: str, folder: Path) -> str:
     """One line: what was best, where the run is, how to translate with it."""
-    found = "no validation data, so the latest weights are kept as best"
+    found = "nothing was validated, so the latest weights are taken as best"
     if state.best is not None:
         found = f"best {METRIC_NAMES[metric]} {abs(state.best):.3f} at step {state.best_step:,}"
     return (

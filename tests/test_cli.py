@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rectiformer import VARIANTS, __version__
 from rectiformer.cli import main
+from rectiformer.cli.options import app
 from rectiformer.terminal import Terminal
 
 TINY = """
@@ -95,7 +96,10 @@ def test_one_variant_in_full(rectiformer, name):
         assert part in found.out
 
 
-COMMANDS = ["demo", "train", "translate", "score", "evaluate", "align", "analyze", "explore", "variants", "config"]
+COMMANDS = [
+    "demo", "train", "translate", "score", "evaluate", "align", "analyze", "explore", "serve", "export", "study",
+    "variants", "config",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -108,6 +112,15 @@ def test_help_of_every_command_explains_every_option(rectiformer, command):
     options = [line for line in lines(found.out) if line.startswith("│") and "--" in line[:8]]
     assert options
     assert all(len(line.strip("│ *").split("  ")[-1].strip()) > 5 for line in options)
+
+
+def test_help_shows_examples_on_lines_of_their_own_and_all_words(rectiformer):
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__
+        examples = [line.strip() for line in lines(command.callback.__doc__) if line.startswith(" " * 8)]
+        if examples:
+            assert set(examples) <= {line.strip() for line in lines(rectiformer(name, "--help").out)}, name
+    assert "at a line <d> (marker)" in rectiformer("translate", "--help").out
 
 
 def test_help_names_every_command(rectiformer):
@@ -186,6 +199,17 @@ def test_errors_say_what_where_and_what_to_do(world, rectiformer, monkeypatch, a
     assert sizes(world.folder) == before
 
 
+@pytest.mark.parametrize(
+    ("stream", "code", "words"),
+    [("stdin", 3, "cannot read stdin: it is closed"), ("stdout", 2, "cannot use standard output: it is closed")],
+)
+def test_a_closed_stream_is_named(world, monkeypatch, capfd, stream, code, words):
+    """As `<&-` and `>&-` of a shell leave them."""
+    monkeypatch.setattr(sys, stream, None)
+    assert run_main("translate", world.run, "-" if stream == "stdin" else world.folder / "test.de") == code
+    assert capfd.readouterr().err.startswith(f"rectiformer: {words}")
+
+
 def sizes(folder):
     """Of all files but locks, which may stay behind."""
     return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
@@ -223,7 +247,9 @@ def test_prepared_data_is_described_and_trained_on(world, rectiformer, tmp_path)
     manifest = json.loads((tmp_path / "ids" / "manifest.json").read_text(encoding="utf-8"))
     assert last == f"vocabulary 300; data hash {manifest['hash'][:12]}; written to {tmp_path / 'ids'}"
     arguments = ["train", config, "--data", tmp_path / "ids", "--out", tmp_path / "run", "--set", "training.steps=1"]
-    assert rectiformer(*arguments).code == 0
+    trained = rectiformer(*arguments)
+    assert trained.code == 0
+    assert lines(trained.out)[-1].startswith("trained 1 steps; nothing was validated, so the latest weights are taken")
     assert not (tmp_path / "run" / "data").exists()
 
 

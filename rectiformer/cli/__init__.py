@@ -20,7 +20,7 @@ from rectiformer.cli import (  # noqa: F401 (they register)
     translating,
 )
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
-from rectiformer.errors import NoSpaceError, RectiformerError
+from rectiformer.errors import NoSpaceError, RectiformerError, was_heard
 
 
 def _print_version(asked: bool) -> None:
@@ -75,8 +75,11 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as it is where a process was started without one
+                sys.stdout.flush()
     except RectiformerError as error:
+        if was_heard(error):  # the rank that met it says it
+            sys.exit(error.exit_code)
         fail(str(error), error.exit_code)
     except BrokenPipeError:
         silence()
@@ -99,4 +102,5 @@ def fail(text: str, exit_code: int) -> None:
 
 def silence() -> None:
     """Let what is still buffered for standard output go nowhere, so that Python does not complain as it leaves."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

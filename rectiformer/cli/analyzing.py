@@ -99,6 +99,7 @@ def explore(
     """Type a sentence and see every head, live, in the browser.
 
     Force a target, switch heads off, compare two runs. The page is served to this machine only, until Ctrl-C.
+    It needs `pip install "rectiformer[serve]"`.
 
         rectiformer explore runs/rela runs/softmax
     """

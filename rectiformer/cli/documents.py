@@ -22,7 +22,7 @@ DOCUMENTS = "Documents"
 Documents = Annotated[
     str,
     option(
-        "Where one starts: after a blank line, at a line <d> (marker), or none.",
+        "Where one starts: after a blank line, at a line `<d>` (marker), or none.",
         "--documents",
         panel=DOCUMENTS,
         one_of=("none", "blank", "marker"),

@@ -73,6 +73,9 @@ def serve(
         place = parse_place(alignments) if alignments else None
         served = Served(translator, run.resolve().name, limits, token, place)
         terminal = Terminal()
-        terminal.note(f"serving {served.name} at {address(bound)} (Ctrl-C ends it)")
-        terminal.note("limits: " + ", ".join(f"{name} {value:g}" for name, value in asdict(limits).items()))
-        serve_until_stopped(served, bound)
+
+        def announce() -> None:
+            terminal.note(f"serving {served.name} at {address(bound)} (Ctrl-C ends it)")
+            terminal.note("limits: " + ", ".join(f"{name} {value:g}" for name, value in asdict(limits).items()))
+
+        serve_until_stopped(served, bound, announce)

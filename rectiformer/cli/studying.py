@@ -37,7 +37,8 @@ def study_command(
 ) -> None:
     """Check a claim of the papers: train what it takes, measure, compare.
 
-    A study that was stopped or killed goes on with the same command; what is finished is never trained again.
+    A study that was stopped or killed goes on with the same command; what is finished is never trained again. Its
+    tables are shown at the end; `report` writes a page and figures of all studies in a folder.
 
         rectiformer study list
         rectiformer study memory-swap --scale smoke --out studies

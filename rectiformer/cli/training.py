@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rectiformer.cli.options import ConfigFile, Overrides, app, data, option
-from rectiformer.errors import ArgumentError, RectiformerError
+from rectiformer.errors import ArgumentError
 
 
 @data.command()
@@ -88,18 +88,13 @@ def train(
     """
     from rectiformer import toml
     from rectiformer.runs.folder import open_run
-    from rectiformer.runs.team import speaks, was_heard
+    from rectiformer.runs.team import speaks
     from rectiformer.terminal import Terminal, training_summary
     from rectiformer.train import start
 
     file = open_run(out).path / "config.toml" if resume and config is None else config
     settings = toml.load_config(file, overrides or [])
-    try:
-        with Terminal() as terminal:
-            state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
-    except RectiformerError as error:
-        if was_heard(error):  # the rank that met it has said it
-            raise typer.Exit(error.exit_code) from None
-        raise
+    with Terminal() as terminal:
+        state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
     if speaks():
         terminal.note(training_summary(state, settings.validation.metric, out))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from rectiformer.cli.documents import (
     Documents,
@@ -18,6 +19,7 @@ from rectiformer.cli.inputs import (
     LinkFormat,
     join_ranks,
     number,
+    only_first_speaks,
     open_translator,
     parse_place,
     read_aligned,
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
     from rectiformer.measure.alignment import Link, Links
     from rectiformer.translate.directions import Direction
 
+RunOrExport = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder written by `rectiformer train`, or `export --to onnx`.")
+]
 Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
 How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]
 Intervals = Annotated[bool, option("Say 95 % intervals of precision and recall too.", "--intervals")]
@@ -58,7 +63,7 @@ Intervals = Annotated[bool, option("Say 95 % intervals of precision and recall t
 
 @app.command()
 def translate(
-    run: RunFolder,
+    run: RunOrExport,
     file: Source = "-",
     out: OutFile = None,
     as_json: AsJson = False,
@@ -102,6 +107,7 @@ def translate(
 
         torchrun --nproc-per-node 8 -m rectiformer translate runs/tiny input.de --out output.en
     """
+    from rectiformer.text.lines import standard_input
     from rectiformer.translate.options import SearchOptions
 
     options = SearchOptions(
@@ -116,11 +122,12 @@ def translate(
     else:
         refuse_line_options(prefix=prefix, alignments=alignments, heads=heads, too_long=too_long != "split")
         how |= {"limit": segment, "overlap": overlap}
-    at_once = batch_sentences == 1 or (file == "-" and sys.stdin.isatty())
+    at_once = batch_sentences == 1 or (file == "-" and standard_input().isatty())
     forced, place = read_text(prefix) if prefix else None, parse_place(alignments) if alignments else None
     job = Job(file, bad_utf8, options, as_json, at_once, how, documents, forced, place, heads)
     with join_ranks(device) as (team, own_device):
-        translator = open_translator(run, checkpoint, own_device, precision)
+        with only_first_speaks(team):
+            translator = open_translator(run, checkpoint, own_device, precision)
         translator.longest = longest or translator.longest
         run_job(job, translator, team, out, [file, prefix], shard_source)
 

@@ -126,7 +126,9 @@ def read_record(folder: Path, kind: str) -> Mapping[str, Any]:
     record = parse_object(path, read_regular(path, RECORD_LIMIT))
     if (record.get("format"), record.get("kind")) != (FORMAT, kind):
         found = f"format {record.get('format')!r} of {record.get('kind')!r}"
-        raise CheckpointError(f"{path} says {found}, but format {FORMAT} of {kind!r} is needed; export it again")
+        raise CheckpointError(
+            f"{path} says {found}, but format {FORMAT} of {kind!r} is needed; export the run again with --to {kind}"
+        )
     files = record.get("files")
     if not isinstance(files, dict) or not files:
         raise damaged(path, "it lists no files")

@@ -172,7 +172,7 @@ class OnnxTransformer(nn.Module):
                 "shorten the line, or lower extra_length"
             )
 
-    def sites(self) -> NoReturn:
+    def sites(self, *_: Any, **__: Any) -> NoReturn:
         """None: weights of attention stay inside the graphs."""
         raise ArgumentError(
             "exported graphs translate, and show nothing of what is inside; use the run folder for that"

@@ -119,6 +119,7 @@ def read_token(host: str, file: Path | None) -> str:
         )
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ArgumentError(
-            f"the token has {len(token)} characters; it needs at least {SHORTEST_TOKEN}, printable ASCII, no spaces"
+            f"{file or TOKEN_VARIABLE}: the token has {len(token)} characters; it needs at least {SHORTEST_TOKEN}, "
+            "printable ASCII, no spaces"
         )
     return token

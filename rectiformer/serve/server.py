@@ -6,7 +6,7 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -72,8 +72,8 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(served: Served, bound: socket.socket) -> None:
-    """Answer until SIGTERM or Ctrl-C."""
+def serve(served: Served, bound: socket.socket, announce: Callable[[], None]) -> None:
+    """Answer until SIGTERM or Ctrl-C; `announce` is called once connections are taken."""
     app = build_app(served)
     config = uvicorn.Config(
         app,
@@ -86,6 +86,8 @@ def serve(served: Served, bound: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=1,
     )
+    bound.listen()
+    announce()
     gc.collect()
     gc.freeze()  # PyTorch's objects stay: to look through them for garbage again and again was half of a request's cost
     asyncio.run(DrainingServer(config, app.state.service).serve(sockets=[bound]))

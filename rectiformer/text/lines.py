@@ -79,12 +79,19 @@ def open_text_in(path: str) -> Iterator[BinaryIO]:
 
 def open_bytes(path: str) -> AbstractContextManager[BinaryIO]:
     if path == "-":
-        return nullcontext(sys.stdin.buffer)  # not ours to close
+        return nullcontext(standard_input())  # not ours to close
     if path.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.endswith(".xz"):
         return cast(BinaryIO, lzma.open(path, "rb"))
     return open(path, "rb")
+
+
+def standard_input() -> BinaryIO:
+    """The bytes of standard input; DataError where this process was started without one."""
+    if sys.stdin is None:
+        raise DataError("cannot read stdin: it is closed; feed it lines, or name a file")
+    return sys.stdin.buffer
 
 
 def local_path(path: str) -> str:
@@ -111,6 +118,6 @@ def can_be_read_once_only(path: str) -> bool:
 def spool(path: str, folder: Path) -> str:
     """Copy what can be read once only into a file of its name in `folder`; its path."""
     copy = folder / Path(display_name(path)).name
-    with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as source, copy.open("xb") as target:
+    with nullcontext(standard_input()) if path == "-" else open(path, "rb") as source, copy.open("xb") as target:
         shutil.copyfileobj(source, target)
     return str(copy)

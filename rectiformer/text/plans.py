@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from rectiformer.config import Config
 from rectiformer.errors import ConfigError
 from rectiformer.text.batches import BatchPlan, Symbols
+from rectiformer.text.lines import standard_input
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamPlan
 
@@ -35,4 +35,6 @@ def plan_batches(
         )
     if ranks > 1:
         raise ConfigError(f"data.stream = true, but {ranks} ranks cannot share standard input; train on one")
-    return StreamPlan(sys.stdin.fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check)
+    return StreamPlan(
+        standard_input().fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check
+    )

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from rectiformer.cli import app
 from rectiformer.errors import ArgumentError
 from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.score import score_pairs
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -61,6 +62,8 @@ def assert_portable(folder):
 def refuse_what_graphs_cannot(translator):
     with pytest.raises(ArgumentError, match="use the run folder"):
         translator.translate(["Der Hund schläft."], SearchOptions(cache=False))
+    with pytest.raises(ArgumentError, match="use the run folder"):
+        score_pairs(translator, [("Der Hund schläft.", "The dog sleeps.")])
     translator.longest = 4096
     with pytest.raises(ArgumentError, match=r"a sequence of \d+ tokens, but the graphs were exported for 2048"):
         translator.translate(["Hund " * 3000], SearchOptions())

@@ -186,12 +186,13 @@ def test_a_stopping_server_is_not_ready_then_finishes_then_ends(run):
 
 @pytest.fixture(scope="module")
 def broken(run, tmp_path_factory):
-    """A run whose weights lack their last byte, a token that is too short, and no run."""
+    """A run, one whose weights lack their last byte, a token that is too short, and no run."""
     folder = tmp_path_factory.mktemp("broken")
     shutil.copytree(run, folder / "corrupt")
     for weights in (folder / "corrupt").rglob("*.safetensors"):
         weights.write_bytes(weights.read_bytes()[:-1])
     (folder / "token").write_text("short\n")
+    (folder / "good").symlink_to(run)
     return folder
 
 
@@ -202,9 +203,11 @@ def broken(run, tmp_path_factory):
         ("corrupt", (), 4, "corrupt"),
         ("corrupt", ("--port", "{port}"), 2, "cannot listen on 127.0.0.1:{port}: Address already in use"),
         ("corrupt", ("--host", "0.0.0.0"), 2, "set --token-file or RECTIFORMER_TOKEN"),
-        ("corrupt", ("--host", "::", "--token-file", "{broken}/token"), 2, "the token has 5 characters"),
+        ("corrupt", ("--host", "::", "--token-file", "{broken}/token"), 2, "/token: the token has 5 characters"),
         ("corrupt", ("--token-file", "{broken}/none"), 2, "No such file"),
         ("corrupt", ("--deadline", "-1"), 2, "deadline = -1.0, but it must be above 0"),
+        ("good", ("--max-sentence-tokens", "5000"), 2, "max_sentence_tokens = 5000, but this model"),
+        ("good", ("--alignments", "9:average:normal"), 2, "layer 9 does not exist"),
     ],
 )
 def test_a_start_that_cannot_work_fails_in_one_line(server, broken, name, options, status, words, capsys, monkeypatch):

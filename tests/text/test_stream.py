@@ -23,6 +23,7 @@ from rectiformer.text.prepared import Prepared, prepare
 from rectiformer.text.stream import StreamEndedError, StreamPlan, read_stream
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.toml import load_config
+from rectiformer.train.start import train
 
 SYMBOLS = Symbols(source_pad=0, source_end=3, target_pad=0, target_start=2, target_end=3)
 PAIRS = [(pair.source, pair.target) for pair in draw_sentences(600, 3, "train")]
@@ -243,6 +244,19 @@ def test_ranks_cannot_share_a_stream(folder):
     config = load_config(None, STREAMED)
     with pytest.raises(ConfigError, match="4 ranks cannot share standard input"):
         plan_batches(config, prepare(config, folder / "data"), SYMBOLS, lambda: None, ranks=4)
+
+
+def test_a_stream_too_short_for_an_update_trains_nothing(folder, monkeypatch):
+    """A feeder that failed must not end in a model that looks trained."""
+    config = load_config(None, [*overrides(), *STREAMED])
+    with open(os.devnull) as empty:
+        monkeypatch.setattr(sys, "stdin", empty)
+        with pytest.raises(DataError, match=r"ended after 0 lines: .* so nothing was trained; feed it more lines"):
+            train(config, folder / "run")
+    assert not list(folder.glob("run/checkpoints/*"))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="cannot read stdin: it is closed"):
+        train(config, folder / "run", resume=True)
 
 
 def start(run, *more, resume=False, **changes):

@@ -33,7 +33,7 @@ test: .venv/installed browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadscope -rs -m "not gpu and not slow"
+	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -rs -m "not gpu and not slow"
 
 test-long: .venv/installed browser
 	$(BIN)/pytest -n 2 -rs -m "slow and not gpu"

@@ -88,6 +88,7 @@ def harmless(request):
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

@@ -24,6 +24,7 @@ from rectiformer.train.start import open_made
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
+pytestmark = pytest.mark.long
 TWENTY = {
     "training_steps": 20,
     "training_accumulate": 4,

@@ -11,6 +11,7 @@ from end_to_end.tiny import outcome, steps_on_disk
 from rectiformer.runs.failpoints import FAILPOINTS
 from rectiformer.runs.metrics import read_metrics
 
+pytestmark = pytest.mark.long
 SHORT = {"training_steps": 36, "validation_every": 10, "checkpoint_every": 5}
 CASES = {
     "plain": {**SHORT, "training_steps": 100},

@@ -14,6 +14,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
+pytestmark = pytest.mark.long
 FILES = ["decoder.onnx", "encoder.onnx", "export.json", "source.model", "target.model"]
 
 

@@ -26,6 +26,7 @@ from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
+pytestmark = pytest.mark.long
 SMOKE = Scale("smoke")
 TRAINED = [study for study in STUDIES.values() if study.shows is None]
 

@@ -23,6 +23,7 @@ from rectiformer.studies.single import Places, run_single
 from rectiformer.train.reporting import Silent
 from rectiformer.translate.translator import Translator
 
+pytestmark = pytest.mark.long
 SEARCH, SMOKE = STUDIES["reluformer-search"], Scale("smoke")
 KEYS = ("rela-g-seed1", "post-rela-g-seed1")
 TIMES = ("valid_tokens_per_second", "training_tokens_per_second")

@@ -5,6 +5,7 @@ from statistics import fmean
 import pytest
 from train.briefly import trainings
 
+pytestmark = pytest.mark.long
 MEMORIES, SEEDS = ("relu", "softmax", "softmax-ln"), (1, 2, 3)
 SETTINGS = (
     "data.sentences=8000",

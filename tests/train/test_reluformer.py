@@ -3,6 +3,7 @@
 import pytest
 from train.briefly import trainings
 
+pytestmark = pytest.mark.long
 SETTINGS = (
     "data.sentences=12000",
     "data.valid_sentences=150",

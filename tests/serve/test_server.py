@@ -79,7 +79,7 @@ def test_what_is_too_much_or_makes_no_sense_is_refused(server, body, status, cod
             found, content = read_response(connection)
             assert (found, content["error"]["code"]) == (status, code)
     else:
-        refused(server.post(body), status, code)
+        assert refused(server.post(body), status, code)
 
 
 def test_chunks_are_counted_while_they_arrive(server):
@@ -110,7 +110,8 @@ def test_chunks_are_counted_while_they_arrive(server):
 )
 def test_other_pages_paths_and_methods_are_refused(server, method, path, headers, status, code):
     body = b"{}" if method == "POST" else None
-    refused(server.ask(method, path, body, **{"Content_Type": "application/json", **headers}), status, code)
+    answer = server.ask(method, path, body, **{"Content_Type": "application/json", **headers})
+    assert refused(answer, status, code)
 
 
 def test_a_slow_body_is_given_up(server):

@@ -32,7 +32,7 @@ def study_command(
     data: Annotated[Path | None, option("Folder of the corpus; by default where the study says.", "--data")] = None,
     jobs: Annotated[int, option("Trainings side by side.", min=1)] = 1,
     minutes: Annotated[float, option("Stop after so long, everything saved; 0 goes on to the end.", min=0)] = 0.0,
-    only: Annotated[str, option("Only trainings with this in their names.", metavar="PART")] = "",
+    only: Annotated[str, option("Only trainings with this in their names, or one of A,B.", metavar="PART")] = "",
     one: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Check a claim of the papers: train what it takes, measure, compare.

@@ -30,13 +30,26 @@ from rectiformer.studies.tables import Claim, Table, claims_table
 from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
 
-LENGTHS = (1024, 512, 2048, 256, 128)
-"""The paper's, the one it gives a number for first."""
+LENGTHS = (1024, 2048, 512, 256, 128)
+"""The paper's, the one it gives a number for first, then the longest."""
 ONE, THREE = (1,), (1, 2, 3)
 HEADLINE = ("softmax", "reluformer", "rela-g")
+QUIET = "reluformer-gamma32"
+"""ReLUFormer whose rows of 1,024 keys begin as quiet as a softmax's: gamma from the root of their number."""
+ROWS = {
+    **{name: (f"model.variant={name}",) for name in ("softmax", "rela-g", "sparsemax", "entmax15")},
+    "reluformer": ("model.variant=reluformer", *RELUFORMER),
+    QUIET: ("model.variant=reluformer", "model.learned_start=32"),
+}
+"""Name of a kind of attention: what it sets."""
 PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], ...]] = {
     "smoke": (((32,), ("softmax", "reluformer"), ONE),),
-    "small": ((LENGTHS[:1], HEADLINE, THREE), (LENGTHS[1:], HEADLINE, ONE), (LENGTHS, ("sparsemax",), ONE)),
+    "small": (
+        (LENGTHS[:1], (*HEADLINE, QUIET), THREE),
+        (LENGTHS[1:3], (*HEADLINE, QUIET), ONE),
+        (LENGTHS[3:], HEADLINE, ONE),
+        (LENGTHS, ("sparsemax",), ONE),
+    ),
     "paper": ((LENGTHS, (*HEADLINE, "sparsemax", "entmax15"), THREE),),
 }
 """Lengths, attention and seeds, in the order they are done."""
@@ -46,8 +59,6 @@ MICRO = {"smoke": 512, "small": 16_384, "paper": 4096}
 """Tokens of a micro-batch, or the length where that is more."""
 LONGER_THAN_A_SPEECH = 512
 """From here on the speeches of a debate are joined."""
-BESIDE = {"reluformer": RELUFORMER}
-"""What is set beside a variant."""
 SHAPED = 8
 """Batches of validation segments, the longest first, whose zeros are counted by shape."""
 
@@ -57,8 +68,7 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for lengths, variants, seeds in PLAN[scale.name]:
         for seed, length, variant in product(seeds, lengths, variants):
-            settings = (*at_length(scale, length), f"model.variant={variant}", *BESIDE.get(variant, ()))
-            config = configure(DOCUMENTS[scale.name], scale, *settings)
+            config = configure(DOCUMENTS[scale.name], scale, *at_length(scale, length), *ROWS[variant])
             found += seeded(f"{variant}-{length}", (seed,), config, variant=variant, length=length)
     return found
 

@@ -34,7 +34,8 @@ from rectiformer.translate.translator import Translator
 
 BESIDE = {"reluformer": RELUFORMER}
 """What is set beside a variant."""
-HEADLINE = ("softmax", "rela-g")
+HEADLINE = ("softmax", "rela-g", "reluformer")
+"""What is trained first, all its seeds."""
 ANALYZED = 1000
 """Most test pairs whose attention is looked at."""
 BASELINE = "softmax"
@@ -49,7 +50,7 @@ PAPER_DIFFERENCES = {
 
 
 def trainings(scale: Scale) -> list[Training]:
-    """The headline rows on every corpus, seed by seed; then the other seeds of the rest, those with most first."""
+    """The headline rows, corpus by corpus; then the rest, its first seeds first."""
     found: list[Training] = []
     for corpus in CORPORA[scale.name]:
         for variant, seeds in corpus.seeds.items():
@@ -58,12 +59,11 @@ def trainings(scale: Scale) -> list[Training]:
             )
             labels = {"corpus": corpus.name, "variant": variant}
             found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
-    seeds_of = {training.name: 0 for training in found}
-    for training in found:
-        seeds_of[training.name] += 1
+    corpora = [corpus.name for corpus in CORPORA[scale.name]]
 
-    def place(training: Training) -> tuple[bool, int, int]:
-        return training.labels["variant"] not in HEADLINE, -seeds_of[training.name], training.seed
+    def place(training: Training) -> tuple[bool, int, int, int]:
+        rest = training.labels["variant"] not in HEADLINE
+        return rest, training.seed if rest else 0, corpora.index(str(training.labels["corpus"])), training.seed
 
     return sorted(found, key=place)
 

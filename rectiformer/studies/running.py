@@ -48,7 +48,7 @@ def run_study(
 
     Args:
         jobs: processes side by side.
-        only: a part of the keys of the trainings to do; the rest is left alone.
+        only: parts of the keys of the trainings to do, with commas between; the rest is left alone.
         deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
     """
     reporter = reporter or Silent()
@@ -75,9 +75,9 @@ def run_study(
 
 
 def choose(study: Study, scale: Scale, only: str = "") -> list[Training]:
-    """The trainings whose keys have `only` in them; ArgumentError where none has."""
-    trainings = study.trainings(scale)
-    chosen = [training for training in trainings if only in training.key]
+    """The trainings whose keys have one of the parts of `only` in them; ArgumentError where none has."""
+    trainings, parts = study.trainings(scale), only.split(",")
+    chosen = [training for training in trainings if any(part in training.key for part in parts)]
     if not chosen:
         known = ", ".join(dict.fromkeys(training.name for training in trainings))
         raise ArgumentError(f"no training of {study.name} has {only!r} in its name; there are {known}")

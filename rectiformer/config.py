@@ -50,6 +50,9 @@ class DataConfig:
     segment: int = within(0, 0)
     """Join consecutive sentences of a document into training pairs of up to so many subwords a side, one separator a
     sentence counted; 0 trains on sentences."""
+    mixed: bool = False
+    """With `segment`, cut one document at that limit, the next at half of it, and so on down to sentences, so that
+    short and long pairs are learned together: long ones alone need far more text. Validation has the long ones."""
     bad_utf8: str = choices("error", "replace", "skip")
     """What to do with a line that is not UTF-8."""
     longest: int = within(256, 1)
@@ -159,8 +162,9 @@ class TrainingConfig:
     """Micro-batches summed into one update."""
     optimizer: str = choices("adam", "adamw")
     """Adam, with weight decay apart from the gradient in "adamw"."""
-    schedule: str = choices("noam", "inverse-sqrt", "constant")
-    """noam: rate * width^-0.5 * min(t^-0.5, t * warmup^-1.5). inverse-sqrt: to `rate`, then times (warmup / t)^0.5."""
+    schedule: str = choices("noam", "inverse-sqrt", "linear", "constant")
+    """noam: rate * width^-0.5 * min(t^-0.5, t * warmup^-1.5). The others rise to `rate`; from there inverse-sqrt is
+    `rate` times (warmup / t)^0.5, linear falls in a straight line to 0 after the last update, constant stays."""
     rate: float = within(1.0, 0.0)
     """Learning rate: a factor for noam, the highest rate for the others."""
     warmup: int = within(4_000, 1)
@@ -200,6 +204,10 @@ class TrainingConfig:
     """With several ranks of torchrun: "ddp", which "auto" is, has the whole model on each; "fsdp" deals out its rows.
     The micro-batches of an update are dealt out to the ranks, so `accumulate` must be a multiple of their number."""
     device: str = choices("auto", "cpu", "cuda")
+    start: str = ""
+    """A run folder to start from: its best weights and, where no others are named, its subwords. The model must have
+    the same sizes; everything else may differ. A run of longer segments needs a separator, which the subwords of text
+    with documents have."""
     seed: int = within(1, 0)
     """Decides initial weights, batch order and dropout."""
 

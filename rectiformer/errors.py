@@ -51,6 +51,12 @@ class NoSpaceError(RectiformerError):
     exit_code = 6
 
 
+class DeviceMemoryError(RectiformerError):
+    """The device has no memory left for what runs on it; with less beside it, it may have."""
+
+    exit_code = 8
+
+
 def was_heard(error: BaseException) -> bool:
     """Whether another rank has met `error`, and tells of it."""
     return HEARD in getattr(error, "__notes__", ())

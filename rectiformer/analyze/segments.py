@@ -91,7 +91,7 @@ def cut_documents(translators: Sequence[Translator], documents: Sequence[Documen
                     f"document {number}, sentence {place - first + 1}: {most} subwords, but at most {longest} are read "
                     "at once; shorten or remove it"
                 )
-    return build_segments(lengths, starts[:-1], min(longest, *(each.segment for each in translators)))
+    return build_segments(lengths, starts[:-1], [min(longest, *(each.segment for each in translators))])
 
 
 def record_documents(

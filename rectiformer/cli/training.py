@@ -53,11 +53,13 @@ def prepare(
 ) -> None:
     """Choose subwords and encode the text of a configuration, for `rectiformer train --data`."""
     from rectiformer import toml
+    from rectiformer.runs.inherit import adopt_subwords
     from rectiformer.terminal import Terminal, print_prepared
     from rectiformer.text import prepared
 
+    settings = adopt_subwords(toml.load_config(config, overrides or []))
     with Terminal() as terminal:
-        found = prepared.prepare(toml.load_config(config, overrides or []), out, terminal.preparing)
+        found = prepared.prepare(settings, out, terminal.preparing)
     print_prepared(terminal, found)
 
 

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.config import Config, DataConfig
+from rectiformer.errors import ArgumentError
 from rectiformer.runs.folder import changed_keys, value_of
+from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Table
 from rectiformer.toml import load_config, to_toml
 
+RUN = "run"
+"""The folder of a run in that of its training."""
 FILE_KEYS = tuple(item.name for item in dataclasses.fields(DataConfig) if item.type == "Files")
 """The keys of [data] that name files."""
 
@@ -44,6 +48,7 @@ class Training:
     """What all its seeds have in common; a row of a table, and with the seed the name of a folder."""
     seed: int
     config: Config
+    """Where it starts from a training of another study, `training.start` is that one's `study/key`."""
     labels: Mapping[str, str | int | float] = field(default_factory=dict)
     """What the tables and figures sort it by."""
     form: str = ""
@@ -128,12 +133,38 @@ def seeded(
     return [Training(name, seed, with_seed(seed), labels, form) for seed in seeds]
 
 
+def locate_start(config: Config, out: Path, scale: Scale) -> Config:
+    """The same with the run of the training it starts from, and its subwords, as they lie in `out`; what it is there.
+
+    ArgumentError where that one is not trained.
+    """
+    if not config.training.start:
+        return config
+    study, key = config.training.start.split("/")
+    run = out / study / scale.name / key / RUN
+    if not (run / "run.json").exists():
+        raise ArgumentError(
+            f"it starts from {key} of {study}, which is not trained in {out}; first run "
+            f"`rectiformer study {study} --only {key}` with the same --scale and --out"
+        )
+    return adopt_subwords(dataclasses.replace(config, training=dataclasses.replace(config.training, start=str(run))))
+
+
 def portable(config: Config) -> Config:
-    """A configuration without what differs between machines: folders of files, and the device."""
-    return dataclasses.replace(
+    """A configuration without what differs between machines: folders of files and runs, and the device."""
+    found = dataclasses.replace(
         config,
         data=rename_files(config.data, lambda name: Path(name).name),
         training=dataclasses.replace(config.training, device="auto"),
+    )
+    start = Path(config.training.start)
+    if start.name != RUN:
+        return found
+    named = f"{start.parts[-4]}/{start.parts[-2]}"  # what `locate_start` was given
+    return dataclasses.replace(
+        found,
+        training=dataclasses.replace(found.training, start=named),
+        vocabulary=dataclasses.replace(found.vocabulary, source_model="", target_model=""),
     )
 
 

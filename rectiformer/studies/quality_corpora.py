@@ -9,7 +9,7 @@ from pathlib import Path
 from rectiformer.config import DataConfig
 from rectiformer.measure.alignment import Links, read_gold
 from rectiformer.measure.symmetrize import flip
-from rectiformer.studies.corpora import EUROPARL_SENTENCES, GRAMMAR_TINY, IWSLT14, MULTI30K_SHORT, WMT
+from rectiformer.studies.corpora import EUROPARL_SENTENCES, GRAMMAR_DOCUMENTS, IWSLT14, MULTI30K_SHORT, WMT
 from rectiformer.studies.forms import MARKER, rewrite
 from rectiformer.studies.held_out import Pair
 from rectiformer.studies.plan import Scale
@@ -106,7 +106,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="grammar",
             folder="",
-            settings=GRAMMAR_TINY,
+            settings=GRAMMAR_DOCUMENTS,
             seeds={"softmax": ONE, "rela-g": ONE},
             gold=(Gold(name="grammar", files=("", "", "")),),
         ),

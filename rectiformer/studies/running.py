@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rectiformer.errors import ArgumentError, CheckpointError
+from rectiformer.errors import ArgumentError, CheckpointError, DeviceMemoryError
 from rectiformer.runs.folder import changed_keys, value_of
 from rectiformer.runs.lock import RunLock
 from rectiformer.runs.metrics import read_metrics
@@ -47,7 +47,7 @@ def run_study(
     where this process is asked to stop: the trainings save, and the next call goes on with them.
 
     Args:
-        jobs: processes side by side.
+        jobs: processes side by side; fewer, once the device has no memory for so many.
         only: parts of the keys of the trainings to do, with commas between; the rest is left alone.
         deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
     """
@@ -62,12 +62,12 @@ def run_study(
         refuse_changed(places, training)
     places.root.mkdir(parents=True, exist_ok=True)
     with RunLock(places.root, reporter.note), StopRequest() as stop:
-        pool = Pool(places, [each for each in chosen if not is_finished(places, each)], len(chosen), reporter)
+        pool = Pool(places, [each for each in chosen if not is_finished(places, each)], len(chosen), jobs, reporter)
 
         def time_is_up() -> bool:
             return stop.requested or (deadline is not None and time.monotonic() > deadline)
 
-        pool.run(jobs, time_is_up)
+        pool.run(time_is_up)
         if stop.requested:
             left = sum(not is_finished(places, training) for training in chosen)
             raise StoppedError(f"stopped as asked with {left} trainings left; the same command goes on with them")
@@ -120,6 +120,8 @@ class Job:
     process: subprocess.Popen[bytes]
     log: Path
     log_start: int
+    alone: bool
+    """Whether nothing has ever run beside it."""
     started: float = field(default_factory=time.monotonic)
 
     def last_line(self) -> str:
@@ -133,8 +135,8 @@ class Job:
 class Pool:
     """The processes of a study."""
 
-    def __init__(self, places: Places, waiting: Sequence[Training], chosen: int, reporter: Reporter) -> None:
-        self.places, self.reporter = places, reporter
+    def __init__(self, places: Places, waiting: Sequence[Training], chosen: int, jobs: int, reporter: Reporter) -> None:
+        self.places, self.jobs, self.reporter = places, jobs, reporter
         self.waiting, self.running = list(waiting), list[Job]()
         self.steps = {training.key: training.config.training.steps for training in waiting}
         self.chosen, self.ended = chosen, chosen - len(waiting)
@@ -148,7 +150,7 @@ class Pool:
                 return training
         return None
 
-    def run(self, jobs: int, time_is_up: Callable[[], bool]) -> None:
+    def run(self, time_is_up: Callable[[], bool]) -> None:
         """Until nothing is left to do, or time is up and everything has stopped."""
         asked = False
         self.reporter.begin(0, max(1, sum(self.steps.values())))
@@ -157,7 +159,7 @@ class Pool:
                 if not asked and time_is_up():
                     asked = True
                     self.ask_to_stop()
-                while not asked and len(self.running) < jobs and (training := self.next_ready()) is not None:
+                while not asked and len(self.running) < self.jobs and (training := self.next_ready()) is not None:
                     self.waiting.remove(training)
                     self.start(training)
                 time.sleep(LOOK)
@@ -189,7 +191,9 @@ class Pool:
                 # One thread each: results do not depend on how many run side by side.
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
-            self.running.append(Job(training, process, log, file.tell()))
+            for other in self.running:
+                other.alone = False
+            self.running.append(Job(training, process, log, file.tell(), alone=not self.running))
 
     def arguments(self, training: Training) -> list[str]:
         scale = self.places.scale
@@ -211,8 +215,20 @@ class Pool:
             self.reporter.note(f"{key}: {headline(result)}{took} ({self.ended} of {self.chosen})")
         elif code in ASKED_TO_STOP:
             self.reporter.note(f"{key}: stopped; the same command goes on with it")
+        elif code == DeviceMemoryError.exit_code and not job.alone:
+            self.make_room(job.training)
         else:
             self.fail(job.training, f"killed by signal {-code}" if code < 0 else job.last_line() or f"exit code {code}")
+
+    def make_room(self, training: Training) -> None:
+        """Put back a training that had too little memory beside others, and from now on run fewer side by side.
+
+        It is put back even if the others have ended since: they may have held what it missed.
+        """
+        self.waiting.insert(0, training)
+        self.jobs = max(1, len(self.running))
+        rest = "the rest go on one at a time" if self.jobs == 1 else f"{self.jobs} go on side by side"
+        self.reporter.note(f"{training.key}: no memory left on the device beside the others; it waits, and {rest}")
 
     def fail(self, training: Training, reason: str) -> None:
         self.ended += 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import platform
 import resource
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +20,13 @@ from typing import Any
 import torch
 
 import rectiformer
-from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.errors import ArgumentError, DeviceMemoryError, unknown_name
 from rectiformer.runs.checkpoint import best_checkpoint, save_checkpoint, step_folders
 from rectiformer.runs.durable import parse_object, read_regular, remove, replace_file
 from rectiformer.runs.folder import WEIGHTS
 from rectiformer.studies.forms import in_form
 from rectiformer.studies.measures import SIGNATURE
-from rectiformer.studies.plan import Scale, Study, Trained, Training, hash_config, hash_text
+from rectiformer.studies.plan import RUN, Scale, Study, Trained, Training, hash_config, hash_text, locate_start
 from rectiformer.studies.results import RESULT, Result
 from rectiformer.text.prepared import Prepared, prepare
 from rectiformer.train.reporting import Reporter
@@ -32,6 +35,8 @@ from rectiformer.train.start import tell_unless_asked, train
 from rectiformer.translate.translator import find_device
 
 SMALL_FILE = 2**16
+FULL = ("out of memory", "ALLOC_FAILED")
+"""What CUDA, Triton and cuBLAS say of a full device in errors that are not torch's OutOfMemoryError."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Places:
         return self.out / (self.study.reads or self.study.name) / self.scale.name / training.key
 
     def run(self, training: Training) -> Path:
-        return self.owner(training) / "run"
+        return self.owner(training) / RUN
 
     def data(self, training: Training) -> Path:
         """Prepared data, shared by all trainings on the same text with the same subwords."""
@@ -70,10 +75,12 @@ def run_single(places: Places, key: str, reporter: Reporter) -> Result:
     folder = places.folder(training)
     folder.mkdir(parents=True, exist_ok=True)
     prepare_text(places, training, reporter)
-    cost = train_rest(places, training, reporter)
+    with needing_memory(f"{key} cannot be trained"):
+        cost = train_rest(places, training, reporter)
     data = places.data(training)
     trained = Trained(training, places.scale, places.run(training), data, cost["peak_bytes"])
-    measures = places.study.measure(trained)
+    with needing_memory(f"{key} cannot be measured"):
+        measures = places.study.measure(trained)
     result = dataclasses.replace(
         describe(places, training),
         data=Prepared.open(data, verify=False).hash,
@@ -87,13 +94,36 @@ def run_single(places: Places, key: str, reporter: Reporter) -> Result:
     return result
 
 
+@contextmanager
+def needing_memory(failure: str) -> Iterator[None]:
+    """DeviceMemoryError, in one line that begins with `failure`, where the device has too little memory for this."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            f"{failure}: the device has no memory left; lower --jobs, so that fewer trainings share it"
+        ) from error
+
+
+def is_of_memory(error: BaseException | None) -> bool:
+    """Whether a full device is behind it: a graph whose capture ran out of memory ends in an error of its own."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in FULL):
+            return True
+        error = error.__context__
+    return False
+
+
 def prepare_text(places: Places, training: Training, reporter: Reporter) -> None:
     """Prepare the text of a training, unless that is done."""
     data = places.data(training)
     if data.exists():
         return
     data.parent.mkdir(parents=True, exist_ok=True)
-    with StopRequest() as stop, in_form(training.config, training.form) as config:
+    located = locate_start(training.config, places.out, places.scale)
+    with StopRequest() as stop, in_form(located, training.form) as config:
         prepare(config, data, partial(tell_unless_asked, reporter, stop))
 
 
@@ -111,9 +141,12 @@ def train_rest(places: Places, training: Training, reporter: Reporter) -> dict[s
     if path.exists():  # the run is complete, though it may not have been measured
         return parse_object(path, read_regular(path, SMALL_FILE))
     start = time.monotonic()
-    train(training.config, places.run(training), resume=True, data=places.data(training), reporter=reporter)
+    config = locate_start(training.config, places.out, places.scale)
+    train(config, places.run(training), resume=True, data=places.data(training), reporter=reporter)
     cost = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": peak_bytes(training.config.training.device)}
     replace_file(path, json.dumps(cost).encode())
+    gc.collect()  # the graphs of training hold memory that measuring, and trainings side by side, can use
+    torch.cuda.empty_cache()
     return cost
 
 

@@ -80,6 +80,11 @@ def has_split(config: DataConfig, split: str) -> bool:
     return bool(files_of(config, split)[0]) or not (config.source or config.stream)
 
 
+def has_documents(config: DataConfig) -> bool:
+    """Whether the text says where documents start."""
+    return config.documents != "none" or (config.grammar == "documents" and not config.source)
+
+
 def files_of(config: DataConfig, split: str) -> tuple[Files, Files]:
     """Source and target files of a split."""
     return (config.source, config.target) if split == "train" else (config.valid_source, config.valid_target)
@@ -121,6 +126,8 @@ def check_files(config: DataConfig) -> None:
     if config.source and config.documents == "none" and (config.segment or config.document_tables):
         key = "segment" if config.segment else "document_tables"
         raise ConfigError(f'data.{key} needs documents: say where they start in data.documents, now "none"')
+    if config.mixed and not config.segment:
+        raise ConfigError("data.mixed = true, but data.segment = 0: there are no limits to mix; name the longest")
     if config.segment == 1:
         raise ConfigError("data.segment = 1, but a sentence needs a subword beside its separator; use 2 or more, or 0")
     if config.segment and not config.source and config.grammar != "documents":

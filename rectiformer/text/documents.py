@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, pairwise
+from itertools import chain, count, cycle, groupby, pairwise, takewhile
 from operator import itemgetter
 
 import numpy as np
@@ -13,6 +13,8 @@ from rectiformer.errors import DataError
 from rectiformer.text.lines import display_name, read_lines
 
 DOCUMENT_MARKER = "<d>"
+SHORTEST = 64
+"""The least limit of `halvings`: two or three sentences."""
 TABLE_COLUMNS = ("lines", "date", "section")
 
 Row = tuple[str | None, str | None, str]  # source, target, name of the document; None where a line is not UTF-8
@@ -114,25 +116,34 @@ def number_rows(rows: Iterable[Row], documents: str, names: tuple[str, str]) -> 
 
 
 def build_segments(
-    lengths: Sequence[Sequence[int]] | np.ndarray, document_starts: Sequence[int] | np.ndarray, limit: int
+    lengths: Sequence[Sequence[int]] | np.ndarray,
+    document_starts: Sequence[int] | np.ndarray,
+    limits: Sequence[int],
 ) -> list[tuple[int, int]]:
     """Cut documents greedily into segments of whole sentences: `first` and `last`, exclusive, of each.
 
-    A sentence is added while the subwords of the larger side, with one separator a sentence, stay within `limit`. A
+    A sentence is added while the subwords of the larger side, with one separator a sentence, stay within a limit. A
     sentence that is longer by itself is a segment of its own. No segment crosses the start of a document.
 
     Args:
         lengths: [sentences, sides], without separators.
         document_starts: rising, the first of them 0.
+        limits: of the first document, of the second, and so on, from the first limit again after the last.
     """
     totals = running_totals(lengths)
     segments = []
-    for start, stop in pairwise([*map(int, document_starts), len(lengths)]):
+    documents = pairwise([*map(int, document_starts), len(lengths)])
+    for (start, stop), limit in zip(documents, cycle(limits), strict=False):
         while start < stop:
             last = reach(totals, start, stop, limit)
             segments.append((start, last))
             start = last
     return segments
+
+
+def halvings(limit: int) -> list[int]:
+    """`limit`, half of it, and so on as long as a few sentences fit; then 1, which is a sentence each."""
+    return [*takewhile(lambda part: part >= SHORTEST, (limit >> times for times in count())), 1]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rectiformer.config import DataConfig
 from rectiformer.errors import DataError
 from rectiformer.text.batches import BLOCK
 from rectiformer.text.corpus import Counts, TextPair
-from rectiformer.text.documents import build_segments
+from rectiformer.text.documents import build_segments, halvings
 from rectiformer.text.mixture import Part
 from rectiformer.text.vocabulary import Vocabulary
 
@@ -207,11 +207,12 @@ def cut_ids(found: Ids, lengths: np.ndarray, end: int | None = None) -> Ids:
     return Ids(np.insert(ids, np.cumsum(lengths)[lengths > 0], end), lengths + (lengths > 0))
 
 
-def cut_segments(folder: Path, limit: int, borders: np.ndarray) -> np.ndarray:
+def cut_segments(folder: Path, limit: int, borders: np.ndarray, mixed: bool = False) -> np.ndarray:
     """Make segments of up to `limit` subwords out of the sentences in `folder`; the ids stay as they are.
 
     Args:
         borders: some sentences at which documents start.
+        mixed: cut every other document at half of `limit`, a quarter, and so on, down to sentences.
 
     Returns:
         the segments that start there.
@@ -219,7 +220,7 @@ def cut_segments(folder: Path, limit: int, borders: np.ndarray) -> np.ndarray:
     starts = {side: np.fromfile(folder / f"{side}.starts", "<i8") for side in SIDES}
     documents = np.fromfile(folder / "documents.starts", "<i8")
     lengths = np.stack([np.diff(starts[side]) - 1 for side in SIDES], 1)
-    segments = build_segments(lengths, documents, limit)
+    segments = build_segments(lengths, documents, halvings(limit) if mixed else [limit])
     firsts = np.array([first for first, _ in segments])
     for side in SIDES:
         np.append(starts[side][firsts], starts[side][-1]).tofile(folder / f"{side}.starts")

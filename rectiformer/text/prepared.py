@@ -165,7 +165,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
         progress("vocabulary", 0)
         require_text(config)
         sample = partial(corpus.sample_lines, data, config.vocabulary.sentences, TRAINING_CHARACTERS)
-        vocabularies = choose_vocabularies(config.vocabulary, sample, data.segment > 0)
+        vocabularies = choose_vocabularies(config.vocabulary, sample, corpus.has_documents(data), data.segment > 0)
         for side, vocabulary in zip(SIDES, vocabularies, strict=True):
             vocabulary.save(folder / f"{side}.model")
         alpha = config.vocabulary.sampling
@@ -215,7 +215,7 @@ def write_split(
         raise DataError(f"no sentence pairs left in {folder.name}: {counts.describe()}")
     borders = np.append(0, np.cumsum(writer.pairs))
     if data.segment:
-        borders = cut_segments(folder, data.segment, borders)
+        borders = cut_segments(folder, data.segment, borders, data.mixed and split == "train")
         counts.segments = int(borders[-1])
     tokens = {f"{side}_tokens": count for side, count in zip(SIDES, writer.tokens, strict=True)}
     columns = {"pairs": np.diff(borders), **tokens}
@@ -239,6 +239,8 @@ def describe_origin(config: Config) -> dict[str, Any]:
     del sections["data"]["weights"]  # which change nothing here
     if not config.data.stream:
         del sections["data"]["stream"]  # a key that older folders do not know
+    if not config.data.mixed:
+        del sections["data"]["mixed"]  # another one
     paths = {name: local_path(name) for name in corpus.input_files(config.data)} | {name: name for name in models}
     found = {name: os.stat(path) for name, path in paths.items() if os.path.exists(path)}
     inputs = {name: [state.st_size, state.st_mtime_ns] for name, state in found.items()}

@@ -196,16 +196,20 @@ class Vocabulary:
 
 
 def choose_vocabularies(
-    config: VocabularyConfig, sample: Callable[[], tuple[list[str], list[str]]], separator: bool = False
+    config: VocabularyConfig,
+    sample: Callable[[], tuple[list[str], list[str]]],
+    separator: bool = False,
+    required: bool = False,
 ) -> tuple[Vocabulary, Vocabulary]:
     """Source and target vocabulary: loaded where a model is named, else chosen from the lines that `sample` gives.
 
     Args:
-        separator: whether both need one; a ConfigError where a model that is named has none.
+        separator: whether those that are chosen have one.
+        required: whether those that are named need one; a ConfigError where they have none.
     """
     found = load_or_train(config, sample, separator)
     for name, vocabulary in zip((config.source_model, config.target_model or config.source_model), found, strict=True):
-        if separator and vocabulary.separator is None:
+        if required and vocabulary.separator is None:
             raise ConfigError(
                 f"vocabulary {name} has no control symbol {SEPARATOR}, but data.segment needs one between sentences; "
                 f"train it with --control_symbols={SEPARATOR}, or let one be chosen here"

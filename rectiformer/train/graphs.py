@@ -32,6 +32,7 @@ class CapturedStep:
             for _ in range(2):
                 work(self.inputs, self.divisor)
         torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()  # what that took belongs to its stream, so that nothing else would ever use it
         self.replay = capture(lambda: work(self.inputs, self.divisor), pool)
 
     def __call__(self, inputs: list[Tensor], divisor: Tensor) -> None:

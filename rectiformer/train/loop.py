@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rectiformer.errors import DataError, DivergedError, RectiformerError
+from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
 from rectiformer.runs.durable import damaged, replace_file, writing
 from rectiformer.runs.folder import Run, require_own, weights_of
+from rectiformer.runs.inherit import inherit_weights
 from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.plans import plan_batches
 from rectiformer.text.prepared import Prepared
@@ -47,11 +48,16 @@ class Trainer:
         reporter: Reporter,
         stop: StopRequest,
         team: Team = ALONE,
+        *,
+        fresh: bool = True,
     ) -> None:
+        """`fresh`: whether it begins, rather than goes on from a checkpoint that `restore` will be given."""
         self.run_folder, self.config, self.prepared = run, run.config, prepared
         self.device, self.reporter, self.stop, self.team = device, reporter, stop, team
         torch.manual_seed(self.config.training.seed)
         self.model = run.build_model().to(device).train()
+        if fresh and self.config.training.start:
+            team.lead(lambda: inherit_weights(self.model, run, reporter.note))
         team.copy_first(weights_of(self.model).values())  # processors of another kind draw others from the same seed
         self.plan = plan_batches(self.config, prepared, symbols_of(prepared), self._leave_if_asked_here, team.size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -104,7 +110,7 @@ class Trainer:
             self.saver.finish()
             self.team.lead(lambda: self._say_stopped(saved))
         except torch.OutOfMemoryError as error:
-            raise RectiformerError(self._describe_memory()) from error
+            raise DeviceMemoryError(self._describe_memory()) from error
         finally:
             self.saver.close()
             self.reporter.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed
 from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, open_run, refuse_existing, resume_run
+from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.runs.lock import RunLock
 from rectiformer.runs.team import Restarts, Team, device_of_rank, join_team
 from rectiformer.text.prepared import Prepared, Progress, prepare
@@ -47,8 +49,11 @@ def train(
         with StopRequest() as stop, ExitStack() as held:
             team.lead(lambda: hold(held, RunLock(folder, reporter.note)))
             run, prepared = open_together(config, folder, data, reporter, stop, team)
-            trainer = Trainer(run, prepared, device, reporter, stop, team)
-            restore_newest(trainer, resume)
+            newest = find_newest(folder, resume, reporter, team)
+            trainer = Trainer(run, prepared, device, reporter, stop, team, fresh=newest is None)
+            if newest is not None:
+                team.gather(lambda: trainer.restore(newest()))
+                reporter.note(f"resumed at step {trainer.state.step}")
             reporter.note(
                 f"{trainer.plan.text}, vocabulary {run.target.size:,}, "
                 f"{trainer.parameters / 1e6:.2f} M parameters, {describe(device, team)}"
@@ -80,9 +85,10 @@ def open_together(
 
     def make() -> None:
         remove_unfinished(folder, reporter)
-        prepared = open_data(config, folder, data, lambda stage, count: tell_unless_asked(reporter, stop, stage, count))
-        require_validation(config, prepared)
-        opened.append((open_or_create(config, folder, prepared), prepared))
+        own = adopt_subwords(config)
+        prepared = open_data(own, folder, data, lambda stage, count: tell_unless_asked(reporter, stop, stage, count))
+        require_validation(own, prepared)
+        opened.append((open_or_create(own, folder, prepared), prepared))
 
     def find() -> None:
         if not opened:
@@ -104,22 +110,17 @@ def open_made(folder: Path, data: Path) -> tuple[Run, Prepared]:
     return run, prepared
 
 
-def restore_newest(trainer: Trainer, resume: bool) -> None:
-    """Have all ranks go on from the newest complete checkpoint, which rank 0 looks for, if there is one."""
-    folder, team, note = trainer.run_folder.path, trainer.team, trainer.reporter.note
+def find_newest(folder: Path, resume: bool, reporter: Reporter, team: Team) -> Callable[[], Checkpoint] | None:
+    """What opens the newest complete checkpoint, which rank 0 looks for, if there is one to go on from."""
     found: list[Checkpoint] = []
 
     def find() -> str:
-        checkpoint = find_checkpoint(folder, note) if resume else None
+        checkpoint = find_checkpoint(folder, reporter.note) if resume else None
         found.extend([checkpoint] if checkpoint is not None else [])
         return str(checkpoint.path) if checkpoint is not None else ""
 
-    def restore() -> None:
-        trainer.restore(found[0] if found else open_listed(Path(path)))
-
-    if path := team.lead(find):
-        team.gather(restore)
-        note(f"resumed at step {trainer.state.step}")
+    path = team.lead(find)
+    return (lambda: found[0] if found else open_listed(Path(path))) if path else None
 
 
 def describe(device: torch.device, team: Team) -> str:

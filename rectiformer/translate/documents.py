@@ -137,9 +137,9 @@ def check_request(translator: Translator, options: SearchOptions, limit: int | N
     if overlap < 0 or (limit is not None and limit < 1):
         raise ArgumentError(f"overlap = {overlap} and limit = {limit}; they must be at least 0 and 1")
     wanted = translator.segment if limit is None else limit
-    if wanted and None in (translator.source.separator, translator.target.separator):
+    if wanted and not translator.segment:
         raise ArgumentError(
-            f"segments of {wanted} subwords, but this model has no separator of sentences: it was trained with "
+            f"segments of {wanted} subwords, but this model knows single sentences only: it was trained with "
             "data.segment = 0; leave the limit out"
         )
     return wanted

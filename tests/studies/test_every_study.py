@@ -11,10 +11,12 @@ import sacrebleu
 import torch
 
 from rectiformer.analyze.findings import analyze
+from rectiformer.config import Config
+from rectiformer.errors import ArgumentError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.heads import pairing_table
 from rectiformer.studies.held_out import held_out, held_out_documents
-from rectiformer.studies.plan import Scale
+from rectiformer.studies.plan import Scale, hash_config, locate_start
 from rectiformer.studies.quality import PANELS
 from rectiformer.studies.quality_corpora import CORPORA, gold_pairs, held_out_pairs
 from rectiformer.studies.report import write_report
@@ -27,7 +29,7 @@ from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
 pytestmark = pytest.mark.long
-SMOKE = Scale("smoke")
+SMOKE, DEFAULT = Scale("smoke"), Config()
 TRAINED = [study for study in STUDIES.values() if study.shows is None]
 
 
@@ -134,7 +136,7 @@ def test_panels_hold_the_best_head_and_the_average_of_each_layer(out):
 
 
 def test_documents_are_translated_whole_and_measured(out):
-    study, key = STUDIES["document-length"], "reluformer-32-seed1"
+    study, key = STUDIES["document-length"], "rela-g-32-seed1"
     measures, documents = measures_of(out, study.name, key), held_out_documents(SMOKE)
     sources = [[source for source, _ in document] for document in documents]
     found = list(translate_documents(open_run(out, study.name, key), sources, SearchOptions(), warn=lambda _: None))
@@ -146,7 +148,21 @@ def test_documents_are_translated_whole_and_measured(out):
     assert 0 < measures["encoder_zeros"] < 1
     assert measures["peak_bytes"] > 10**7
     rows = {row[0]: row[1] for row in study.tables(load_results(study, SMOKE, out))[0].rows}
-    assert rows["reluformer"] == f"{whole.score:.2f}"
+    assert rows["rela-g"] == f"{whole.score:.2f}"
+
+
+def test_documents_start_from_models_of_sentences(out):
+    study = STUDIES["document-length"]
+    for training in study.trainings(SMOKE):
+        variant, config = training.labels["variant"], locate_start(training.config, out, SMOKE)
+        start = out / "translation-quality" / "smoke" / f"grammar-{variant}-seed1" / "run"
+        assert config.training.start == str(start)
+        assert hash_config(config) == hash_config(training.config) != hash_config(DEFAULT)
+        run = out / study.name / "smoke" / training.key / "run"
+        assert (run / "source.model").read_bytes() == (start / "source.model").read_bytes()
+        with pytest.raises(ArgumentError, match=f"first run .* --only grammar-{variant}-seed1. with the same --scale"):
+            locate_start(training.config, out / "elsewhere", SMOKE)
+    assert locate_start(DEFAULT, out, SMOKE) == DEFAULT
 
 
 def test_every_update_of_documents_has_the_same_size_and_holds_the_longest_segment():

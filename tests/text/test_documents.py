@@ -12,6 +12,7 @@ from rectiformer.text.corpus import Counts, read_pairs
 from rectiformer.text.documents import (
     build_segments,
     build_windows,
+    halvings,
     join_ids,
     read_table,
     split_documents,
@@ -42,10 +43,19 @@ def test_segments_are_greedy_whole_and_inside_documents(lengths, marks, limit):
         if place == len(lengths) or place in starts or cost(lengths, first, place + 1) > limit:
             expected.append((first, place))
             first = place
-    assert build_segments(lengths, starts, limit) == expected
+    assert build_segments(lengths, starts, [limit]) == expected
     for first, last in expected:
         assert last - first == 1 or cost(lengths, first, last) <= limit
         assert not any(first < start < last for start in starts)
+
+
+def test_limits_are_taken_by_turns():
+    lengths, starts = [(3, 3)] * 24, [0, 8, 16]
+    segments = build_segments(lengths, starts, [16, 8])  # 4 subwords a sentence with its separator
+    assert [last - first for first, last in segments] == [4, 4, *[2] * 4, 4, 4]
+    assert halvings(1024) == [1024, 512, 256, 128, 64, 1]
+    assert halvings(100) == [100, 1]
+    assert halvings(40) == [1]
 
 
 @given(st.lists(st.integers(1, 12), max_size=25), st.integers(1, 40), st.integers(0, 5))
@@ -62,7 +72,7 @@ def test_windows_cover_every_sentence_once_and_keep_to_the_limit(lengths, limit,
 def test_windows_without_overlap_are_segments(lengths, limit):
     windows = build_windows(lengths, limit, 0)
     sides = [(length, length) for length in lengths]
-    assert [(window.first, window.last) for window in windows] == build_segments(sides, [0], limit)
+    assert [(window.first, window.last) for window in windows] == build_segments(sides, [0], [limit])
     assert all(window.context == window.first for window in windows)
 
 
@@ -149,7 +159,9 @@ def segmented(tmp_path_factory):
 def test_segments_on_disk_are_the_sentences_joined(segmented, tmp_path):
     single = prepare(configure(segment=0), tmp_path / "data")
     separator, train = segmented.source.separator, segmented.train[0]
-    assert single.source.separator is None
+    assert single.source.sha256 == segmented.source.sha256, "a run of sentences can be started from by one of segments"
+    sentences = prepare(configure(segment=0, grammar="sentences"), tmp_path / "sentences")
+    assert sentences.source.separator is None
     texts = [(pair.source, pair.target) for pair in read_pairs(configure().data, "train", Counts())]
     for side, vocabulary in enumerate((segmented.source, segmented.target)):
         read = (train.source, train.target)[side]

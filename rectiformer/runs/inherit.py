@@ -1,0 +1,42 @@
+"""What a run takes over from another one, as `training.start` asks: its best weights and its subwords."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from rectiformer.config import Config
+from rectiformer.errors import CheckpointError
+from rectiformer.model.transformer import Transformer
+from rectiformer.runs.folder import Run, load_model, load_weights, open_run, weights_of
+
+
+def adopt_subwords(config: Config) -> Config:
+    """The same, with the vocabularies of the run that it starts from, unless it starts from none or names its own."""
+    if not config.training.start or config.vocabulary.source_model or config.vocabulary.target_model:
+        return config
+    run = open_run(Path(config.training.start))
+    target = "" if config.vocabulary.shared else str(run.path / "target.model")
+    vocabulary = dataclasses.replace(
+        config.vocabulary, source_model=str(run.path / "source.model"), target_model=target
+    )
+    return dataclasses.replace(config, vocabulary=vocabulary)
+
+
+def inherit_weights(model: Transformer, run: Run, note: Callable[[str], None]) -> None:
+    """Give `model` of `run` the best weights of the run it starts from, and say so; CheckpointError unless they fit.
+
+    Subwords must be the same, since rows of the embeddings stand for them; dropout and all of [training] may differ.
+    """
+    start = open_run(Path(run.config.training.start))
+    for side, theirs, ours in (("source", start.source, run.source), ("target", start.target, run.target)):
+        if theirs.sha256 != ours.sha256:
+            raise CheckpointError(
+                f"cannot start from {start.path}: its {side} vocabulary has hash {theirs.sha256[:12]}, but that of the "
+                f"data is {ours.sha256[:12]}; leave out vocabulary.source_model and target_model, or prepare the data "
+                f"with those of {start.path}"
+            )
+    trained, step = load_model(start, notice=note)
+    load_weights(model, weights_of(trained), str(start.path))
+    note(f"started from {start.path}, step {step:,}")

@@ -1,0 +1,161 @@
+"""Trainings side by side that need more memory than the device has go on with fewer, and nothing fails by that."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rectiformer.errors import DeviceMemoryError
+from rectiformer.studies.catalog import STUDIES
+from rectiformer.studies.plan import Scale, seeded
+from rectiformer.studies.running import run_study
+from rectiformer.studies.single import Places, describe, run_single
+from rectiformer.train.reporting import Silent
+
+SEARCH, SMOKE = STUDIES["reluformer-search"], Scale("smoke")
+THREE = replace(SEARCH, trainings=lambda scale: seeded("rela-g", (1, 2, 3), SEARCH.trainings(scale)[0].config))
+NO_ROOM = "the device has no memory left"
+# Plays a training on a full device: it runs out of memory as often as `refused` has letters, then it has its result.
+PLAYED = f"""
+import sys, time
+from pathlib import Path
+
+name, out, key = sys.argv[1], Path(sys.argv[-3]), sys.argv[-1]
+folder = out / name / "smoke" / key
+
+def tell(word):
+    with (out / "journal").open("a") as file:
+        file.write(f"{{word}} {{key}}\\n")
+
+tell("begins")
+refused = (folder / "refused").read_text()
+if refused:
+    (folder / "refused").write_text(refused[1:])
+    tell("ends")
+    print("rectiformer: {NO_ROOM}")
+    sys.exit({DeviceMemoryError.exit_code})
+while not (out / "told").exists():
+    time.sleep(0.02)
+time.sleep(0.6)  # three looks of the study, in which it starts what it may
+(folder / "result").rename(folder / "result.json")
+tell("ends")
+"""
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Runs three trainings that are refused memory so often: the results, what was said, and who ran when."""
+    script = tmp_path / "play.py"
+    script.write_text(PLAYED)
+    monkeypatch.setattr("rectiformer.studies.running.COMMAND", (sys.executable, "-S", str(script)))
+    said = []
+
+    class Telling(Silent):
+        def note(self, text):
+            said.append(text)
+            (tmp_path / "told").touch()
+
+    def call(*refused, jobs, only=""):
+        places = Places(THREE, SMOKE, tmp_path)
+        for training, times in zip(THREE.trainings(SMOKE), refused, strict=True):
+            folder = places.folder(training)
+            folder.mkdir(parents=True)
+            describe(places, training).write(folder)
+            (folder / "result.json").rename(folder / "result")
+            (folder / "refused").write_text("x" * times)
+            places.data(training).mkdir(parents=True, exist_ok=True)
+        results = run_study(THREE, SMOKE, tmp_path, jobs=jobs, only=only, reporter=Telling())
+        return results, said, (tmp_path / "journal").read_text().split("\n")[:-1]
+
+    return call
+
+
+def test_a_training_without_memory_beside_others_goes_on_beside_fewer(play):
+    results, said, journal = play(1, 0, 0, jobs=3)
+    assert said[0] == "rela-g-seed1: no memory left on the device beside the others; it waits, and 2 go on side by side"
+    assert said[-1].endswith("(3 of 3)")
+    assert len(said) == 4
+    assert [entry.failed for entry in results.entries] == ["", "", ""]
+    refused = journal.index("ends rela-g-seed1") + 1
+    again = journal.index("begins rela-g-seed1", refused)
+    assert any(line.startswith("ends") for line in journal[refused:again])
+    assert len(journal) == 8
+
+
+def test_trainings_that_run_out_of_memory_together_are_tried_alone_once(play):
+    """One of them has too little alone as well, which is its failure."""
+    results, said, journal = play(9, 1, 1, jobs=3)
+    assert [entry.failed for entry in results.entries] == [NO_ROOM, "", ""]
+    assert ["it waits" in text for text in said] == [True, True, True, False, False, False]
+    assert said[2].endswith("beside the others; it waits, and the rest go on one at a time")
+    assert [line.split()[0] for line in journal[6:]] == ["begins", "ends"] * 3
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_training_without_memory_alone_fails(play, jobs):
+    results, said, journal = play(9, 0, 0, jobs=jobs, only="seed1")
+    assert [entry.failed for entry in results.entries] == [NO_ROOM]
+    assert said == [f"rela-g-seed1: failed: {NO_ROOM} (1 of 1)"]
+    assert journal == ["begins rela-g-seed1", "ends rela-g-seed1"]
+
+
+def full(*given):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 is full")
+
+
+def full_while_capturing(*given):
+    """What a graph whose capture runs out of memory ends in."""
+    try:
+        full()
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def full_before_it_began(*given):
+    raise RuntimeError("CUDA error: out of memory")
+
+
+def broken(*given):
+    raise RuntimeError("sizes of tensors do not match")
+
+
+@pytest.fixture
+def unmeasured(tmp_path):
+    """A study with a training that is done, as its cost says, and is to be measured."""
+    places = Places(SEARCH, SMOKE, tmp_path)
+    training = SEARCH.trainings(SMOKE)[0]
+    places.data(training).mkdir(parents=True)
+    places.folder(training).mkdir(parents=True)
+    (places.folder(training) / "cost.json").write_text(json.dumps({"seconds": 1.0, "peak_bytes": 1}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("measure", [full, full_while_capturing, full_before_it_began])
+def test_too_little_memory_to_measure_is_one_line_with_its_own_exit_code(unmeasured, rectiformer, monkeypatch, measure):
+    monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)  # standard input is nobody's here
+    monkeypatch.setitem(STUDIES, SEARCH.name, replace(SEARCH, measure=measure))
+    found = rectiformer("study", SEARCH.name, "--out", unmeasured, "--one", "rela-g-seed1")
+    assert found.code == DeviceMemoryError.exit_code
+    assert found.err == (
+        "rectiformer: rela-g-seed1 cannot be measured: the device has no memory left; lower --jobs, so that fewer "
+        "trainings share it\n"
+    )
+
+
+def test_too_little_memory_to_train_is_one_line_with_the_same_exit_code(tmp_path, rectiformer, monkeypatch):
+    monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)
+    for update, says in (
+        (full, "step 1: the device has no memory left; batches are "),
+        (full_while_capturing, "rela-g-seed1 cannot be trained: the device has no memory left; lower --jobs"),
+    ):
+        monkeypatch.setattr("rectiformer.train.update.Updater.update", update)
+        found = rectiformer("study", SEARCH.name, "--out", tmp_path, "--one", "rela-g-seed1")
+        assert found.code == DeviceMemoryError.exit_code
+        assert found.err.split("\n")[-2].startswith(f"rectiformer: {says}")
+
+
+def test_other_errors_of_measuring_are_left_as_they_are(unmeasured):
+    with pytest.raises(RuntimeError, match="sizes of tensors do not match"):
+        run_single(Places(replace(SEARCH, measure=broken), SMOKE, unmeasured), "rela-g-seed1", Silent())

@@ -1,0 +1,124 @@
+"""Starting from another run: its weights, its subwords, and what does not fit."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rectiformer.errors import CheckpointError, ConfigError
+from rectiformer.runs.folder import load_model, open_run, weights_of
+from rectiformer.runs.inherit import adopt_subwords
+from rectiformer.runs.metrics import read_metrics
+from rectiformer.text.prepared import prepare
+from rectiformer.toml import load_config
+from rectiformer.train.reporting import Silent
+from rectiformer.train.start import train
+
+SETTINGS = [
+    "data.grammar=documents",
+    "data.sentences=300",
+    "data.valid_sentences=20",
+    "vocabulary.size=200",
+    "model.width=16",
+    "model.slots=16",
+    "training.tokens=300",
+    "training.steps=6",
+    "training.rate=1e-3",
+    "training.schedule=constant",
+    "training.warmup=1",
+    "training.device=cpu",
+    "training.ema=0.5",
+    "validation.every=6",
+    "checkpoint.every=6",
+    "log.every=1",
+]
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.said = []
+
+    def note(self, message):
+        self.said.append(message)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start") / "first"
+    train(load_config(None, SETTINGS), folder)
+    return folder
+
+
+def settings(first, *changes):
+    return load_config(None, [*SETTINGS, f"training.start={first}", *changes])
+
+
+def weights(folder):
+    return weights_of(load_model(open_run(folder), "latest")[0])
+
+
+def test_a_run_starts_with_the_best_weights_and_the_subwords_of_another(first, tmp_path):
+    notes = Notes()
+    config = settings(first, "data.segment=64", "training.steps=1", "training.rate=0", "model.dropout=0.2")
+    train(config, tmp_path / "run", reporter=notes)
+    assert f"started from {first}, step 6" in notes.said
+    assert open_run(tmp_path / "run").source.sha256 == open_run(first).source.sha256
+    for name, tensor in weights(tmp_path / "run").items():  # at rate 0 and of the moving average
+        assert torch.equal(tensor, weights(first)[name]), name
+
+
+def test_what_is_resumed_goes_on_from_its_own_checkpoint(first, tmp_path):
+    train(settings(first, "training.steps=2", "checkpoint.every=2"), tmp_path / "run")
+    half = weights(tmp_path / "run")
+    notes = Notes()
+    changes = ("training.steps=3", "training.rate=1e-3", "checkpoint.every=2")
+    train(settings(first, *changes), tmp_path / "run", resume=True, reporter=notes)
+    assert "resumed at step 2" in notes.said
+    assert not [line for line in notes.said if line.startswith("started from")]
+    assert any(not torch.equal(tensor, half[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+def test_a_start_makes_the_first_loss_that_of_a_trained_model(first, tmp_path):
+    for name, config in {"new": load_config(None, SETTINGS), "on": settings(first)}.items():
+        train(config, tmp_path / name)
+    losses = {
+        name: [record["loss"] for record in read_metrics(tmp_path / name / "metrics.jsonl") if "loss" in record]
+        for name in ("new", "on")
+    }
+    assert losses["on"][0] < losses["new"][0] - 0.1
+
+
+def test_other_sizes_and_other_subwords_are_refused(first, tmp_path):
+    with pytest.raises(CheckpointError, match=r"does not fit the model: .*; use the run's own configuration"):
+        train(settings(first, "model.slots=32"), tmp_path / "wide")
+    config = load_config(None, [*SETTINGS, "vocabulary.size=190"])
+    prepare(config, tmp_path / "data")
+    with pytest.raises(CheckpointError, match=r"its source vocabulary has hash .*, but that of the data is .*; leave"):
+        train(settings(first), tmp_path / "other", data=tmp_path / "data")
+    with pytest.raises(CheckpointError, match="there is no run folder"):
+        train(settings(tmp_path / "nowhere"), tmp_path / "none")
+
+
+def test_subwords_are_taken_over_unless_others_are_named(first):
+    config = settings(first)
+    assert adopt_subwords(config).vocabulary.source_model == str(first / "source.model")
+    assert adopt_subwords(config).vocabulary.target_model == ""
+    apart = dataclasses.replace(config, vocabulary=dataclasses.replace(config.vocabulary, shared=False))
+    assert adopt_subwords(apart).vocabulary.target_model == str(first / "target.model")
+    named = dataclasses.replace(config, vocabulary=dataclasses.replace(config.vocabulary, source_model="own"))
+    assert adopt_subwords(named) == named
+    assert adopt_subwords(load_config(None, SETTINGS)) == load_config(None, SETTINGS)
+
+
+def test_mixed_segments_are_of_every_length_and_validation_is_not_mixed(first, tmp_path):
+    whole, mixed = (
+        prepare(settings(first, "data.segment=128", f"data.mixed={word}"), tmp_path / word)
+        for word in ("false", "true")
+    )
+    assert mixed.train[0].pairs > 1.5 * whole.train[0].pairs
+    assert mixed.valid.pairs == whole.valid.pairs
+    assert sum(mixed.train[0].source_lengths) > 0
+    separators = [(side.train[0].source(0) == side.source.separator).sum() for side in (whole, mixed)]
+    assert separators[0] == separators[1] > 0  # the first document is cut at the longest limit
+    with pytest.raises(ConfigError, match=r"data\.mixed = true, but data\.segment = 0"):
+        prepare(load_config(None, [*SETTINGS, "data.mixed=true"]), tmp_path / "sentences")

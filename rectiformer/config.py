@@ -162,9 +162,8 @@ class TrainingConfig:
     """Micro-batches summed into one update."""
     optimizer: str = choices("adam", "adamw")
     """Adam, with weight decay apart from the gradient in "adamw"."""
-    schedule: str = choices("noam", "inverse-sqrt", "linear", "constant")
-    """noam: rate * width^-0.5 * min(t^-0.5, t * warmup^-1.5). The others rise to `rate`; from there inverse-sqrt is
-    `rate` times (warmup / t)^0.5, linear falls in a straight line to 0 after the last update, constant stays."""
+    schedule: str = choices("noam", "inverse-sqrt", "constant")
+    """noam: rate * width^-0.5 * min(t^-0.5, t * warmup^-1.5). inverse-sqrt: to `rate`, then times (warmup / t)^0.5."""
     rate: float = within(1.0, 0.0)
     """Learning rate: a factor for noam, the highest rate for the others."""
     warmup: int = within(4_000, 1)
@@ -199,7 +198,7 @@ class TrainingConfig:
     """Of matrix products; weights and sums stay in float32."""
     compile: str = choices("auto", "yes", "capture", "no")
     """On a GPU: compile the layers and capture steps as CUDA graphs, only capture, or neither. Compiling takes a minute
-    or two, so "auto" does it for 10,000 steps and more, and only captures for fewer. A CPU compiles for "yes" only."""
+    or two, so "auto" does it for 10,000 steps and more, and only captures for fewer. On a CPU nothing is compiled."""
     parallel: str = choices("auto", "ddp", "fsdp")
     """With several ranks of torchrun: "ddp", which "auto" is, has the whole model on each; "fsdp" deals out its rows.
     The micro-batches of an update are dealt out to the ranks, so `accumulate` must be a multiple of their number."""

@@ -56,6 +56,8 @@ FREE_KEYS = (
 )
 """Keys, or sections with a dot after them, that a resumed run may change. Files are judged by what is in them."""
 
+SAID = 3
+"""Most tensors that an error names."""
 WEIGHTS = ("averaged", "ema", "model")
 """The sets of weights a checkpoint may hold, the one to translate with first."""
 
@@ -252,6 +254,7 @@ def load_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where
         if name in tensors and tensors[name].shape != tensor.shape
     ]
     if problems:
-        raise CheckpointError(f"{where} does not fit the model: {'; '.join(problems)}; use the run's own configuration")
+        told = problems[:SAID] + ([f"and {len(problems) - SAID} more"] if len(problems) > SAID else [])
+        raise CheckpointError(f"{where} does not fit the model: {'; '.join(told)}; use the run's own configuration")
     for name, tensor in own.items():
         tensor.copy_(tensors[name])

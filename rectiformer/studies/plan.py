@@ -151,11 +151,11 @@ def locate_start(config: Config, out: Path, scale: Scale) -> Config:
 
 
 def portable(config: Config) -> Config:
-    """A configuration without what differs between machines: folders of files and runs, and the device."""
+    """A configuration without what may differ between machines: folders of files and runs, device, compiling."""
     found = dataclasses.replace(
         config,
         data=rename_files(config.data, lambda name: Path(name).name),
-        training=dataclasses.replace(config.training, device="auto"),
+        training=dataclasses.replace(config.training, device="auto", compile="auto"),
     )
     start = Path(config.training.start)
     if start.name != RUN:

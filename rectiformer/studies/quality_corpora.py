@@ -9,7 +9,7 @@ from pathlib import Path
 from rectiformer.config import DataConfig
 from rectiformer.measure.alignment import Links, read_gold
 from rectiformer.measure.symmetrize import flip
-from rectiformer.studies.corpora import EUROPARL_SENTENCES, GRAMMAR_DOCUMENTS, IWSLT14, MULTI30K_SHORT, WMT
+from rectiformer.studies.corpora import COMPILED, EUROPARL_SENTENCES, GRAMMAR_DOCUMENTS, IWSLT14, MULTI30K, WMT
 from rectiformer.studies.forms import MARKER, rewrite
 from rectiformer.studies.held_out import Pair
 from rectiformer.studies.plan import Scale
@@ -115,7 +115,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="multi30k-de-en",
             folder="multi30k",
-            settings=MULTI30K_SHORT,
+            settings=(*MULTI30K, COMPILED),
             test=("test_2016_flickr.de", "test_2016_flickr.en"),
             seeds=ALL_SEEDS,
         ),
@@ -147,7 +147,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="multi30k-en-fr",
             folder="multi30k",
-            settings=(*MULTI30K_SHORT, *FRENCH_CAPTIONS),
+            settings=(*MULTI30K, COMPILED, *FRENCH_CAPTIONS),
             test=("test_2016_flickr.en", "test_2016_flickr.fr"),
             seeds=HEADLINE_SEEDS,
         ),

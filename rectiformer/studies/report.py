@@ -6,15 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rectiformer.errors import DataError
+from rectiformer.runs.durable import read_regular
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import SCALES, Study
-from rectiformer.studies.results import Results, distinct, save_results
+from rectiformer.studies.results import Results, distinct, save_results, saved_path
 from rectiformer.studies.running import load_results
 from rectiformer.studies.tables import CLAIM, RULE, Table
 
 PAGE = "reproduction.md"
 ELSEWHERE = "studies"
 """The folder that a command names, whatever the folder was called here."""
+LONGEST_REMARKS = 2**16  # bytes
 LEGEND = """Intervals are 95 % t intervals over seeds. How what a paper says is known: [S] seen in a primary source,
 [T] read in a third text, [D] derived, [R] recalled.
 """
@@ -23,7 +25,8 @@ LEGEND = """Intervals are 95 % t intervals over seeds. How what a paper says is 
 def write_report(out: Path) -> Path:
     """Render every study of which something is known in `out` as OUT/reproduction.md, its figures beside it.
 
-    All results are saved in OUT/results too: a folder with nothing but these gives the same page.
+    All results are saved in OUT/results too: a folder with nothing but these gives the same page. Remarks on a study
+    are taken from OUT/results/STUDY-SCALE.md.
     """
     found = list(studies_in(out))
     if not found:
@@ -61,12 +64,19 @@ def render(study: Study, results: Results, out: Path) -> str:
     """The section of a study at a scale."""
     lines = [f"## {study.title} (`{study.name}`, {results.scale})", "", study.question, "", f"Paper: {study.paper}", ""]
     lines += [describe_origin(results), "", "```sh", command(study.source, results.scale), "```", ""]
+    lines += read_remarks(out, study.name, results.scale)
     for table in study.tables(results):
         lines += [table.to_markdown()]
     for path in study.figures(results, out / "figures" / f"{study.name}-{results.scale}"):
         lines += [f"![{path.stem}]({path.relative_to(out).as_posix()})", ""]
     lines += [f"- {entry.key} failed: `{entry.failed.replace('`', chr(39))}`" for entry in results.failures]
     return "\n".join(lines) + "\n"
+
+
+def read_remarks(out: Path, study: str, scale: str) -> list[str]:
+    """What people have to say of a study's results: Markdown in a file beside them, if there is one."""
+    path = saved_path(out, study, scale).with_suffix(".md")
+    return [read_regular(path, LONGEST_REMARKS).decode("utf-8")] if path.exists() else []
 
 
 def describe_origin(results: Results) -> str:

@@ -22,9 +22,6 @@ def learning_rate(config: TrainingConfig, width: int, step: int) -> float:
     if config.schedule == "noam":
         return config.rate * width**-0.5 * min(step**-0.5, step * config.warmup**-1.5)
     rise = min(1.0, step / config.warmup)
-    if config.schedule == "linear":
-        left = (config.steps + 1 - step) / max(1, config.steps + 1 - config.warmup)
-        return config.rate * max(0.0, min(rise, left))
     if config.schedule == "constant":
         return config.rate * rise
     return config.rate * min(rise, (config.warmup / step) ** 0.5)

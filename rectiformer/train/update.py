@@ -81,8 +81,8 @@ class Updater:
         self.model, self.config, self.device, self.team = model, config.training, device, team
         self.shown = model
         on_gpu = device.type == "cuda"
-        worth_it = self.config.compile == "auto" and on_gpu and self.config.steps >= WORTH_COMPILING
-        self.compiled = not self.splits and (self.config.compile == "yes" or worth_it)
+        worth_it = self.config.compile == "auto" and self.config.steps >= WORTH_COMPILING
+        self.compiled = on_gpu and not self.splits and (self.config.compile == "yes" or worth_it)
         waits = any(memory.memory.keeps == "experts" for memory in model.memories())  # for how many tokens each has
         self.captured = on_gpu and self.config.compile != "no" and not self.splits and not waits
         self.names = [name for name, _ in model.named_parameters()]

@@ -134,7 +134,7 @@ def seeded(
 
 
 def locate_start(config: Config, out: Path, scale: Scale) -> Config:
-    """The same with the run of the training it starts from, and its subwords, as they lie in `out`; what it is there.
+    """The same with the folder in `out` of the run that it starts from, and with the subwords of that.
 
     ArgumentError where that one is not trained.
     """

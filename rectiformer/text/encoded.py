@@ -212,7 +212,7 @@ def cut_segments(folder: Path, limit: int, borders: np.ndarray, mixed: bool = Fa
 
     Args:
         borders: some sentences at which documents start.
-        mixed: cut every other document at half of `limit`, a quarter, and so on, down to sentences.
+        mixed: cut documents by turns at `limit`, half of it, and so on down to sentences.
 
     Returns:
         the segments that start there.

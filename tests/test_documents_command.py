@@ -121,7 +121,7 @@ def test_agreement_is_printed_by_kind(world, rectiformer):
         ("translate documents test.de --documents blank --nbest 2", 2, "nbest = 2, but a document has one translation"),
         ("translate documents test.de --documents blank --prefix test.de", 2, "--prefix is about single lines"),
         ("translate documents test.de --documents blank --too-long cut", 2, "--too-long is about single lines"),
-        ("translate sentences test.de --documents marker --segment 50", 2, "this model has no separator"),
+        ("translate sentences test.de --documents marker --segment 50", 2, "this model knows single sentences only"),
         ("evaluate documents --agreement 3 --source test.de", 2, "--agreement needs a RUN and no texts"),
         ("evaluate --agreement 3", 2, "--agreement needs a RUN"),
         ("evaluate documents --source test.de", 2, "--reference is missing"),

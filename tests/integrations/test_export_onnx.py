@@ -24,7 +24,7 @@ def call(*words, **options):
     return result.stdout
 
 
-@pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer"])
+@pytest.mark.parametrize("variant", [pytest.param("softmax", marks=pytest.mark.slow), "rela-g", "reluformer"])
 def test_exported_graphs_translate_as_the_run_does(variant, trained, translator, held_out, tmp_path):
     from rectiformer.integrations.onnx import OnnxTranslator
 

@@ -67,18 +67,17 @@ def test_all_at_smoke_shows_every_study_and_trains_nothing_again(out, rectiforme
 
 
 def test_a_report_can_be_made_of_saved_results_alone(out, tmp_path):
+    (out / "results").mkdir()
+    (out / "results" / "slot-sweep-smoke.md").write_text("*A remark.*\n")
     page = write_report(out)
-    saved = sorted(path.name for path in (out / "results").iterdir())
+    saved = sorted(path.name for path in (out / "results").glob("*.jsonl"))
     assert saved == sorted(f"{study.name}-smoke.jsonl" for study in TRAINED)
     shutil.copytree(out / "results", tmp_path / "results")
-    (tmp_path / "results" / "slot-sweep-smoke.md").write_text("*A remark.*\n")
-    section = write_report(tmp_path).read_text().partition("(`slot-sweep`, smoke)")[2].partition("\n## ")[0]
-    assert "*A remark.*\n" in section
-    (tmp_path / "results" / "slot-sweep-smoke.md").unlink()
     assert write_report(tmp_path).read_text() == page.read_text()
     figures = {path.relative_to(tmp_path): path.read_bytes() for path in (tmp_path / "figures").rglob("*.svg")}
     assert figures == {path.relative_to(out): path.read_bytes() for path in (out / "figures").rglob("*.svg")}
     text = page.read_text()
+    assert "*A remark.*\n" in text.partition("(`slot-sweep`, smoke)")[2].partition("\n## ")[0]
     assert str(out) not in text + "".join(path.read_text() for path in (out / "results").iterdir())
     for study in STUDIES.values():
         results = load_results(study, SMOKE, tmp_path)

@@ -230,7 +230,7 @@ def test_a_model_of_sentences_translates_each_by_itself(words):
     (found,) = translate(translator, [lines])
     assert found.sentences == [each.text for each in translator.translate(lines, QUICK, warn=lambda _: None)]
     assert (found.segments, found.fallbacks) == (9, 0)
-    with pytest.raises(ArgumentError, match=r"segments of 50 subwords, but this model has no separator"):
+    with pytest.raises(ArgumentError, match=r"segments of 50 subwords, but this model knows single sentences only"):
         translate(translator, [lines], limit=50)
 
 

@@ -116,10 +116,10 @@ class Scores:
         return keep_cells(
             self.seed,
             self.dropout,
-            range(block.batch.start, block.batch.stop),
-            range(block.heads.start, block.heads.stop),
-            range(row + block.queries.start, row + block.queries.stop),
-            range(column + keys.start, column + keys.stop),
+            (block.batch.start, block.batch.stop),
+            (block.heads.start, block.heads.stop),
+            (row + block.queries.start, row + block.queries.stop),
+            (column + keys.start, column + keys.stop),
             all_heads=self.heads,
         )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Span = tuple[int, int]
+"""First and last, exclusive. A Python range would fix the sizes of a program that is compiled for any."""
 GOLDEN = -1640531527  # 0x9E3779B9 as a signed word: spreads neighboring counters over all bits
 
 
@@ -22,9 +24,9 @@ def drop_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
 
 
 def keep_cells(
-    seed: Tensor, probability: float, batch: range, heads: range, queries: range, keys: range, all_heads: int
+    seed: Tensor, probability: float, batch: Span, heads: Span, queries: Span, keys: Span, all_heads: int
 ) -> Tensor:
-    """True where a weight survives, for one rectangle of cells: [len(batch), len(heads), len(queries), len(keys)]."""
+    """True where a weight survives, for one rectangle of cells: [b, h, m, n], as long as the spans."""
     device = seed.device
     word = (seed ^ (seed >> 32)).to(torch.int32)  # [1]
     sequence = _count(batch, device)[:, None] * all_heads + _count(heads, device)  # [b, h]
@@ -33,8 +35,8 @@ def keep_cells(
     return cell >= round(probability * 2**32) - 2**31
 
 
-def _count(span: range, device: torch.device) -> Tensor:
-    return torch.arange(span.start, span.stop, device=device, dtype=torch.int32)
+def _count(span: Span, device: torch.device) -> Tensor:
+    return torch.arange(*span, device=device, dtype=torch.int32)
 
 
 def mix(word: Tensor) -> Tensor:

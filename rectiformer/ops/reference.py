@@ -95,10 +95,10 @@ def dropout_factor(call: Call, weights: Tensor) -> Tensor | None:
     keep = keep_cells(
         call.seed,
         call.dropout,
-        range(batch),
-        range(heads),
-        range(row, row + queries),
-        range(column, column + keys),
+        (0, batch),
+        (0, heads),
+        (row, row + queries),
+        (column, column + keys),
         all_heads=heads,
     )
     return keep.to(weights.dtype) / (1 - call.dropout)

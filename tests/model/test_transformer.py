@@ -278,3 +278,20 @@ def test_only_pre_order_ends_with_a_norm(order):
     kind = nn.LayerNorm if order == "pre" else nn.Identity
     assert isinstance(model.encoder_norm, kind)
     assert isinstance(model.decoder_norm, kind)
+
+
+@pytest.mark.parametrize("variant", ["softmax", "rela-g"])
+def test_one_compiled_program_takes_all_shapes_but_the_first(variant):
+    """The first is compiled for itself; a size that is fixed by the way would compile a program for every one."""
+    torch.compiler.reset()
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    layer = build(variant=variant, dropout=0.1, attention_dropout=0.1, dtype=torch.float32).train().encoder[0]
+    compiled = torch.compile(layer, backend=keep)
+    for batch, length in [(25, 12), (33, 9), (16, 20), (7, 50)]:
+        compiled(torch.randn(batch, length, 16), torch.full((batch,), length))
+    assert len(graphs) == 2

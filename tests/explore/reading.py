@@ -20,7 +20,8 @@ def settle(page, act):
     """Do something and wait until the page was drawn anew."""
     before = page.evaluate("document.body.dataset.ready")
     act()
-    page.wait_for_function("before => document.body.dataset.ready !== before", arg=before)
+    assert before is not None
+    page.locator(f'body:not([data-ready="{before}"])').wait_for(state="attached")
 
 
 def words_of_pieces(side):

@@ -76,8 +76,8 @@ def run_study(
 
 def choose(study: Study, scale: Scale, only: str = "") -> list[Training]:
     """The trainings whose keys have one of the parts of `only` in them; ArgumentError where none has."""
-    trainings, parts = study.trainings(scale), only.split(",")
-    chosen = [training for training in trainings if any(part in training.key for part in parts)]
+    trainings, parts = study.trainings(scale), [part for part in only.split(",") if part]
+    chosen = [training for training in trainings if not only or any(part in training.key for part in parts)]
     if not chosen:
         known = ", ".join(dict.fromkeys(training.name for training in trainings))
         raise ArgumentError(f"no training of {study.name} has {only!r} in its name; there are {known}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rectiformer.errors import ArgumentError
 from rectiformer.model.memory import MEMORIES
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.catalog import STUDIES
@@ -139,4 +140,7 @@ def test_trainings_are_chosen_by_parts_of_their_names():
     study = STUDIES["document-length"]
     chosen = choose(study, Scale("small"), "softmax-1024,rela-g-512-seed1")
     assert [each.key for each in chosen] == [*(f"softmax-1024-seed{seed}" for seed in (1, 2, 3)), "rela-g-512-seed1"]
+    assert choose(study, Scale("small"), "softmax-1024,") == chosen[:3]
     assert choose(study, Scale("small")) == study.trainings(Scale("small"))
+    with pytest.raises(ArgumentError, match="no training of document-length has ',' in its name"):
+        choose(study, Scale("small"), ",")

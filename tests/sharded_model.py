@@ -24,12 +24,18 @@ class Case:
     variant: str
     order: str = "post"
     lengths: tuple[int, ...] = (18, 5, 11)
+    positions: str = "sequence"
 
     def __str__(self):
         return f"{self.variant} {self.order}"
 
 
-CASES = [Case("rela-g"), Case("reluformer"), Case("relu-seqlen", "pre"), Case("rela-i", "pre", (8, 2, 1))]
+CASES = [
+    Case("rela-g"),
+    Case("reluformer"),
+    Case("relu-seqlen", "pre", positions="sentence"),
+    Case("rela-i", "pre", (8, 2, 1)),
+]
 
 
 def build(case):
@@ -37,9 +43,9 @@ def build(case):
     torch.manual_seed(1)
     config = ModelConfig(
         width=16, heads=2, encoder_layers=2, decoder_layers=2, slots=24, variant=case.variant, order=case.order,
-        dropout=0.0, attention_dropout=0.0, tie="none",
+        dropout=0.0, attention_dropout=0.0, tie="none", positions=case.positions,
     )  # fmt: skip
-    model = Transformer(config, VOCABULARY, VOCABULARY).eval()
+    model = Transformer(config, VOCABULARY, VOCABULARY, separators=(4, 4)).eval()
     with torch.no_grad():
         model.output.mul_(4)
     return model

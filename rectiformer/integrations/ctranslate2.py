@@ -25,9 +25,10 @@ from rectiformer.integrations.folder import (
     write_record,
 )
 from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.embedding import Embedding
 from rectiformer.model.layers import EPSILON, DecoderLayer, EncoderLayer
 from rectiformer.model.memory import KeyValueMemory
-from rectiformer.model.transformer import Embedding, Transformer
+from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import Specials
 from rectiformer.translate.translator import Translator
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import rectiformer
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError, CheckpointError
-from rectiformer.model.transformer import Embedding
+from rectiformer.model.embedding import Embedding
 from rectiformer.runs.durable import damaged, parse_object, read_regular, sync_folder, write_failure, write_file
 from rectiformer.text.vocabulary import Vocabulary, sync
 from rectiformer.translate.translator import Translator, piece_text
@@ -63,8 +63,18 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def require_sequence(config: ModelConfig, format: str) -> None:
+    """ArgumentError where positions are not counted through, as all other engines do."""
+    if config.positions != "sequence":
+        raise ArgumentError(
+            f"{format} counts positions through, and this model counts them with model.positions = "
+            f"{config.positions!r}; only rectiformer itself can run it"
+        )
+
+
 def require_plain(config: ModelConfig, format: str) -> None:
     """ArgumentError where layers are not those of the first Transformer, which is all that other engines have."""
+    require_sequence(config, format)
     for key, needed in (("order", "post"), ("memory", "relu"), ("output_norm", "")):
         if (value := getattr(config, key)) != needed:
             raise ArgumentError(

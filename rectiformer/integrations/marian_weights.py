@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from rectiformer.integrations.folder import fold_bias
 from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.embedding import Embedding
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.norms import RMSNorm
-from rectiformer.model.transformer import Embedding, Transformer
+from rectiformer.model.transformer import Transformer
 
 STREAM = 32.0
 """Factor of the residual stream. Marian's LayerNorm adds 1e-5 to a variance where ours adds 1e-8, and what is added is

@@ -66,7 +66,8 @@ class DecoderGraph(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits of what comes next, and the past with these tokens."""
         written, present = past[0].shape[3], []
-        x = self.model.target_embedding(tokens.flatten()[:, None], torch.full((1,), written))
+        embedding = self.model.target_embedding
+        x = embedding.embed(tokens.flatten()[:, None], embedding.positions[torch.full((1,), written)])
         seen = visible(source[0][:, 0, :, 0], source_lengths)
         for index, layer in enumerate(self.model.decoder):
             assert isinstance(layer, DecoderLayer)

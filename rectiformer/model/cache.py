@@ -80,34 +80,49 @@ class KeyValueCache:
 class FixedRoom:
     """Room for the keys and values of all layers of `rows` hypotheses, of one size, for steps that are CUDA graphs.
 
-    What is written stays where it is. `parents` says, on the device, which hypothesis each continues, and
-    ancestors[r, n] in which row position n of hypothesis r was written.
+    What is written stays where it is. `parents` says, on the device, which hypothesis each continues, ancestors[r, n]
+    in which row position n of hypothesis r was written, and places[r], if `counted`, where in its sentence its last.
     """
 
-    def __init__(self, like: Tensor, layers: int, rows: int, heads: int, length: int, size: int) -> None:
+    def __init__(
+        self, like: Tensor, layers: int, rows: int, heads: int, length: int, size: int, counted: bool = False
+    ) -> None:
         # Zeros, because without a kernel hidden cells still pass through matrix products, and NaN times 0 is NaN.
         self.held = torch.zeros((2 * layers, rows, heads, length, size), dtype=like.dtype, device=like.device)
         self.rows = torch.arange(rows, dtype=torch.int32, device=like.device)
         self.parents = self.rows.long()
         self.ancestors = self.rows[:, None].repeat(1, length)
+        self.places = before_start(rows, like.device) if counted else None
 
     def reorder(self, position: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis parents[r], and write at `position` [1] itself."""
+        if self.places is not None:
+            self.places.copy_(self.places.index_select(0, self.parents))
         self.ancestors.copy_(self.ancestors.index_select(0, self.parents))
         self.ancestors.index_copy_(1, position, self.rows[:, None])
 
     def take(self, other: FixedRoom, hypotheses: Tensor) -> None:
         """Hold what these hypotheses of another room, which is no longer than this one, would continue."""
-        ancestors = other.ancestors[other.parents[hypotheses]]
-        self.held.zero_()  # what is hidden must be finite, whatever was there before
+        self.clear()
+        parents = other.parents[hypotheses]
+        if self.places is not None and other.places is not None:
+            self.places[: len(parents)] = other.places[parents]
+        ancestors = other.ancestors[parents]
         for mine, held in zip(self.held, other.held, strict=True):
             mine[: len(hypotheses), :, : ancestors.shape[1]] = follow(held, ancestors)
-        self.restart()
 
-    def restart(self) -> None:
-        """Let every hypothesis continue itself."""
+    def clear(self) -> None:
+        """Hold nothing, and let every hypothesis continue itself."""
+        self.held.zero_()  # what is hidden must be finite, whatever was there before
         self.parents.copy_(self.rows)
         self.ancestors.copy_(self.rows[:, None].expand_as(self.ancestors))
+        if self.places is not None:
+            self.places.copy_(before_start(len(self.places), self.places.device))
+
+
+def before_start(rows: int, device: torch.device) -> Tensor:
+    """Places [rows, 2] of hypotheses that have written nothing: the first id will stand at 0 of sentence 0."""
+    return torch.tensor([[-1, 0]], device=device).repeat(rows, 1)
 
 
 class FixedCache:

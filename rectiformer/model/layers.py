@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
@@ -146,17 +144,3 @@ def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
         for name, option in learnable.items()
         if option
     }
-
-
-def sinusoids(length: int, width: int) -> Tensor:
-    """Position signals [length, width] of the first positions."""
-    return position_signals(torch.arange(length), width)
-
-
-def position_signals(positions: Tensor, width: int) -> Tensor:
-    """Signals [length, width]: sines in the first half, cosines in the second, time scales 1 to 10,000."""
-    half = width // 2
-    # In float32 the signals of position 2,048 would already be off by 1e-4.
-    steps = torch.arange(half, dtype=torch.float64, device=positions.device)
-    angles = positions[:, None] * torch.exp(steps * (-math.log(10_000) / max(1, half - 1)))  # [length, half]
-    return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, width % 2)).float()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,16 +12,9 @@ from torch import Tensor, nn
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
 from rectiformer.model.attention import MultiHeadAttention, variance_scaling_
-from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache, ReadyCache
-from rectiformer.model.dropout import Dropout
-from rectiformer.model.layers import (
-    DecoderLayer,
-    EncoderLayer,
-    LayerNorm,
-    build_shared,
-    position_signals,
-    sinusoids,
-)
+from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache, ReadyCache, before_start
+from rectiformer.model.embedding import Embedding, position_signals
+from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.ops.ranks import Ranks, own_shard
 
@@ -36,50 +28,6 @@ class Site:
     attention: MultiHeadAttention
 
 
-class Embedding(nn.Module):
-    """Subwords to vectors: scaled rows, one learned bias, sinusoid positions. `start` reads as zeros, bias included."""
-
-    positions: Tensor
-
-    def __init__(self, table: nn.Parameter, dropout: float, start: int | None = None) -> None:
-        super().__init__()
-        self.table = table
-        self.bias = nn.Parameter(torch.zeros(table.shape[1]))
-        self.drop = Dropout(dropout)
-        self.start = start
-        self.register_buffer("positions", sinusoids(512, table.shape[1]), persistent=False)
-
-    def forward(self, ids: Tensor, position: Tensor | None = None) -> Tensor:
-        """ids [B, M] to [B, M, E]; `position` [1], for one column of ids, says where it stands."""
-        return self.embed(
-            ids, self._table(ids.shape[1])[: ids.shape[1]] if position is None else self.positions[position]
-        )
-
-    def embed(self, ids: Tensor, where: Tensor) -> Tensor:
-        """ids [B, M] to [B, M, E], with the signals [M, E] of where they stand."""
-        x = F.embedding(ids, self.table) * math.sqrt(self.table.shape[1]) + self.bias
-        if self.start is not None:  # the decoder begins with a zero vector, not with a symbol of its own
-            x = x * (ids != self.start)[..., None]
-        return self.drop((x + where).to(working_dtype(x)))
-
-    def _table(self, length: int) -> Tensor:
-        """The position signals, made longer when a sequence asks for it."""
-        if length > len(self.positions):
-            with torch.inference_mode(False):  # made while translating, they may be used in training next
-                self.positions = sinusoids(2 * length, self.table.shape[1]).to(self.positions)
-        return self.positions
-
-    def reserve(self, length: int) -> None:
-        """Have position signals for `length` positions, before steps that cannot make them."""
-        self._table(length)
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """What the residual stream is held in: the dtype of autocast where that is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
 @dataclass
 class DecoderState:
     """Where a step-by-step decoding stands: encoded sources, held once each, and caches of every hypothesis."""
@@ -91,9 +39,14 @@ class DecoderState:
     position: Tensor  # [1], the position the next step writes
     room: FixedRoom | None = None
     """What `own` are parts of, when they are of fixed size."""
+    places: Tensor | None = None
+    """Where in its sentence each hypothesis has written last, [R, 2], if that is counted; the room's where there is
+    one, and else None before the first step."""
 
     def reorder(self, rows: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis rows[r]."""
+        if self.places is not None:
+            self.places = self.places[rows]
         for cache in self.own:
             assert isinstance(cache, KeyValueCache)
             cache.reorder(rows)
@@ -114,12 +67,20 @@ class Transformer(nn.Module):
         config: sizes, variants, order of the norms, ties.
         source_size, target_size: rows of the embeddings.
         start: the id at position 0 of every decoder input, read as a zero vector.
+        separators: the ids between sentences of a source and of a target, None where a vocabulary has none.
     """
 
     source_ranks: Ranks | None = None
     """Who shares the positions of every source, inside of `sharded_source`: encoded sources are then this rank's."""
 
-    def __init__(self, config: ModelConfig, source_size: int, target_size: int, start: int = 2) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        source_size: int,
+        target_size: int,
+        start: int = 2,
+        separators: tuple[int | None, int | None] = (None, None),
+    ) -> None:
         super().__init__()
         if config.tie == "all" and source_size != target_size:
             raise ConfigError(
@@ -130,8 +91,9 @@ class Transformer(nn.Module):
         tables = [nn.Parameter(torch.empty(size, config.width)) for size in (source_size, target_size)]
         if config.tie == "all":
             tables[0] = tables[1]
-        self.source_embedding = Embedding(tables[0], config.dropout)
-        self.target_embedding = Embedding(tables[1], config.dropout, start)
+        borders = find_borders(config, separators)
+        self.source_embedding = Embedding(tables[0], config.dropout, None, borders[0])
+        self.target_embedding = Embedding(tables[1], config.dropout, start, borders[1])
         self.output = tables[1] if config.tie != "none" else nn.Parameter(torch.empty(target_size, config.width))
         shared = build_shared(config)
         self.encoder = nn.ModuleList(EncoderLayer(config, shared) for _ in range(config.encoder_layers))
@@ -156,7 +118,11 @@ class Transformer(nn.Module):
         """This rank's positions of sources [B, N], which are padded until the ranks can share them."""
         padded = F.pad(source, (0, -source.shape[1] % (2 * ranks.size)))
         where = own_shard(torch.arange(padded.shape[1], device=source.device), ranks, 0)
-        return self.source_embedding.embed(padded[:, where], position_signals(where, self.config.width))
+        embedding = self.source_embedding
+        if embedding.separator is None:
+            return embedding.embed(padded[:, where], position_signals(where, self.config.width))
+        embedding.reserve(padded.shape[1])
+        return embedding.embed(padded[:, where], embedding.place_signals(embedding.places(padded)[:, where]))
 
     def decode(self, target: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
         """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""
@@ -176,13 +142,8 @@ class Transformer(nn.Module):
         """A state that has written nothing, from encoded sources [B, N, E]; its caches grow as needed."""
         layers = range(len(self.decoder))
         position = torch.zeros(1, dtype=torch.long, device=source.device)
-        return DecoderState(
-            source,
-            source_lengths,
-            [KeyValueCache() for _ in layers],
-            [KeyValueCache() for _ in layers],
-            position,
-        )
+        own, cross = ([KeyValueCache() for _ in layers] for _ in range(2))
+        return DecoderState(source, source_lengths, own, cross, position)
 
     def begin_fixed(self, source: Tensor, source_lengths: Tensor, beam: int, room: int) -> DecoderState:
         """The same with room for `room` tokens and no more; `room.parents` says which hypothesis each continues.
@@ -191,11 +152,12 @@ class Transformer(nn.Module):
         """
         self.target_embedding.reserve(room)
         heads, layers = self.config.heads, len(self.decoder)
-        held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.width // heads)
+        counted = self.target_embedding.separator is not None
+        held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.width // heads, counted)
         position = torch.zeros(1, dtype=torch.long, device=source.device)
         own = [FixedCache(held, layer) for layer in range(layers)]
         cross = [ReadyCache(*pair) for pair in self.project_source(source, source_lengths)]
-        return DecoderState(source, source_lengths, own, cross, position, held)
+        return DecoderState(source, source_lengths, own, cross, position, held, held.places)
 
     def project_source(self, source: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
@@ -210,13 +172,26 @@ class Transformer(nn.Module):
             self.target_embedding.reserve(state.own[0].length + 1)
         else:
             state.room.reorder(state.position)
-        x = self.target_embedding(ids[:, None], state.position)
+        x = self.target_embedding.embed(ids[:, None], self.next_signals(ids, state))
         written = None if state.room is None else (state.position + 1).expand(len(ids))
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer.step(x, state.source, state.source_lengths, own, cross, written)
         state.position += 1
         return self.logits(self.decoder_norm(x)).squeeze(1)
+
+    def next_signals(self, ids: Tensor, state: DecoderState) -> Tensor:
+        """The signals [1, E] or [R, 1, E] of where ids [R] come to stand, which `state` then knows."""
+        embedding = self.target_embedding
+        if embedding.separator is None:
+            return embedding.positions[state.position]
+        before = before_start(len(ids), ids.device) if state.places is None else state.places
+        places = embedding.next_places(before, ids)
+        if state.room is None:
+            state.places = places
+        else:
+            before.copy_(places)
+        return embedding.place_signals(places)[:, None]
 
     def sites(self) -> Iterator[Site]:
         """Every attention, encoder first."""
@@ -231,3 +206,15 @@ class Transformer(nn.Module):
     def memories(self) -> Iterator[KeyValueMemory]:
         """Every feed-forward memory, encoder first."""
         return (module for module in self.modules() if isinstance(module, KeyValueMemory))
+
+
+def find_borders(config: ModelConfig, separators: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    """The ids after which positions are counted anew, None where they are counted through."""
+    if config.positions == "sequence":
+        return None, None
+    if None in separators:
+        raise ConfigError(
+            'model.positions = "sentence" needs a vocabulary with a separator, which that of data with documents has; '
+            "set data.documents or data.segment"
+        )
+    return separators

@@ -36,7 +36,7 @@ from rectiformer.toml import load_config, to_toml
 
 FORMAT = 1
 RECORD_LIMIT = 2**20  # bytes of run.json; ours have some hundreds
-LATER_KEYS = ("learned_start", "center", "output_norm")
+LATER_KEYS = ("learned_start", "center", "output_norm", "positions")
 """Keys of [model] that the first runs did not have yet; they still open."""
 FREE_KEYS = (
     "log.",
@@ -84,7 +84,8 @@ class Run:
 
     def build_model(self) -> Transformer:
         """A model with fresh weights, drawn from torch's current seed."""
-        return Transformer(self.config.model, self.source.size, self.target.size, start=self.target.bos)
+        separators = (self.source.separator, self.target.separator)
+        return Transformer(self.config.model, self.source.size, self.target.size, self.target.bos, separators)
 
 
 def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabulary, data_hash: str) -> Run:

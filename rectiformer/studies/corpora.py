@@ -134,6 +134,7 @@ EUROPARL = (
     "data.target=train.0.de.xz",
     "data.mixed=true",
     *EUROPARL_MODEL,
+    "model.positions=sentence",
     "model.attention_dropout=0",
     "training.steps=900",
     "training.optimizer=adamw",
@@ -234,7 +235,7 @@ GRAMMAR_TINY = (
 )
 """So little that nothing is learned: it shows that everything runs."""
 
-GRAMMAR_DOCUMENTS = (*GRAMMAR_TINY, "data.grammar=documents")
+GRAMMAR_DOCUMENTS = (*GRAMMAR_TINY, "data.grammar=documents", "model.positions=sentence")
 
 RELUFORMER = ("model.learned_start=4",)
 """What every study sets beside `model.variant=reluformer`, found by `reluformer-search` on validation data."""

@@ -132,8 +132,7 @@ class CapturedStep:
         self.decoder.source_lengths.copy_(lengths)
         self.encode(model)
         self.decoder.position.zero_()
-        self.room.held.zero_()
-        self.room.restart()
+        self.room.clear()
         beam = BeamState(
             task.limits(),
             task.options,

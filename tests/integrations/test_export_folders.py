@@ -27,7 +27,7 @@ def build(words):
     def build(**changes):
         torch.manual_seed(1)
         config = ModelConfig(**{"width": 32, "heads": 2, "slots": 32, "variant": "softmax", **changes})
-        model = Transformer(config, words.size, words.size, start=words.bos).eval()
+        model = Transformer(config, words.size, words.size, start=words.bos, separators=(4, 4)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:
@@ -130,6 +130,16 @@ def test_layers_that_an_engine_lacks_are_named(case, format, build, tmp_path):
     changes, message = CANNOT[case]
     with pytest.raises(ArgumentError, match=message):
         find_exporter(format)(build(**changes), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", ["ctranslate2", "transformers", "onnx"])
+def test_positions_that_are_counted_in_sentences_are_refused(format, build, tmp_path):
+    pytest.importorskip(format)
+    from rectiformer.cli.exporting import find_exporter
+
+    with pytest.raises(ArgumentError, match=r"counts positions through.*only rectiformer itself can run it"):
+        find_exporter(format)(build(positions="sentence"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

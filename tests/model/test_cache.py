@@ -6,7 +6,7 @@ import torch
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
 from rectiformer.model.cache import FixedRoom, KeyValueCache
-from rectiformer.model.layers import sinusoids
+from rectiformer.model.embedding import sinusoids
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.cached import follow
 
@@ -14,14 +14,16 @@ START, WORDS, STEPS, BEAM = 2, 23, 11, 3
 LENGTHS = torch.tensor([9, 5])
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=[*VARIANTS, "by sentence"])
 def model(request):
+    if request.param == "by sentence":
+        return build(positions="sentence")
     return build(variant=request.param)
 
 
 def build(**settings):
     config = ModelConfig(**{"width": 16, "heads": 2, "slots": 16, **settings})
-    model = Transformer(config, WORDS, WORDS, START).double().eval()
+    model = Transformer(config, WORDS, WORDS, START, (3, 3)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -10,7 +10,8 @@ from torch import nn
 from rectiformer import VARIANTS, MultiHeadAttention
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
-from rectiformer.model.layers import EPSILON, sinusoids
+from rectiformer.model.embedding import sinusoids
+from rectiformer.model.layers import EPSILON
 from rectiformer.model.memory import MEMORIES
 from rectiformer.model.transformer import Transformer
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -15,14 +16,16 @@ from rectiformer.translate.options import SearchOptions, Specials, Task
 from rectiformer.translate.search import search
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
-VOCABULARY = 40
+VOCABULARY, SEPARATOR = 40, 4
 
 
 def build_model(seed=0, eos=0.0, **config):
     """A random model with decided opinions; `eos` raises the logit of endings by about as much."""
     torch.manual_seed(seed)
     sizes = {"width": 32, "heads": 2, "slots": 64, "encoder_layers": 1, "tie": "none"}
-    model = Transformer(ModelConfig(**{**sizes, **config}), VOCABULARY, VOCABULARY, SPECIALS.bos).eval()
+    model = Transformer(
+        ModelConfig(**{**sizes, **config}), VOCABULARY, VOCABULARY, SPECIALS.bos, (SEPARATOR,) * 2
+    ).eval()
     with torch.no_grad():
         model.output.mul_(4)
         norm = model.decoder[-1].around_memory.norm if model.config.order == "post" else model.decoder_norm
@@ -128,6 +131,19 @@ def test_fixed_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
     assert len({sentences for sentences, _ in shapes}) > 1
     assert {best[0].ended for best in eager} == {True, False}
     assert max(len(best[0].ids) for best in eager) > 64
+
+
+def test_every_driver_counts_in_sentences():
+    model, sources = build_model(eos=6.0, positions="sentence"), random_sources(9, longest=40)
+    with torch.no_grad():
+        model.output[SEPARATOR] = 0.9 * model.output[SPECIALS.eos]
+    cached = SearchOptions(beam=4, nbest=4, extra_length=60, length_penalty=1.0)
+    found = search(model, sources, replace(cached, cache=False), SPECIALS)
+    assert_same(search(model, sources, cached, SPECIALS), found)
+    for _ in range(2):  # the second time in shapes that have been used
+        assert_same(search_fixed(model, sources, cached), found)
+    assert len({shape.room for shape in capture.KEPT[model].steps}) > 1
+    assert {h.ids.count(SEPARATOR) for best in found for h in best} >= {0, 1, 2}
 
 
 def test_kept_shapes_serve_later_batches_and_other_penalties():

@@ -1,0 +1,104 @@
+"""Subwords to vectors, with signals of where they stand: in their sequence, or in their sentence of a segment."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rectiformer.model.dropout import Dropout
+
+
+class Embedding(nn.Module):
+    """Subwords to vectors: scaled rows, one learned bias, sinusoids of where they stand.
+
+    Args:
+        start: the id that a decoder's input begins with; it reads as zeros, bias included.
+        separator: the id between sentences, where positions are counted in each sentence and sentences are numbered;
+            positions are counted through unless given. After a source's sentence it is the last of it; in a decoder,
+            where the next word is written from it, it begins the next one as `start` begins the first.
+    """
+
+    positions: Tensor
+
+    def __init__(
+        self, table: nn.Parameter, dropout: float, start: int | None = None, separator: int | None = None
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.bias = nn.Parameter(torch.zeros(table.shape[1]))
+        self.drop = Dropout(dropout)
+        self.start, self.separator = start, separator
+        self.register_buffer("positions", sinusoids(512, table.shape[1]), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [B, M] to [B, M, E]."""
+        table = self._table(ids.shape[1])
+        if self.separator is None:
+            return self.embed(ids, table[: ids.shape[1]])
+        return self.embed(ids, self.place_signals(self.places(ids)))
+
+    def embed(self, ids: Tensor, where: Tensor) -> Tensor:
+        """ids [B, M] to [B, M, E], with the signals [M, E] or [B, M, E] of where they stand."""
+        x = F.embedding(ids, self.table) * math.sqrt(self.table.shape[1]) + self.bias
+        if self.start is not None:  # the decoder begins with a zero vector, not with a symbol of its own
+            x = x * (ids != self.start)[..., None]
+        return self.drop((x + where).to(working_dtype(x)))
+
+    def borders(self, ids: Tensor) -> Tensor:
+        """Which of the ids are separators."""
+        assert self.separator is not None
+        return ids == self.separator
+
+    def places(self, ids: Tensor) -> Tensor:
+        """Where each of ids [B, M] stands: its position in its sentence and the number of that, from 0: [B, M, 2]."""
+        borders = self.borders(ids).long()
+        numbers = borders.cumsum(1)
+        if self.start is None:
+            numbers = numbers - borders
+        firsts = torch.searchsorted(numbers, numbers)  # they never fall, so this is where each sentence begins
+        return torch.stack([torch.arange(ids.shape[1], device=ids.device) - firsts, numbers], -1)
+
+    def next_places(self, places: Tensor, ids: Tensor) -> Tensor:
+        """Where ids [R] stand in a decoder, one after what stands at `places` [R, 2]."""
+        begins = self.borders(ids)
+        return torch.stack([(places[:, 0] + 1).masked_fill(begins, 0), places[:, 1] + begins], -1)
+
+    def place_signals(self, places: Tensor) -> Tensor:
+        """Signals [..., E] of places [..., 2]. In the first sentence they are those of positions alone, so that a model
+        of single sentences reads it as before; the numbers of others are told at the other end of the time scales."""
+        positions, numbers = places.unbind(-1)
+        return self.positions[positions] + (self.positions[numbers] - self.positions[0]).flip(-1)
+
+    def _table(self, length: int) -> Tensor:
+        """The position signals, made longer when a sequence asks for it."""
+        if length > len(self.positions):
+            with torch.inference_mode(False):  # made while translating, they may be used in training next
+                self.positions = sinusoids(2 * length, self.table.shape[1]).to(self.positions)
+        return self.positions
+
+    def reserve(self, length: int) -> None:
+        """Have position signals for `length` positions, before steps that cannot make them."""
+        self._table(length)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What the residual stream is held in: the dtype of autocast where that is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Position signals [length, width] of the first positions."""
+    return position_signals(torch.arange(length), width)
+
+
+def position_signals(positions: Tensor, width: int) -> Tensor:
+    """Signals [length, width]: sines in the first half, cosines in the second, time scales 1 to 10,000."""
+    half = width // 2
+    # In float32 the signals of position 2,048 would already be off by 1e-4.
+    steps = torch.arange(half, dtype=torch.float64, device=positions.device)
+    angles = positions[:, None] * torch.exp(steps * (-math.log(10_000) / max(1, half - 1)))  # [length, half]
+    return F.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, width % 2)).float()

@@ -1,0 +1,74 @@
+"""Positions that are counted in each sentence of a segment."""
+
+import pytest
+import torch
+
+from rectiformer import ConfigError
+from rectiformer.config import ModelConfig
+from rectiformer.model.embedding import sinusoids
+from rectiformer.model.transformer import Transformer
+
+START, SEPARATOR, WORDS = 2, 4, 23
+SIZES = {"width": 16, "heads": 2, "slots": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+
+
+def build(positions="sentence"):
+    torch.manual_seed(0)
+    config = ModelConfig(**SIZES, positions=positions)
+    return Transformer(config, WORDS, WORDS, START, (SEPARATOR, SEPARATOR)).eval()
+
+
+def test_a_source_ends_each_sentence_with_its_separator():
+    ids = torch.tensor([[7, 8, SEPARATOR, 9, SEPARATOR, SEPARATOR, 5], [SEPARATOR, 7, 7, 7, 7, 7, 7]])
+    places = build().source_embedding.places(ids)
+    assert places[..., 0].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
+    assert places[..., 1].tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
+
+
+def test_a_target_begins_each_sentence_with_its_separator_as_the_first_begins_with_the_start():
+    ids = torch.tensor([[START, 8, SEPARATOR, 9, SEPARATOR, SEPARATOR, 5]])
+    places = build().target_embedding.places(ids)
+    assert places[..., 0].tolist() == [[0, 1, 0, 1, 0, 0, 1]]
+    assert places[..., 1].tolist() == [[0, 0, 1, 1, 2, 3, 3]]
+
+
+def test_steps_count_as_whole_targets_do():
+    embedding = build().target_embedding
+    ids = torch.tensor([[START, 8, SEPARATOR, 9, SEPARATOR, SEPARATOR, 5]])
+    places, found = torch.tensor([[-1, 0]]), []
+    for id in ids[0]:
+        places = embedding.next_places(places, id[None])
+        found.append(places[0])
+    assert torch.equal(torch.stack(found)[None], embedding.places(ids))
+
+
+def test_one_sentence_is_read_as_without():
+    source, target = torch.randint(5, WORDS, (2, 9)), torch.randint(5, WORDS, (2, 7))
+    target[:, 0] = START
+    with torch.no_grad():
+        torch.testing.assert_close(build()(source, None, target), build("sequence")(source, None, target))
+
+
+def test_a_later_sentence_has_the_signals_of_the_first_and_those_of_its_number():
+    embedding, table = build().source_embedding, sinusoids(9, 16)
+    with torch.no_grad():
+        embedding.table.zero_()
+        first, border, second, third = embedding(torch.tensor([[7, SEPARATOR, 7, SEPARATOR, 7]]))[0, [0, 1, 2, 4]]
+    torch.testing.assert_close(first, table[0])
+    torch.testing.assert_close(border, table[1])
+    torch.testing.assert_close(second - first, (table[1] - table[0]).flip(0))
+    torch.testing.assert_close(third - first, (table[2] - table[0]).flip(0))
+
+
+def test_no_two_places_of_a_long_segment_look_alike():
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(**{**SIZES, "width": 64}, positions="sentence"), WORDS, WORDS, START, (4, 4))
+    places = torch.cartesian_prod(torch.arange(60), torch.arange(80))
+    signals = model.source_embedding.place_signals(places)
+    assert torch.cdist(signals, signals).fill_diagonal_(torch.inf).min() > 0.1
+
+
+@pytest.mark.parametrize("separators", [(None, None), (4, None)])
+def test_a_vocabulary_without_separators_is_refused(separators):
+    with pytest.raises(ConfigError, match=r'model\.positions = "sentence" needs a vocabulary with a separator'):
+        Transformer(ModelConfig(**SIZES, positions="sentence"), WORDS, WORDS, START, separators)

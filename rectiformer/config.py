@@ -138,6 +138,9 @@ class ModelConfig:
     """Whether keys have the mean of their sentence subtracted, in the encoder and in attention to the source. A softmax
     never sees what all scores of a row have in common; a ReLU lets it switch whole rows on and off. "auto" does it
     where the variant does not train well without: for reluformer."""
+    open: bool = False
+    """Whether rectified attention begins open, [x + p]+^p with its power p: for small scores, of centered keys, that is
+    what a softmax is, where [x]+^p has cut half of the keys before anything is learned."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)

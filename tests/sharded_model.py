@@ -25,6 +25,7 @@ class Case:
     order: str = "post"
     lengths: tuple[int, ...] = (18, 5, 11)
     positions: str = "sequence"
+    open: bool = False
 
     def __str__(self):
         return f"{self.variant} {self.order}"
@@ -32,7 +33,7 @@ class Case:
 
 CASES = [
     Case("rela-g"),
-    Case("reluformer"),
+    Case("reluformer", open=True),
     Case("relu-seqlen", "pre", positions="sentence"),
     Case("rela-i", "pre", (8, 2, 1)),
 ]
@@ -43,7 +44,7 @@ def build(case):
     torch.manual_seed(1)
     config = ModelConfig(
         width=16, heads=2, encoder_layers=2, decoder_layers=2, slots=24, variant=case.variant, order=case.order,
-        dropout=0.0, attention_dropout=0.0, tie="none", positions=case.positions,
+        dropout=0.0, attention_dropout=0.0, tie="none", positions=case.positions, open=case.open,
     )  # fmt: skip
     model = Transformer(config, VOCABULARY, VOCABULARY, separators=(4, 4)).eval()
     with torch.no_grad():

@@ -78,6 +78,8 @@ def find_attention(model: Transformer) -> str:
             f"MarianMT cannot center keys, as model.center = {config.center!r} does for {config.variant!r}; "
             'export with --to onnx, or train with model.center = "no"'
         )
+    if any(site.attention.opening for site in model.sites()):
+        raise ArgumentError("MarianMT cannot raise scores, as model.open = true does; export with --to onnx")
     return find_registered(find_variant(variants["cross"]))
 
 

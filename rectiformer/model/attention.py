@@ -15,6 +15,7 @@ from rectiformer.errors import ArgumentError, ConfigError, ShapeError
 from rectiformer.model.cache import Cache, FixedCache
 from rectiformer.model.learned import LearnedOption, build_learned
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows, project_normed
+from rectiformer.model.opening import Opening
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import Window, check_call, choose, run
@@ -77,6 +78,8 @@ class MultiHeadAttention(nn.Module):
         center: whether the keys of a sequence have their mean subtracted. A softmax never sees what all scores of a row
             have in common; a ReLU lets it switch whole rows on and off. Not for causal attention, whose rows each see
             other keys.
+        opening: added to every score, in one dimension of each head; the power of a rectified variant lets it begin
+            as a softmax does (`Opening`).
     """
 
     observer: Callable[[Observation], None] | None
@@ -100,6 +103,7 @@ class MultiHeadAttention(nn.Module):
         start: float | None = None,
         options: Mapping[str, float] | None = None,
         center: bool = False,
+        opening: float = 0.0,
     ) -> None:
         super().__init__()
         key_heads = heads if key_heads is None else key_heads
@@ -115,6 +119,7 @@ class MultiHeadAttention(nn.Module):
             self.options.setdefault(name, start)
         row.resolve_options(self.options)
         self.sizes = [width, key_heads * width // heads, key_heads * width // heads]
+        self.opening = Opening(self.sizes, width // heads, opening) if opening else None
         self.input_weight = nn.Parameter(torch.empty(sum(self.sizes), width))
         self.input_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
         self.norm = build_output_norm(norm or row.output_norm, width, heads)
@@ -256,6 +261,8 @@ class MultiHeadAttention(nn.Module):
         """Parts `first` to `last` of the query, key and value projections in one product."""
         rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
         weight, bias = self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows]
+        if self.opening is not None:
+            weight, bias = self.opening(weight, bias, rows)
         if self.learned_divides and first == 0:
             scale = self.head_scales().repeat_interleave(self.width // self.heads).to(weight.dtype)
             scale = F.pad(scale, (0, len(weight) - self.width), value=1.0)
@@ -273,7 +280,9 @@ class MultiHeadAttention(nn.Module):
         return self.learned().reciprocal().expand(self.heads)
 
     def _keys(self, k: Tensor, lengths: Tensor | None) -> Tensor:
-        return self._split(center_rows(k, lengths, self.ranks) if self.center else k, self.key_heads)
+        if self.center:
+            k = center_rows(k, lengths, self.ranks)
+        return self._split(k if self.opening is None else self.opening.raise_keys(k), self.key_heads)
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:

@@ -58,6 +58,7 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         norm=config.output_norm or None,
         center=kind != "decoder"
         and (find_variant(variant).centered if config.center == "auto" else config.center == "yes"),
+        opening=float((config.open and find_variant(variant).power) or 0),
     )
 
 

@@ -14,11 +14,16 @@ START, WORDS, STEPS, BEAM = 2, 23, 11, 3
 LENGTHS = torch.tensor([9, 5])
 
 
-@pytest.fixture(params=[*VARIANTS, "by sentence"])
+OTHERS = {
+    "by sentence": {"positions": "sentence"},
+    "open": {"variant": "reluformer", "open": True},
+    "open and squared": {"variant": "relu2", "output_norm": "gated-rms", "center": "yes", "open": True},
+}
+
+
+@pytest.fixture(params=[*VARIANTS, *OTHERS])
 def model(request):
-    if request.param == "by sentence":
-        return build(positions="sentence")
-    return build(variant=request.param)
+    return build(**OTHERS.get(request.param, {"variant": request.param}))
 
 
 def build(**settings):

@@ -1,0 +1,103 @@
+"""Rectified attention that begins open: its scores raised by its power, through one dimension of each head."""
+
+import pytest
+import torch
+
+from rectiformer import ConfigError, attention
+from rectiformer.config import ModelConfig
+from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.norms import center_rows
+from rectiformer.model.transformer import Transformer
+
+WIDTH, HEADS = 24, 3
+LENGTHS = torch.tensor([9, 4])
+
+
+def build(variant, seed=0, **settings):
+    torch.manual_seed(seed)
+    return MultiHeadAttention(WIDTH, HEADS, variant, **settings).double().eval()
+
+
+def split(x):
+    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("center", [True, False], ids=["centered", "as they are"])
+@pytest.mark.parametrize(("variant", "opening"), [("rela", 1.0), ("relu2", 2.0), ("relu-seqlen", 0.3)])
+def test_it_adds_a_number_to_every_score_of_the_other_dimensions(variant, opening, center, bias):
+    module = build(variant, opening=opening, center=center, bias=bias, norm="none")
+    x = torch.randn(2, 9, WIDTH, dtype=torch.double)
+    q, k, v = torch.nn.functional.linear(x, module.input_weight, module.input_bias).split(WIDTH, -1)
+    first = torch.arange(WIDTH) % (WIDTH // HEADS) == 0
+    q, k = q.masked_fill(first, 0), k.masked_fill(first, 0)
+    k = center_rows(k, LENGTHS) if center else k
+    by_hand = attention(
+        split(q), split(k), split(v), variant, key_lengths=LENGTHS, bias=torch.full((1, 1, 1, 1), opening).double()
+    )
+    expected = module.output(by_hand.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x, key_lengths=LENGTHS), expected)
+
+
+def test_gamma_divides_what_is_raised():
+    module = build("reluformer", opening=1.0, start=4.0)
+    bare = build("reluformer", opening=1.0, start=1.0)
+    bare.load_state_dict({**module.state_dict(), **{k: v for k, v in bare.state_dict().items() if "learned" in k}})
+    with torch.no_grad():
+        bare.output.weight.div_(4)
+    x = torch.randn(2, 9, WIDTH, dtype=torch.double)
+    torch.testing.assert_close(module(x), bare(x))
+
+
+@pytest.mark.parametrize(("variant", "power"), [("relu-seqlen", 1), ("relu2", 2)])
+def test_it_begins_as_a_softmax_does(variant, power):
+    """What is left of their difference falls with the square of the scores."""
+    rectified = build(variant, opening=power, center=True, norm="none")
+    softmax = build("softmax", norm="none")
+    x, first = torch.randn(2, 9, WIDTH, dtype=torch.double), torch.arange(WIDTH) % (WIDTH // HEADS) == 0
+    with torch.no_grad():
+        softmax.input_weight[:WIDTH][first] = 0  # the dimension that the other one does without
+        softmax.output.weight.mul_(power**power)
+
+    def differ(scale):
+        for module in (rectified, softmax):
+            module.load_state_dict({**module.state_dict(), "input_weight": weights[module] * scales(scale)})
+        with torch.no_grad():
+            return (rectified(x) - softmax(x)).norm()
+
+    def scales(scale):
+        return torch.cat([torch.full((2 * WIDTH, 1), scale), torch.ones(WIDTH, 1)]).double()
+
+    weights = {module: module.input_weight.detach().clone() for module in (rectified, softmax)}
+    large, small = differ(0.1), differ(0.05)  # scores of a hundredth, and a quarter of that
+    assert 0 < small < large / 14
+
+
+def test_a_key_is_cut_once_its_score_has_fallen_by_the_power():
+    module = build("rela", opening=1.0, center=True)
+    seen = []
+    module.observer = seen.append
+    x = torch.randn(1, 9, WIDTH, dtype=torch.double)
+    module(x)
+    weights = seen[0].weights()
+    assert 0 < (weights == 0).double().mean() < 0.4  # of scores with a deviation near 1, where [x]+ cuts half
+
+
+def test_what_the_dimension_had_is_not_trained():
+    module = build("rela", opening=1.0, norm="none")
+    module(torch.randn(2, 5, WIDTH, dtype=torch.double)).sum().backward()
+    idle = (module.input_weight.grad == 0).all(1)
+    assert idle.tolist() == [row < 2 * WIDTH and row % (WIDTH // HEADS) == 0 for row in range(3 * WIDTH)]
+
+
+def test_only_rectified_attention_of_a_model_is_opened():
+    config = ModelConfig(width=16, heads=2, slots=8, variant="softmax", cross_variant="relu2", open=True)
+    sites = {site.kind: site.attention.opening for site in Transformer(config, 9, 9).sites()}
+    assert sites["encoder"] is None
+    assert sites["decoder"] is None
+    assert sites["cross"].amount == 2
+
+
+def test_heads_of_one_dimension_are_refused():
+    with pytest.raises(ConfigError, match="heads of 1 dimension have none left for scores"):
+        MultiHeadAttention(4, 4, "rela", opening=1.0)

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from rectiformer.model.dropout import Dropout
 
+SPREAD = 32
+"""How many positions a sentence's number counts for, so that neighbors differ in most dimensions (docs/log.md)."""
+
 
 class Embedding(nn.Module):
     """Subwords to vectors: scaled rows, one learned bias, sinusoids of where they stand.
@@ -22,6 +25,7 @@ class Embedding(nn.Module):
     """
 
     positions: Tensor
+    numbers: Tensor
 
     def __init__(
         self, table: nn.Parameter, dropout: float, start: int | None = None, separator: int | None = None
@@ -32,6 +36,9 @@ class Embedding(nn.Module):
         self.drop = Dropout(dropout)
         self.start, self.separator = start, separator
         self.register_buffer("positions", sinusoids(512, table.shape[1]), persistent=False)
+        self.register_buffer(
+            "numbers", number_signals(0 if separator is None else 512, table.shape[1]), persistent=False
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [B, M] to [B, M, E]."""
@@ -68,15 +75,18 @@ class Embedding(nn.Module):
 
     def place_signals(self, places: Tensor) -> Tensor:
         """Signals [..., E] of places [..., 2]. In the first sentence they are those of positions alone, so that a model
-        of single sentences reads it as before; the numbers of others are told at the other end of the time scales."""
+        of single sentences reads it as before."""
         positions, numbers = places.unbind(-1)
-        return self.positions[positions] + (self.positions[numbers] - self.positions[0]).flip(-1)
+        return self.positions[positions] + self.numbers[numbers]
 
     def _table(self, length: int) -> Tensor:
         """The position signals, made longer when a sequence asks for it."""
         if length > len(self.positions):
+            width = self.table.shape[1]
             with torch.inference_mode(False):  # made while translating, they may be used in training next
-                self.positions = sinusoids(2 * length, self.table.shape[1]).to(self.positions)
+                self.positions = sinusoids(2 * length, width).to(self.positions)
+                if self.separator is not None:
+                    self.numbers = number_signals(2 * length, width).to(self.numbers)
         return self.positions
 
     def reserve(self, length: int) -> None:
@@ -102,3 +112,10 @@ def position_signals(positions: Tensor, width: int) -> Tensor:
     steps = torch.arange(half, dtype=torch.float64, device=positions.device)
     angles = positions[:, None] * torch.exp(steps * (-math.log(10_000) / max(1, half - 1)))  # [length, half]
     return F.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, width % 2)).float()
+
+
+def number_signals(count: int, width: int) -> Tensor:
+    """Signals [count, width] of the numbers of sentences: those of positions far apart, the other end first, less what
+    the first has."""
+    signals = position_signals(SPREAD * torch.arange(count), width).flip(-1)
+    return signals - signals[:1]

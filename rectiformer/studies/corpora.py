@@ -237,8 +237,19 @@ GRAMMAR_TINY = (
 
 GRAMMAR_DOCUMENTS = (*GRAMMAR_TINY, "data.grammar=documents", "model.positions=sentence")
 
-RELUFORMER = ("model.learned_start=4",)
-"""What every study sets beside `model.variant=reluformer`, found by `reluformer-search` on validation data."""
+OPEN = "relu2-open"
+"""Our own row beside the papers': squared ReLU in ReLA's place, open at first (`model.open`)."""
+ATTENTION = {
+    "reluformer": ("model.variant=reluformer", "model.learned_start=4"),
+    OPEN: ("model.variant=relu2", "model.output_norm=gated-rms", "model.center=yes", "model.open=true"),
+}
+"""What studies set for a kind of attention where that is more than its variant, chosen on validation data."""
+
+
+def attention_settings(name: str) -> tuple[str, ...]:
+    """What every study sets for a kind of attention: a variant, or one of `ATTENTION`."""
+    return ATTENTION.get(name, (f"model.variant={name}",))
+
 
 SENTENCES = {"smoke": GRAMMAR, "small": MULTI30K, "paper": IWSLT14}
 """Settings of the studies on single sentences, by scale."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.measure.bleu import score
-from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS, RELUFORMER
+from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS, OPEN, attention_settings
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.held_out import held_out_documents
 from rectiformer.studies.measures import (
@@ -33,12 +33,7 @@ from rectiformer.translate.options import SearchOptions
 LENGTHS = (1024, 2048, 512, 256, 128)
 """The paper's, the one it gives a number for first, then the longest."""
 ONE, THREE = (1,), (1, 2, 3)
-HEADLINE = ("softmax", "reluformer", "rela-g")
-ROWS = {
-    **{name: (f"model.variant={name}",) for name in ("softmax", "rela-g", "sparsemax", "entmax15")},
-    "reluformer": ("model.variant=reluformer", *RELUFORMER),
-}
-"""Name of a kind of attention: what it sets."""
+HEADLINE = ("softmax", "reluformer", "rela-g", OPEN)
 STARTS = {"smoke": "grammar", "small": "europarl-en-de"}
 """The corpus of `translation-quality` whose models of single sentences go on with documents. From nothing, a thousand
 subwords at a time, none learns to find its place in the source in the few updates there are at these scales."""
@@ -67,7 +62,7 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for lengths, variants, seeds in PLAN[scale.name]:
         for seed, length, variant in product(seeds, lengths, variants):
-            settings = (*at_length(scale, length), *ROWS[variant], *start_of(scale, variant, seed))
+            settings = (*at_length(scale, length), *attention_settings(variant), *start_of(scale, variant, seed))
             config = configure(DOCUMENTS[scale.name], scale, *settings)
             found += seeded(f"{variant}-{length}", (seed,), config, variant=variant, length=length)
     return found

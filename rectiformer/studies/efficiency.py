@@ -49,7 +49,9 @@ PAPER = {
 
 def trainings(scale: Scale) -> list[Training]:
     """One model of long documents, in whose process everything is timed: nothing else may run on the GPU meanwhile."""
-    config = configure(DOCUMENTS[scale.name], scale, *SHORT[scale.name], "model.variant=rela-g")
+    config = configure(
+        DOCUMENTS[scale.name], scale, *SHORT[scale.name], "model.variant=rela-g", "model.positions=sequence"
+    )
     return seeded("alone", (1,), config)
 
 

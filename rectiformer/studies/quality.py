@@ -9,7 +9,7 @@ from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
 from rectiformer.studies.bootstrap import paired_p, resampled_bleu
-from rectiformer.studies.corpora import RELUFORMER
+from rectiformer.studies.corpora import OPEN, attention_settings
 from rectiformer.studies.held_out import Pair
 from rectiformer.studies.measures import (
     describe_lengths,
@@ -32,9 +32,7 @@ from rectiformer.translate.align import Row
 from rectiformer.translate.directions import align_direction
 from rectiformer.translate.translator import Translator
 
-BESIDE = {"reluformer": RELUFORMER}
-"""What is set beside a variant."""
-HEADLINE = ("softmax", "rela-g", "reluformer")
+HEADLINE = ("softmax", "rela-g", "reluformer", OPEN)
 """What is trained first, all its seeds."""
 ANALYZED = 1000
 """Most test pairs whose attention is looked at."""
@@ -54,9 +52,7 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for corpus in CORPORA[scale.name]:
         for variant, seeds in corpus.seeds.items():
-            config = configure(
-                corpus.settings, within(scale, corpus), f"model.variant={variant}", *BESIDE.get(variant, ())
-            )
+            config = configure(corpus.settings, within(scale, corpus), *attention_settings(variant))
             labels = {"corpus": corpus.name, "variant": variant}
             found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
     corpora = [corpus.name for corpus in CORPORA[scale.name]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from rectiformer.config import DataConfig
 from rectiformer.measure.alignment import Links, read_gold
 from rectiformer.measure.symmetrize import flip
-from rectiformer.studies.corpora import COMPILED, EUROPARL_SENTENCES, GRAMMAR_DOCUMENTS, IWSLT14, MULTI30K, WMT
+from rectiformer.studies.corpora import COMPILED, EUROPARL_SENTENCES, GRAMMAR_DOCUMENTS, IWSLT14, MULTI30K, OPEN, WMT
 from rectiformer.studies.forms import MARKER, rewrite
 from rectiformer.studies.held_out import Pair
 from rectiformer.studies.plan import Scale
@@ -19,9 +19,9 @@ from rectiformer.text.lines import read_lines
 
 ONE, THREE = (1,), (1, 2, 3)
 EVERY = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15", "rela-i", "relu-seqlen")
-"""The attention that is compared."""
-ALL_SEEDS = dict.fromkeys(EVERY, THREE)
-HEADLINE_SEEDS = {name: THREE if name in EVERY[:3] else ONE for name in EVERY}
+"""The variants that are compared."""
+ALL_SEEDS = dict.fromkeys((*EVERY[:3], OPEN, *EVERY[3:]), THREE)
+HEADLINE_SEEDS = {name: THREE if name in (*EVERY[:3], OPEN) else ONE for name in ALL_SEEDS}
 SMOKE_SENTENCES, SMOKE_SEED = 60, 7
 
 
@@ -131,7 +131,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             folder="europarl-doc-ende",
             settings=(*EUROPARL_SENTENCES, SMALLER_VOCABULARY),
             test=("test.en.xz", "test.de.xz"),
-            seeds={"softmax": THREE, "rela-g": THREE, "sparsemax": ONE, "entmax15": ONE},
+            seeds={"softmax": THREE, "rela-g": THREE, OPEN: THREE, "sparsemax": ONE, "entmax15": ONE},
             form="words",
             gold=(BICICI, SILVER),
         ),
@@ -140,7 +140,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             folder="europarl-doc-enfr",
             settings=(*EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
             test=("valid_long.en.xz", "valid_long.fr.xz"),
-            seeds={"softmax": THREE, "rela-g": THREE},
+            seeds={"softmax": THREE, "rela-g": THREE, OPEN: THREE},
             form="words-apart",
             gold=(HANSARDS,),
         ),

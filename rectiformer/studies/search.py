@@ -33,6 +33,8 @@ WEIGHTS = (0.01, 0.1, 1.0)
 RELUFORMER = ("model.variant=reluformer", "model.center=yes", "model.learned_start=1")
 PAPER = ("model.variant=reluformer", "model.center=no", "model.learned_start=1")
 """The paper's formula as it stands."""
+SQUARED = ("model.variant=relu2", "model.output_norm=gated-rms")
+"""ReLA-g with weights squared."""
 FAST = "training.rate=2e-3"
 
 
@@ -66,6 +68,13 @@ ROWS: dict[str, tuple[str, ...]] = {
     "start-4-entropy": (*RELUFORMER, "model.learned_start=4", *penalties(0, 0.1)),
     **{f"start-{gamma:g}-fast": (*RELUFORMER, f"model.learned_start={gamma}", FAST) for gamma in (2.0, 4.0)},
     **{f"{name}-fast": (f"model.variant={name}", FAST) for name in ("softmax", "rela-g")},
+    **{f"open-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}", "model.open=true") for gamma in (1.0, 4.0)},
+    "rela-open": ("model.variant=rela-g", "model.open=true"),
+    "rela-centered-open": ("model.variant=rela-g", "model.center=yes", "model.open=true"),
+    "squared": (*SQUARED, "model.center=no"),
+    "squared-centered": (*SQUARED, "model.center=yes"),
+    "squared-open": (*SQUARED, "model.center=no", "model.open=true"),
+    "squared-centered-open": (*SQUARED, "model.center=yes", "model.open=true"),
 }
 """Name of a row: what it sets. A row more is a line more."""
 SMOKE_ROWS = ("rela-g", "post-rela-g")

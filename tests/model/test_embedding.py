@@ -5,7 +5,7 @@ import torch
 
 from rectiformer import ConfigError
 from rectiformer.config import ModelConfig
-from rectiformer.model.embedding import sinusoids
+from rectiformer.model.embedding import SPREAD, sinusoids
 from rectiformer.model.transformer import Transformer
 
 START, SEPARATOR, WORDS = 2, 4, 23
@@ -50,14 +50,14 @@ def test_one_sentence_is_read_as_without():
 
 
 def test_a_later_sentence_has_the_signals_of_the_first_and_those_of_its_number():
-    embedding, table = build().source_embedding, sinusoids(9, 16)
+    embedding, table, far = build().source_embedding, sinusoids(9, 16), sinusoids(2 * SPREAD + 1, 16)
     with torch.no_grad():
         embedding.table.zero_()
         first, border, second, third = embedding(torch.tensor([[7, SEPARATOR, 7, SEPARATOR, 7]]))[0, [0, 1, 2, 4]]
     torch.testing.assert_close(first, table[0])
     torch.testing.assert_close(border, table[1])
-    torch.testing.assert_close(second - first, (table[1] - table[0]).flip(0))
-    torch.testing.assert_close(third - first, (table[2] - table[0]).flip(0))
+    torch.testing.assert_close(second - first, (far[SPREAD] - far[0]).flip(0))
+    torch.testing.assert_close(third - first, (far[2 * SPREAD] - far[0]).flip(0))
 
 
 def test_no_two_places_of_a_long_segment_look_alike():
@@ -66,6 +66,20 @@ def test_no_two_places_of_a_long_segment_look_alike():
     places = torch.cartesian_prod(torch.arange(60), torch.arange(80))
     signals = model.source_embedding.place_signals(places)
     assert torch.cdist(signals, signals).fill_diagonal_(torch.inf).min() > 0.1
+
+
+def test_neighbors_are_told_apart_by_most_dimensions():
+    numbers = Transformer(
+        ModelConfig(**{**SIZES, "width": 64}, positions="sentence"), WORDS, WORDS, START, (4, 4)
+    ).source_embedding.numbers
+    assert (numbers[1:80] - numbers[:79]).norm(dim=-1).min() > 0.5 * 64**0.5
+
+
+def test_signals_grow_with_the_longest_sequence():
+    embedding = build().source_embedding
+    long = torch.full((1, 700), SEPARATOR)
+    assert embedding(long).shape == (1, 700, 16)
+    assert len(embedding.numbers) >= 700
 
 
 @pytest.mark.parametrize("separators", [(None, None), (4, None)])

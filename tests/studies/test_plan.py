@@ -11,7 +11,7 @@ from rectiformer.errors import ArgumentError
 from rectiformer.model.memory import MEMORIES
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.corpora import IWSLT14, MULTI30K, RELUFORMER
+from rectiformer.studies.corpora import IWSLT14, MULTI30K, OPEN, attention_settings
 from rectiformer.studies.figures import look
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
 from rectiformer.studies.quality_corpora import CORPORA
@@ -36,7 +36,7 @@ def test_trainings_are_valid_and_have_names_of_their_own(study, scale):
         check_files(training.config.data)
     for model in {training.config.model for training in trainings}:
         with torch.device("meta"):
-            Transformer(model, 100, 100, start=1)  # refuses unknown variants and memories that do not fit
+            Transformer(model, 100, 100, 1, (4, 4))  # refuses unknown variants and memories that do not fit
 
 
 @pytest.mark.parametrize("study", TRAINED)
@@ -54,37 +54,36 @@ def test_what_matters_most_is_done_first_and_with_three_seeds():
     headline = {
         (corpus.name, variant, seed)
         for corpus in CORPORA["small"]
-        for variant in ("softmax", "rela-g", "reluformer")
+        for variant in ("softmax", "rela-g", "reluformer", OPEN)
         for seed in (1, 2, 3)
         if variant in corpus.seeds
     }
     first = quality[: len(headline)]
     assert {(each.labels["corpus"], each.labels["variant"], each.seed) for each in first} == headline
     documents = STUDIES["document-length"].trainings(Scale("small"))
-    wanted = {(f"{variant}-1024", seed) for variant in ("softmax", "rela-g", "reluformer") for seed in (1, 2, 3)}
-    assert {(training.name, training.seed) for training in documents[:9]} == wanted
+    wanted = {(f"{variant}-1024", seed) for variant in ("softmax", "rela-g", "reluformer", OPEN) for seed in (1, 2, 3)}
+    assert {(training.name, training.seed) for training in documents[:12]} == wanted
     for name in ("memory-swap", "slot-sweep", "ablations"):
         seeds = Counter(training.name for training in STUDIES[name].trainings(Scale("small")))
         assert set(seeds.values()) == {3}
 
 
-def test_seven_kinds_of_attention_are_compared_on_every_corpus_that_is_scored():
-    for training in STUDIES["translation-quality"].trainings(Scale("small")):
-        assert training.config.model.variant == training.labels["variant"]
+def test_eight_kinds_of_attention_are_compared_on_every_corpus_that_is_scored():
     compared = {
         corpus.name: set(corpus.seeds) for scale in ("small", "paper") for corpus in CORPORA[scale] if not corpus.form
     }
     assert len(compared) == 9
     for variants in compared.values():
-        assert variants == {"softmax", "sparsemax", "entmax15", "rela-i", "rela-g", "reluformer", "relu-seqlen"}
+        assert variants == {"softmax", "sparsemax", "entmax15", "rela-i", "rela-g", "reluformer", "relu-seqlen", OPEN}
 
 
-def test_reluformer_has_the_same_settings_in_every_study():
+def test_each_kind_of_attention_is_the_same_in_every_study():
     for name in ("translation-quality", "document-length"):
         for training in STUDIES[name].trainings(Scale("small")):
-            config = training.config
-            wanted = RELUFORMER if training.labels["variant"] == "reluformer" else ()
-            assert load_config(None, wanted).model.learned_start == config.model.learned_start
+            model = training.config.model
+            wanted = load_config(None, attention_settings(str(training.labels["variant"]))).model
+            for key in ("variant", "output_norm", "center", "open", "learned_start"):
+                assert getattr(model, key) == getattr(wanted, key)
 
 
 def test_every_memory_is_swapped_in_at_the_same_slots():

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rectiformer.model.dropout import Dropout
 
-SPREAD = 32
-"""How many positions a sentence's number counts for, so that neighbors differ in most dimensions (docs/log.md)."""
+SPREAD, LOUDNESS = 32, 2.0
+"""How many positions a sentence's number counts for, so that neighbors differ in most dimensions, and how strong its
+signal is beside that of a position. Both found on the built-in grammar (docs/log.md)."""
 
 
 class Embedding(nn.Module):
@@ -117,5 +118,5 @@ def position_signals(positions: Tensor, width: int) -> Tensor:
 def number_signals(count: int, width: int) -> Tensor:
     """Signals [count, width] of the numbers of sentences: those of positions far apart, the other end first, less what
     the first has."""
-    signals = position_signals(SPREAD * torch.arange(count), width).flip(-1)
+    signals = LOUDNESS * position_signals(SPREAD * torch.arange(count), width).flip(-1)
     return signals - signals[:1]

@@ -5,7 +5,7 @@ import torch
 
 from rectiformer import ConfigError
 from rectiformer.config import ModelConfig
-from rectiformer.model.embedding import SPREAD, sinusoids
+from rectiformer.model.embedding import LOUDNESS, SPREAD, sinusoids
 from rectiformer.model.transformer import Transformer
 
 START, SEPARATOR, WORDS = 2, 4, 23
@@ -56,8 +56,8 @@ def test_a_later_sentence_has_the_signals_of_the_first_and_those_of_its_number()
         first, border, second, third = embedding(torch.tensor([[7, SEPARATOR, 7, SEPARATOR, 7]]))[0, [0, 1, 2, 4]]
     torch.testing.assert_close(first, table[0])
     torch.testing.assert_close(border, table[1])
-    torch.testing.assert_close(second - first, (far[SPREAD] - far[0]).flip(0))
-    torch.testing.assert_close(third - first, (far[2 * SPREAD] - far[0]).flip(0))
+    torch.testing.assert_close(second - first, LOUDNESS * (far[SPREAD] - far[0]).flip(0))
+    torch.testing.assert_close(third - first, LOUDNESS * (far[2 * SPREAD] - far[0]).flip(0))
 
 
 def test_no_two_places_of_a_long_segment_look_alike():
@@ -72,7 +72,7 @@ def test_neighbors_are_told_apart_by_most_dimensions():
     numbers = Transformer(
         ModelConfig(**{**SIZES, "width": 64}, positions="sentence"), WORDS, WORDS, START, (4, 4)
     ).source_embedding.numbers
-    assert (numbers[1:80] - numbers[:79]).norm(dim=-1).min() > 0.5 * 64**0.5
+    assert (numbers[1:80] - numbers[:79]).norm(dim=-1).min() > 64**0.5
 
 
 def test_signals_grow_with_the_longest_sequence():

@@ -144,6 +144,7 @@ EUROPARL = (
     "training.smoothing_over=all",
     "training.ema=0.99",
     "training.precision=bf16",
+    COMPILED,
     "validation.every=300",
     "validation.sentences=300",
     "checkpoint.every=900",

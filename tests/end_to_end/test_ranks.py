@@ -91,15 +91,18 @@ def test_ranks_train_as_one_does(many, count, engine, options):
     assert_equal(folder, expected)
 
 
+MINUTES = ("ddp, 4 to 1", "fsdp, 4 to 2")
+"""In `make test-long`: what they do is done by the others too."""
 RESHARDED = {
     "fsdp, 4 to 1": ("fsdp, 4", 1, "auto"),
     "fsdp, 4 to 2": ("fsdp, 4", 2, "fsdp"),
     "ddp, 4 to 1": ("ddp, 4, penalties", 1, "auto"),
     "ddp, 4 to fsdp, 2": ("ddp, 4, penalties", 2, "fsdp"),
 }
+EACH = [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name in MINUTES)) for name, case in RESHARDED.items()]
 
 
-@pytest.mark.parametrize(("saved", "count", "engine"), RESHARDED.values(), ids=RESHARDED)
+@pytest.mark.parametrize(("saved", "count", "engine"), EACH)
 def test_what_four_ranks_saved_goes_on_with_one_and_two(ranks, many, data, tmp_path, saved, count, engine):
     by, how, options = CASES[saved]
     options = {**TWENTY, **options, "dtype": "float64"}

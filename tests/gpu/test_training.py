@@ -3,12 +3,16 @@
 import pytest
 
 from rectiformer.runs.metrics import read_metrics
+from rectiformer.studies.corpora import OPEN, attention_settings
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's and inductor's own warnings
 SETTINGS = [
+    "data.grammar=documents",
+    "data.segment=48",
+    "data.mixed=true",
     "data.sentences=600",
     "data.valid_sentences=20",
     "vocabulary.size=400",
@@ -46,10 +50,16 @@ def losses(data, folder, *changes):
     ]
 
 
+CASES = {
+    **{name: (f"model.variant={name}",) for name in ("softmax", "rela-g", "reluformer")},
+    "relu2-open, by sentence": (*attention_settings(OPEN), "model.positions=sentence"),
+}
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer"])
-def test_captured_and_compiled_steps_give_the_losses_of_plain_ones(variant, precision, data, tmp_path):
-    settings = (f"model.variant={variant}", f"training.precision={precision}")
+@pytest.mark.parametrize("case", CASES)
+def test_captured_and_compiled_steps_give_the_losses_of_plain_ones(case, precision, data, tmp_path):
+    settings = (*CASES[case], f"training.precision={precision}")
     plain, captured, compiled = (
         losses(data, tmp_path / how, *settings, f"training.compile={how}") for how in ("no", "capture", "yes")
     )

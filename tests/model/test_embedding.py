@@ -86,3 +86,20 @@ def test_signals_grow_with_the_longest_sequence():
 def test_a_vocabulary_without_separators_is_refused(separators):
     with pytest.raises(ConfigError, match=r'model\.positions = "sentence" needs a vocabulary with a separator'):
         Transformer(ModelConfig(**SIZES, positions="sentence"), WORDS, WORDS, START, separators)
+
+
+def test_two_compiled_programs_take_all_shapes():
+    """The first shape's, and one for all others."""
+    torch.compiler.reset()
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    embedding = build().target_embedding
+    compiled = torch.compile(embedding, backend=keep, fullgraph=True)
+    for batch, length in [(25, 12), (33, 9), (16, 20), (7, 50)]:
+        ids = torch.randint(3, 8, (batch, length))
+        torch.testing.assert_close(compiled(ids), embedding(ids))
+    assert len(graphs) == 2

@@ -140,7 +140,8 @@ class ModelConfig:
     where the variant does not train well without: for reluformer."""
     open: bool = False
     """Whether rectified attention begins open, [x + p]+^p with its power p: for small scores, of centered keys, that is
-    what a softmax is, where [x]+^p has cut half of the keys before anything is learned."""
+    what a softmax is, where [x]+^p has cut half of the keys before anything is learned. What each query adds to p is
+    learned."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)

@@ -78,8 +78,8 @@ class MultiHeadAttention(nn.Module):
         center: whether the keys of a sequence have their mean subtracted. A softmax never sees what all scores of a row
             have in common; a ReLU lets it switch whole rows on and off. Not for causal attention, whose rows each see
             other keys.
-        opening: added to every score, in one dimension of each head; the power of a rectified variant lets it begin
-            as a softmax does (`Opening`).
+        opening: added to all scores at first, in one dimension of each head; the power of a rectified variant lets it
+            begin as a softmax does (`Opening`).
     """
 
     observer: Callable[[Observation], None] | None
@@ -135,6 +135,8 @@ class MultiHeadAttention(nn.Module):
             for part in self.input_weight.split(self.sizes) if self.cross else [self.input_weight]:
                 variance_scaling_(part)
             variance_scaling_(self.output.weight)
+            if self.opening is not None:
+                self.opening.reset(self.input_weight)
             for bias in (self.input_bias, self.output.bias):
                 if bias is not None:
                     nn.init.zeros_(bias)

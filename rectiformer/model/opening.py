@@ -1,4 +1,4 @@
-"""Scores raised by a constant, so that rectified attention begins open: near uniform, as a softmax begins."""
+"""Scores that begin raised, so that rectified attention begins open: near uniform, as a softmax begins."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rectiformer.errors import ConfigError
 
 
 class Opening(nn.Module):
-    """Adds a number to every score of every head, through the first of the head's dimensions, which it takes.
+    """Adds a number to the scores of every query, through the first dimension of each head, which it takes.
 
-    No kernel, cache or export has to know of it: queries hold the number there, and keys 1.
+    Keys hold 1 there, and queries the number: at first the same for all, then what they have learned to add to it, so
+    that a head can close for a query, or open further. No kernel, cache or export has to know of it.
 
     A softmax is (1 + x)/n to first order in its scores x, less their mean: it begins with a mean of all values, and
     every key has a gradient. Rectified attention cuts half of the keys before anything is learned. Opened by its power
@@ -23,7 +24,7 @@ class Opening(nn.Module):
     Args:
         sizes: widths of queries, keys and values.
         head: dimensions of a head.
-        amount: the number.
+        amount: the number at first.
     """
 
     keep: Tensor
@@ -34,16 +35,19 @@ class Opening(nn.Module):
         super().__init__()
         if head < 2:
             raise ConfigError(f"heads of {head} dimension have none left for scores beside the one that opens them")
-        self.amount = amount
-        queries, keys, values = (torch.arange(size) % head == 0 for size in sizes)
-        taken = torch.cat([queries, keys, torch.zeros_like(values)])
-        self.register_buffer("keep", (~taken).float(), persistent=False)
+        self.amount, self.head = amount, head
+        queries, keys = (torch.arange(size) % head == 0 for size in sizes[:2])
+        self.register_buffer("keep", torch.cat([torch.ones(sizes[0]), ~keys, torch.ones(sizes[2])]), persistent=False)
         raised = queries * (amount * math.sqrt(head))  # scores are products of queries and keys over sqrt(head)
-        self.register_buffer("values", torch.cat([raised, torch.zeros(len(keys) + len(values))]), persistent=False)
+        self.register_buffer("values", torch.cat([raised, torch.zeros(sizes[1] + sizes[2])]), persistent=False)
         self.register_buffer("keys", keys.float(), persistent=False)
 
+    def reset(self, weight: Tensor) -> None:
+        """Let queries add nothing yet."""
+        weight[: len(weight) - 2 * len(self.keys)][:: self.head] = 0
+
     def forward(self, weight: Tensor, bias: Tensor | None, rows: slice) -> tuple[Tensor, Tensor]:
-        """Rows of the projections, with the number in place of a query's first dimension and 0 of a key's."""
+        """Rows of the projections, with the number added to a query's first dimension and 0 in place of a key's."""
         keep, values = self.keep[rows].to(weight.dtype), self.values[rows].to(weight.dtype)
         return weight * keep[:, None], values if bias is None else bias * keep + values
 

@@ -83,11 +83,24 @@ def test_a_key_is_cut_once_its_score_has_fallen_by_the_power():
     assert 0 < (weights == 0).double().mean() < 0.4  # of scores with a deviation near 1, where [x]+ cuts half
 
 
-def test_what_the_dimension_had_is_not_trained():
+def test_queries_learn_how_far_to_open_and_keys_stay_at_1():
     module = build("rela", opening=1.0, norm="none")
     module(torch.randn(2, 5, WIDTH, dtype=torch.double)).sum().backward()
     idle = (module.input_weight.grad == 0).all(1)
-    assert idle.tolist() == [row < 2 * WIDTH and row % (WIDTH // HEADS) == 0 for row in range(3 * WIDTH)]
+    taken = [row % (WIDTH // HEADS) == 0 for row in range(3 * WIDTH)]
+    assert idle.tolist() == [WIDTH <= row < 2 * WIDTH and first for row, first in enumerate(taken)]
+
+
+def test_a_head_of_centered_keys_can_close():
+    module = build("rela", opening=1.0, center=True)
+    seen = []
+    module.observer = seen.append
+    with torch.no_grad():
+        module.input_bias[0] = -100  # of the first head's queries
+    module(torch.randn(1, 9, WIDTH, dtype=torch.double))
+    nothing = (seen[0].weights() == 0).all(-1)
+    assert nothing[:, 0].all()
+    assert not nothing[:, 1:].any()
 
 
 def test_only_rectified_attention_of_a_model_is_opened():

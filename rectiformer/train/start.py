@@ -15,7 +15,7 @@ from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed
 from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, open_run, refuse_existing, resume_run
-from rectiformer.runs.inherit import adopt_subwords
+from rectiformer.runs.inherit import adopt_subwords, require_fit
 from rectiformer.runs.lock import RunLock
 from rectiformer.runs.team import Restarts, Team, device_of_rank, join_team
 from rectiformer.text.prepared import Prepared, Progress, prepare
@@ -45,7 +45,7 @@ def train(
     """
     with join_team(lambda local: device_of_rank(find_device(config.training.device), local)) as (team, device):
         reporter = reporter if reporter is not None and team.leads else Silent()
-        resume = team.lead(lambda: begin(config, folder, resume, team))
+        resume = team.lead(lambda: begin(config, folder, data, resume, team))
         with StopRequest() as stop, ExitStack() as held:
             team.lead(lambda: hold(held, RunLock(folder, reporter.note)))
             run, prepared = open_together(config, folder, data, reporter, stop, team)
@@ -61,12 +61,15 @@ def train(
             return trainer.run()
 
 
-def begin(config: Config, folder: Path, resume: bool, team: Team) -> bool:
+def begin(config: Config, folder: Path, data: Path | None, resume: bool, team: Team) -> bool:
     """Make a folder for the run, which must be new unless it is resumed; whether it is, as after a restart it is."""
     restarts = Restarts(folder)
     resume = resume or restarts.begun()
     if not resume:
         refuse_existing(folder)
+        if config.training.start:
+            prepared = Prepared.open(data) if data else None
+            require_fit(config, (prepared.source, prepared.target) if prepared else None)
     require_shares(config.training.accumulate, team.size)
     folder.mkdir(parents=True, exist_ok=True)
     restarts.begin()

@@ -189,7 +189,7 @@ def test_a_kill_in_a_part_of_a_checkpoint_leaves_the_one_before(ranks, many, dat
     assert_same_end(folder, many(1, **FORTY))
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_rank_that_is_asked_to_stop_stops_all(ranks, many, data, tmp_path, asked):
     folder, options = tmp_path / "run", {**FORTY, "data": data, "training_parallel": ("ddp", "fsdp")[asked]}
     pids = ranks.start(folder, 2, **options)

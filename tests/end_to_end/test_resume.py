@@ -87,7 +87,10 @@ def test_an_early_stop_is_taken_back_with_more_patience(launcher, data, tmp_path
     assert outcome(tmp_path / "run")["state"]["step"] == 36
 
 
-@pytest.mark.parametrize("case", ["plain", pytest.param("moving average", marks=pytest.mark.slow), "average of two"])
+KILLED = ["plain", *(pytest.param(case, marks=pytest.mark.slow) for case in ("moving average", "average of two"))]
+
+
+@pytest.mark.parametrize("case", KILLED)
 def test_five_kills_at_random_moments_change_nothing(launcher, straight, data, tmp_path, case):
     options, folder, draw = {"data": data, **CASES[case]}, tmp_path / "run", random.Random(case)
     for step in sorted(draw.sample(range(1, options["training_steps"] - 12), 5)):

@@ -95,6 +95,9 @@ def test_other_sizes_and_other_subwords_are_refused(first, tmp_path):
     prepare(config, tmp_path / "data")
     with pytest.raises(CheckpointError, match=r"its source vocabulary has hash .*, but that of the data is .*; leave"):
         train(settings(first), tmp_path / "other", data=tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "data"
+    ]  # no folder is left that the next try would stumble on
     with pytest.raises(CheckpointError, match="there is no run folder"):
         train(settings(tmp_path / "nowhere"), tmp_path / "none")
 

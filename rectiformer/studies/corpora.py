@@ -136,7 +136,7 @@ EUROPARL = (
     *EUROPARL_MODEL,
     "model.positions=sentence",
     "model.attention_dropout=0",
-    "training.steps=900",
+    "training.steps=1500",
     "training.optimizer=adamw",
     "training.schedule=inverse-sqrt",
     "training.rate=5e-4",
@@ -145,9 +145,9 @@ EUROPARL = (
     "training.ema=0.99",
     "training.precision=bf16",
     COMPILED,
-    "validation.every=300",
+    "validation.every=500",
     "validation.sentences=300",
-    "checkpoint.every=900",
+    "checkpoint.every=1500",
 )
 """One shard of Europarl with documents, for models that know its sentences already."""
 

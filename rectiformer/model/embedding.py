@@ -36,6 +36,7 @@ class Embedding(nn.Module):
         self.bias = nn.Parameter(torch.zeros(table.shape[1]))
         self.drop = Dropout(dropout)
         self.start, self.separator = start, separator
+        self.outgrown: list[Tensor] = []  # shorter tables: graphs that were captured with them read them for good
         self.register_buffer("positions", sinusoids(512, table.shape[1]), persistent=False)
         self.register_buffer(
             "numbers", number_signals(0 if separator is None else 512, table.shape[1]), persistent=False
@@ -84,6 +85,7 @@ class Embedding(nn.Module):
         """The position signals, made longer when a sequence asks for it."""
         if length > len(self.positions):
             width = self.table.shape[1]
+            self.outgrown += [self.positions, self.numbers]
             with torch.inference_mode(False):  # made while translating, they may be used in training next
                 self.positions = sinusoids(2 * length, width).to(self.positions)
                 if self.separator is not None:

@@ -1,7 +1,10 @@
 """Training steps of many shapes on a GPU: plain, captured as graphs and compiled, they give the same losses."""
 
 import pytest
+import torch
 
+from rectiformer.config import ModelConfig
+from rectiformer.model.transformer import Transformer
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import OPEN, attention_settings
 from rectiformer.text.prepared import prepare
@@ -68,3 +71,19 @@ def test_captured_and_compiled_steps_give_the_losses_of_plain_ones(case, precisi
     share = 2e-3 if precision == "fp32" else 2e-2
     assert captured == pytest.approx(plain, rel=share)
     assert compiled == pytest.approx(plain, rel=share)
+
+
+@pytest.mark.parametrize("positions", ["sequence", "sentence"])
+def test_a_longer_batch_leaves_graphs_with_the_positions_they_were_captured_with(positions):
+    model = Transformer(ModelConfig(width=64, heads=2, dropout=0.0, positions=positions), 23, 23, 2, (4, 4)).cuda()
+    embedding = model.source_embedding
+    ids = torch.randint(0, 23, (3, 40), device="cuda")
+    graph, expected = torch.cuda.CUDAGraph(), embedding(ids)
+    with torch.cuda.graph(graph):
+        found = embedding(ids)
+    embedding.reserve(4 * len(embedding.positions))
+    torch.cuda.empty_cache()
+    for rows in (512, 1024, 2048):  # memory that was given back is used again
+        torch.full((rows, 64), torch.nan, device="cuda")
+    graph.replay()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

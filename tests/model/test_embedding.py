@@ -1,5 +1,8 @@
 """Positions that are counted in each sentence of a segment."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -103,3 +106,14 @@ def test_two_compiled_programs_take_all_shapes():
         ids = torch.randint(3, 8, (batch, length))
         torch.testing.assert_close(compiled(ids), embedding(ids))
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("positions", ["sequence", "sentence"])
+def test_tables_that_a_longer_sequence_replaces_stay_where_they_are(positions):
+    """A CUDA graph reads the memory it was captured with, however long the sequences are that come after it."""
+    embedding = build(positions).source_embedding
+    tables = [weakref.ref(embedding.positions), weakref.ref(embedding.numbers)]
+    embedding.reserve(len(embedding.positions) + 1)
+    gc.collect()
+    assert all(table() is not None for table in tables)
+    assert tables[0]() is not embedding.positions

@@ -15,9 +15,8 @@ SAMPLES, SEED = 500, 12345
 ORDERS = 4
 
 
-def resampled_bleu(hypotheses: Sequence[str], references: Sequence[str], samples: int = SAMPLES) -> list[float]:
-    """BLEU of each resample: sentences drawn with replacement, as many as there are."""
-    counts = sentence_counts(hypotheses, references)
+def resampled_bleu(counts: np.ndarray, samples: int = SAMPLES) -> list[float]:
+    """BLEU of each resample: sentences drawn with replacement, as many as there are, by the counts of each."""
     drawn = np.random.default_rng(SEED).choice(len(counts), size=(samples, len(counts)), replace=True)
     return [round(corpus_bleu(counts[sample].sum(0)), 3) for sample in drawn]
 
@@ -29,6 +28,12 @@ def sentence_counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.
     metric = BLEU(effective_order=True)  # which shapes sentence scores only, not the counts
     scores = [metric.sentence_score(line, [right]) for line, right in zip(hypotheses, references, strict=True)]
     return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+
+
+def length_ratio(counts: np.ndarray) -> float:
+    """How long all hypotheses are beside all references: what is under 1 costs BLEU its brevity penalty."""
+    length, right_length = counts[:, -2:].sum(0)
+    return float(length / right_length)
 
 
 def corpus_bleu(totals: np.ndarray) -> float:

@@ -26,7 +26,8 @@ from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.score import decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
-BEAM = 4
+BEAM, PENALTY = 4, 0.6
+"""Hypotheses of a search and its length penalty, as both papers have them."""
 TRANSLATED_TOKENS = 32_768
 """Padded source tokens that are translated together: whole documents too are many at a time."""
 SIGNATURE = "signature"
@@ -57,10 +58,10 @@ def valid_pairs(run: Trained) -> list[Pair]:
     return prepared.valid_text[: run.training.config.validation.sentences]
 
 
-def translate_pairs(translator: Translator, pairs: Sequence[Pair]) -> Evaluation:
+def translate_pairs(translator: Translator, pairs: Sequence[Pair], length_penalty: float = PENALTY) -> Evaluation:
     """The sources by beam search, scored."""
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-    options = SearchOptions(beam=BEAM)
+    options = SearchOptions(beam=BEAM, length_penalty=length_penalty)
     return evaluate(translator, sources, references, options, batch_tokens=TRANSLATED_TOKENS, warn=lambda _: None)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
-from rectiformer.studies.bootstrap import paired_p, resampled_bleu
+from rectiformer.studies.bootstrap import length_ratio, paired_p, resampled_bleu, sentence_counts
 from rectiformer.studies.corpora import OPEN, attention_settings
 from rectiformer.studies.held_out import Pair
 from rectiformer.studies.measures import (
+    PENALTY,
     describe_lengths,
     describe_pairing,
     describe_sites,
@@ -37,6 +38,8 @@ HEADLINE = ("softmax", "rela-g", "reluformer", OPEN)
 ANALYZED = 1000
 """Most test pairs whose attention is looked at."""
 BASELINE = "softmax"
+PENALTIES = (0.6, 1.0, 1.4, 1.8)
+"""Length penalties to choose from on validation data."""
 PANELS = ("normal, best head", "shifted, best head", "normal, average", "shifted, average")
 PAPER_DIFFERENCES = {
     "rela-g": Claim("", "", "no worse", "-0.3 to +0.7 on four WMT tasks [S]", margin=0.3),
@@ -70,16 +73,25 @@ def measure(run: Trained) -> dict[str, Any]:
     pairs = held_out_pairs(run.scale, corpus)
     valid = measure_translation(translator, valid_pairs(run), "valid_")
     found = translate_pairs(translator, pairs)
+    counts = sentence_counts(found.hypotheses, [target for _, target in pairs])
     (run.folder.parent / "hypotheses.txt").write_text("".join(f"{line}\n" for line in found.hypotheses), "utf-8")
     return {
         **valid,
         **describe_translation(found),
-        "resampled": resampled_bleu(found.hypotheses, [target for _, target in pairs]),
+        "length_ratio": rounded(length_ratio(counts)),
+        "resampled": resampled_bleu(counts),
+        **measure_tuned(translator, valid_pairs(run), pairs),
         "training_tokens_per_second": training_speed(run.folder),
         "peak_bytes": run.peak_bytes,
         **measure_heads(translator, pairs[:ANALYZED]),
         **measure_alignment(translator, run.scale, corpus),
     }
+
+
+def measure_tuned(translator: Translator, valid: Sequence[Pair], pairs: Sequence[Pair]) -> dict[str, float]:
+    """BLEU with the length penalty that is best on validation pairs: with the same, who is less sure writes less."""
+    best = max(PENALTIES, key=lambda penalty: translate_pairs(translator, valid, penalty).scores["bleu"].value)
+    return {"length_penalty": best, "tuned_bleu": translate_pairs(translator, pairs, best).scores["bleu"].value}
 
 
 def measure_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -137,7 +149,11 @@ def rows_of(results: Results, corpus: str) -> list[str]:
 
 def tables(results: Results) -> list[Table]:
     found = [quality_table(results, corpus) for corpus in corpora_of(results)]
-    return [*found, claims_table("What the papers claim", claims(results), results, "bleu", "test BLEU")]
+    return [
+        *found,
+        length_table(results),
+        claims_table("What the papers claim", claims(results), results, "bleu", "test BLEU"),
+    ]
 
 
 def quality_table(results: Results, corpus: str) -> Table:
@@ -152,6 +168,25 @@ def quality_table(results: Results, corpus: str) -> Table:
         "over sentences."
     )
     return Table(f"{corpus}", columns, rows, (note,))
+
+
+def length_table(results: Results) -> Table:
+    """How long translations are beside references, and BLEU with the length penalty chosen on validation data."""
+    rows = []
+    for corpus in corpora_of(results):
+        baseline = f"{corpus}-{BASELINE}"
+        for name in rows_of(results, corpus):
+            if tuned := results.by_seed(name, "tuned_bleu"):
+                length, penalty = results.cell(name, "length_ratio", 3), results.cell(name, "length_penalty", 1)
+                less = difference(tuned, results.by_seed(baseline, "tuned_bleu")) if name != baseline else None
+                cells = (length, penalty, results.cell(name, "tuned_bleu"), "" if less is None else signed(less))
+                rows.append((corpus, results.labels(name)["variant"], *cells))
+    columns = ("corpus", "attention", "length", "penalty", "test BLEU with it", "less softmax, test BLEU")
+    note = (
+        f"Length: of all translations beside all references, with the papers' penalty of {PENALTY}, as above. Penalty: "
+        f"of {', '.join(map(str, PENALTIES))} the best on validation data, by each model."
+    )
+    return Table("Length of translations", columns, rows, (note,))
 
 
 def beside_softmax(results: Results, name: str, baseline: str) -> tuple[str, str]:

@@ -7,7 +7,15 @@ import pytest
 import sacrebleu
 
 from rectiformer.measure.bleu import compare
-from rectiformer.studies.bootstrap import SAMPLES, SEED, corpus_bleu, paired_p, resampled_bleu, sentence_counts
+from rectiformer.studies.bootstrap import (
+    SAMPLES,
+    SEED,
+    corpus_bleu,
+    length_ratio,
+    paired_p,
+    resampled_bleu,
+    sentence_counts,
+)
 
 WORDS = ["the", "a", "small", "old", "dog", "cat", "sees", "hears", "does", "not", "hide", "today", "here", ",", "."]
 
@@ -29,12 +37,19 @@ def test_counts_of_sentences_add_up_to_the_score_of_the_corpus():
     )
 
 
+def test_the_length_ratio_is_that_of_sacrebleu():
+    hypotheses, references = [line.rpartition(" ")[0] for line in sentences(1)], sentences(1)
+    expected = sacrebleu.corpus_bleu(hypotheses, [references])
+    assert length_ratio(sentence_counts(hypotheses, references)) == pytest.approx(expected.ratio)
+    assert expected.ratio < 0.95
+
+
 @pytest.mark.parametrize("spoil", [0.3, 0.31, 0.5])
 def test_p_values_are_those_of_sacrebleu(spoil):
     references = sentences(1)
     systems = {"baseline": sentences(1, 0.3), "other": sentences(1, spoil)}
     baseline, other = compare(systems, references, samples=SAMPLES, seed=SEED)
-    samples = {name: resampled_bleu(lines, references) for name, lines in systems.items()}
+    samples = {name: resampled_bleu(sentence_counts(lines, references)) for name, lines in systems.items()}
     assert np.mean(samples["other"]) == pytest.approx(other.mean, abs=1e-3)
     difference = other.score.value - baseline.score.value
     assert paired_p(samples["other"], samples["baseline"], difference) == pytest.approx(other.p_value, abs=1e-9)

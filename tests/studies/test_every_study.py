@@ -16,12 +16,14 @@ from rectiformer.errors import ArgumentError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.heads import pairing_table
 from rectiformer.studies.held_out import held_out, held_out_documents
+from rectiformer.studies.measures import translate_pairs
 from rectiformer.studies.plan import Scale, hash_config, locate_start
-from rectiformer.studies.quality import PANELS
+from rectiformer.studies.quality import PANELS, PENALTIES
 from rectiformer.studies.quality_corpora import CORPORA, gold_pairs, held_out_pairs
 from rectiformer.studies.report import write_report
 from rectiformer.studies.running import load_results
 from rectiformer.studies.single import Places, run_single
+from rectiformer.text.prepared import Prepared
 from rectiformer.train.reporting import Silent
 from rectiformer.translate.align import alignment_table
 from rectiformer.translate.documents import translate_documents
@@ -97,7 +99,22 @@ def test_quality_is_what_sacrebleu_says_of_the_hypotheses(out):
     references = [target for _, target in held_out_pairs(SMOKE, corpus)]
     assert measures["bleu"] == pytest.approx(sacrebleu.corpus_bleu(lines, [references]).score)
     assert measures["chrf"] == pytest.approx(sacrebleu.corpus_chrf(lines, [references]).score)
+    assert measures["length_ratio"] == pytest.approx(sacrebleu.corpus_bleu(lines, [references]).ratio, abs=1e-4)
     assert len(measures["resampled"]) == 500
+
+
+def test_the_length_penalty_is_the_best_on_validation_data(out):
+    (corpus,) = CORPORA["smoke"]
+    key, study = "grammar-rela-g-seed1", STUDIES["translation-quality"]
+    training = next(each for each in study.trainings(SMOKE) if each.key == key)
+    measures, translator = measures_of(out, study.name, key), open_run(out, study.name, key)
+    valid = Prepared.open(Places(study, SMOKE, out).data(training)).valid_text
+
+    def bleu(pairs, penalty):
+        return translate_pairs(translator, pairs, penalty).scores["bleu"].value
+
+    assert bleu(valid, measures["length_penalty"]) == max(bleu(valid, penalty) for penalty in PENALTIES)
+    assert measures["tuned_bleu"] == bleu(held_out_pairs(SMOKE, corpus), measures["length_penalty"])
 
 
 def test_heads_are_those_that_analyze_finds(out):

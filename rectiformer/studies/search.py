@@ -43,40 +43,55 @@ def penalties(mass: float, entropy: float) -> tuple[str, ...]:
     return (f"training.mass_penalty={mass}", f"training.entropy_penalty={entropy}")
 
 
-ROWS: dict[str, tuple[str, ...]] = {
-    "softmax": ("model.variant=softmax",),
-    "rela-g": ("model.variant=rela-g",),
-    "rela-centered": ("model.variant=rela-g", "model.center=yes"),
-    "paper": PAPER,
-    **{f"paper-penalties-{weight:g}": (*PAPER, *penalties(weight, weight)) for weight in WEIGHTS},
-    "centered": RELUFORMER,
-    **{f"penalties-{weight:g}": (*RELUFORMER, *penalties(weight, weight)) for weight in WEIGHTS},
-    "mass-alone": (*RELUFORMER, *penalties(0.1, 0)),
-    "entropy-alone": (*RELUFORMER, *penalties(0, 0.1)),
-    "raw-entropy": (*RELUFORMER, *penalties(0.1, 0.1), "training.entropy_of=raw"),
-    **{
-        f"warmdown-{weight:g}": (*RELUFORMER, *penalties(weight, weight), "training.penalty_warmdown=0.5")
-        for weight in (0.1, 1.0)
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "others and the formula as it stands": {
+        "softmax": ("model.variant=softmax",),
+        "rela-g": ("model.variant=rela-g",),
+        "rela-centered": ("model.variant=rela-g", "model.center=yes"),
+        "paper": PAPER,
+        **{f"paper-penalties-{weight:g}": (*PAPER, *penalties(weight, weight)) for weight in WEIGHTS},
     },
-    **{f"gamma-{learn}": (*RELUFORMER, f"model.learn={learn}") for learn in ("layer", "model", "fixed")},
-    **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0, 4.0, 8.0)},
-    **{f"post-{name}": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g")},
-    "post-reluformer": (*RELUFORMER, "model.order=post"),
-    "post-paper": (*PAPER, "model.order=post"),
-    **{f"rate-{rate:g}": (*RELUFORMER, f"training.rate={rate}") for rate in (3e-4, 2e-3)},
-    **{f"warmup-{steps}": (*RELUFORMER, f"training.warmup={steps}") for steps in (400, 1600)},
-    "start-4-entropy": (*RELUFORMER, "model.learned_start=4", *penalties(0, 0.1)),
-    **{f"start-{gamma:g}-fast": (*RELUFORMER, f"model.learned_start={gamma}", FAST) for gamma in (2.0, 4.0)},
-    **{f"{name}-fast": (f"model.variant={name}", FAST) for name in ("softmax", "rela-g")},
-    **{f"open-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}", "model.open=true") for gamma in (1.0, 4.0)},
-    "rela-open": ("model.variant=rela-g", "model.open=true"),
-    "rela-centered-open": ("model.variant=rela-g", "model.center=yes", "model.open=true"),
-    "squared": (*SQUARED, "model.center=no"),
-    "squared-centered": (*SQUARED, "model.center=yes"),
-    "squared-open": (*SQUARED, "model.center=no", "model.open=true"),
-    "squared-centered-open": (*SQUARED, "model.center=yes", "model.open=true"),
+    "centered, with penalties": {
+        "centered": RELUFORMER,
+        **{f"penalties-{weight:g}": (*RELUFORMER, *penalties(weight, weight)) for weight in WEIGHTS},
+        "mass-alone": (*RELUFORMER, *penalties(0.1, 0)),
+        "entropy-alone": (*RELUFORMER, *penalties(0, 0.1)),
+        "raw-entropy": (*RELUFORMER, *penalties(0.1, 0.1), "training.entropy_of=raw"),
+        **{
+            f"warmdown-{weight:g}": (*RELUFORMER, *penalties(weight, weight), "training.penalty_warmdown=0.5")
+            for weight in (0.1, 1.0)
+        },
+    },
+    "gamma": {
+        **{f"gamma-{learn}": (*RELUFORMER, f"model.learn={learn}") for learn in ("layer", "model", "fixed")},
+        **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0, 4.0, 8.0)},
+    },
+    "order of norms": {
+        **{f"post-{name}": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g")},
+        "post-reluformer": (*RELUFORMER, "model.order=post"),
+        "post-paper": (*PAPER, "model.order=post"),
+    },
+    "rate and warm-up": {
+        **{f"rate-{rate:g}": (*RELUFORMER, f"training.rate={rate}") for rate in (3e-4, 2e-3)},
+        **{f"warmup-{steps}": (*RELUFORMER, f"training.warmup={steps}") for steps in (400, 1600)},
+        "start-4-entropy": (*RELUFORMER, "model.learned_start=4", *penalties(0, 0.1)),
+        **{f"start-{gamma:g}-fast": (*RELUFORMER, f"model.learned_start={gamma}", FAST) for gamma in (2.0, 4.0)},
+        **{f"{name}-fast": (f"model.variant={name}", FAST) for name in ("softmax", "rela-g")},
+    },
+    "squared, and open at first": {
+        **{f"open-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}", "model.open=true") for gamma in (1.0, 4.0)},
+        "rela-open": ("model.variant=rela-g", "model.open=true"),
+        "rela-centered-open": ("model.variant=rela-g", "model.center=yes", "model.open=true"),
+        "squared": (*SQUARED, "model.center=no"),
+        "squared-centered": (*SQUARED, "model.center=yes"),
+        "squared-open": (*SQUARED, "model.center=no", "model.open=true"),
+        "squared-centered-open": (*SQUARED, "model.center=yes", "model.open=true"),
+    },
 }
-"""Name of a row: what it sets. A row more is a line more."""
+"""What was tried, by what it is about. Name of a row: what it sets. A row more is a line more."""
+ROWS = {name: overrides for rows in GROUPS.values() for name, overrides in rows.items()}
+BESIDE = "softmax"
+"""The row that every figure has."""
 SMOKE_ROWS = ("rela-g", "post-rela-g")
 
 
@@ -113,12 +128,20 @@ def tables(results: Results) -> list[Table]:
 
 
 def figures(results: Results, folder: Path) -> list[Path]:
-    """Validation BLEU against updates."""
-    lines: dict[str, dict[float, list[float]]] = {}
+    """Validation BLEU against updates, a figure a group, each beside softmax."""
+    curves: dict[str, dict[float, list[float]]] = {}
     for entry in results.finished:
         for step, bleu in entry.measures["curve"]:
-            lines.setdefault(entry.name, {}).setdefault(step, []).append(bleu)
-    return draw_panels(folder / "curves.svg", ["validation BLEU while training"], [lines], "updates", "BLEU (greedy)")
+            curves.setdefault(entry.name, {}).setdefault(step, []).append(bleu)
+    found: list[Path] = []
+    for number, (title, rows) in enumerate(GROUPS.items(), 1):
+        names = [name for name in dict.fromkeys((BESIDE, *rows)) if name in curves]
+        if any(name in rows for name in names):
+            lines = {name: curves[name] for name in names}
+            found += draw_panels(
+                folder / f"curves-{number}.svg", [title], [lines], "updates", "validation BLEU (greedy)"
+            )
+    return found
 
 
 RELUFORMER_SEARCH = Study(

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from rectiformer.config import DataConfig, Files
 from rectiformer.errors import ConfigError, DataError
+from rectiformer.text.datasets import parse_address
 from rectiformer.text.documents import DOCUMENT_MARKER, Row, is_boundary, join_debates
-from rectiformer.text.lines import can_be_read_once_only, display_name, read_lines, spool
+from rectiformer.text.lines import DATASET, can_be_read_once_only, display_name, read_lines, spool
 
 NO_LINE = "\n"  # what `zip_longest` pads with: no line can be it
 BATCH_PAIRS, BATCH_CHARACTERS = 4_096, 4_000_000
@@ -134,6 +135,9 @@ def check_files(config: DataConfig) -> None:
         raise ConfigError(f'data.segment needs documents: use data.grammar = "documents", not "{config.grammar}"')
     if input_files(config).count("-") > 1:
         raise ConfigError("standard input (`-`) is named more than once in [data], but it can be read once only")
+    for name in input_files(config):
+        if name.startswith(DATASET):
+            parse_address(name.removeprefix(DATASET))
 
 
 def read_grammar(config: DataConfig, split: str, counts: Counts) -> Iterator[TextPair]:

@@ -13,7 +13,7 @@ from rectiformer.config import Config
 from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.inherit import adopt_subwords, require_fit
-from rectiformer.text.corpus import check_files, has_documents, has_split
+from rectiformer.text.files import check_files, has_documents, has_split
 from rectiformer.text.plans import require_stream
 from rectiformer.text.prepared import Prepared, require_text
 from rectiformer.text.vocabulary import Vocabulary, load_named

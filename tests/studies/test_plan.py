@@ -16,7 +16,7 @@ from rectiformer.studies.figures import look
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
 from rectiformer.studies.quality_corpora import CORPORA
 from rectiformer.studies.running import choose
-from rectiformer.text.corpus import check_files
+from rectiformer.text.files import check_files
 from rectiformer.toml import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"

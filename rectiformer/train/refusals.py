@@ -18,6 +18,7 @@ from rectiformer.text.plans import require_stream
 from rectiformer.text.prepared import Prepared, require_text
 from rectiformer.text.vocabulary import Vocabulary, load_named
 from rectiformer.train.loss import require_weights
+from rectiformer.train.parallel import require_parallel
 from rectiformer.train.share import require_shares
 from rectiformer.train.validation import require_validation
 
@@ -27,12 +28,8 @@ Subwords = tuple[Vocabulary | None, Vocabulary | None]  # of source and target; 
 def require_ranks(config: Config, ranks: int) -> None:
     """ConfigError where so many ranks cannot train a run, be it new or resumed."""
     require_shares(config.training.accumulate, ranks)
+    require_parallel(config.training, ranks)
     require_stream(config, ranks)
-    if ranks > 1 and config.training.parallel == "fsdp" and config.training.compile in ("yes", "capture"):
-        raise ConfigError(
-            f'training.compile = "{config.training.compile}" and training.parallel = "fsdp" do not go together; '
-            'use "auto" or "no", or "ddp"'
-        )
 
 
 def require_trainable(config: Config, data: Path | None) -> None:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is no
 from points import append_point, describe_machine
 
 from rectiformer.analyze.survey import weighing_sites
-from rectiformer.model.attention import Observation
+from rectiformer.model.observation import Observation
 from rectiformer.ops.occupancy import sparsity_by_shape
 from rectiformer.ops.variants import find_variant
 from rectiformer.text.batches import collate

@@ -3,10 +3,11 @@
 import typing
 
 from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
-from rectiformer.model.attention import MultiHeadAttention, Observation
+from rectiformer.model.attention import MultiHeadAttention
 from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
+from rectiformer.model.observation import Observation
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.explain import Explanation, explain
 from rectiformer.ops.packed import attention_varlen

@@ -13,7 +13,7 @@ from torch import Tensor
 from rectiformer.analyze.diversity import BLOCK_CELLS
 from rectiformer.analyze.segments import JoinedPairs
 from rectiformer.analyze.survey import Meter, observing, weighing_sites
-from rectiformer.model.attention import Observation
+from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import Batch

@@ -17,7 +17,8 @@ from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, Piec
 from rectiformer.analyze.sites import site_records
 from rectiformer.analyze.survey import observing
 from rectiformer.errors import ArgumentError, DataError
-from rectiformer.model.attention import MultiHeadAttention, Observation
+from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 

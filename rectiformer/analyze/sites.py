@@ -10,7 +10,7 @@ import torch
 
 from rectiformer.analyze.diversity import BLOCK_CELLS
 from rectiformer.analyze.record import SiteRecord
-from rectiformer.model.attention import Observation
+from rectiformer.model.observation import Observation
 from rectiformer.ops.weights import weight_blocks
 
 

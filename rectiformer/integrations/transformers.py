@@ -20,8 +20,8 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_tracing
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.attention import Observation
 from rectiformer.model.norms import EPSILON
+from rectiformer.model.observation import Observation
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant
 

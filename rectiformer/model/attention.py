@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, ConfigError, ShapeError
 from rectiformer.model.cache import Cache, FixedCache
+from rectiformer.model.heads import check_heads, split_heads
 from rectiformer.model.learned import LearnedOption, build_learned
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows, project_normed
+from rectiformer.model.observation import Observation
 from rectiformer.model.opening import Opening
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.decode import OutputNorm
@@ -25,33 +26,6 @@ from rectiformer.ops.ranks import Ranks
 from rectiformer.ops.reference import Call
 from rectiformer.ops.row_statistics import RowStatistics, attention_with_rows
 from rectiformer.ops.variants import find_variant
-from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights, visible_keys
-
-
-@dataclass(frozen=True, repr=False)
-class Observation:
-    """One attention call, seen from outside. Nothing is computed until it is asked for."""
-
-    variant: str
-    q: Tensor  # [B, H, M, D]
-    k: Tensor  # [B, K, N, D]
-    output: Tensor  # [B, H, M, Dv], before norm and output projection
-    call: Mapping[str, Any]
-
-    def __repr__(self) -> str:
-        return f"Observation({self.variant!r}, q {list(self.q.shape)}, k {list(self.k.shape)})"
-
-    def weights(self, sparse: bool = False) -> Tensor:
-        """Weights before dropout: [B, H, M, N], or CSR of the non-zero ones."""
-        return attention_weights(self.q, self.k, self.variant, sparse=sparse, **self.call)
-
-    def stats(self) -> AttentionStats:
-        """Row statistics, without M x N of anything."""
-        return attention_stats(self.q, self.k, self.variant, **self.call)
-
-    def visible(self) -> Tensor:
-        """How many keys each query sees; broadcasts to [B, H, M]."""
-        return visible_keys(self.q, self.k, self.variant, **self.call)
 
 
 class MultiHeadAttention(nn.Module):
@@ -245,7 +219,7 @@ class MultiHeadAttention(nn.Module):
         """Queries [B, H, M, D], keys and values [B, K, N, D]."""
         if memory is None:
             q, k, v = self._linear(x, 0, 3).split(self.sizes, -1)
-            k, v = self._keys(k, key_lengths), self._split(v, self.key_heads)
+            k, v = self._keys(k, key_lengths), split_heads(v, self.key_heads)
             if cache is not None:
                 k, v = cache.append(k, v)
         else:
@@ -254,10 +228,10 @@ class MultiHeadAttention(nn.Module):
                 k, v = cache.keys, cache.values
             else:
                 k, v = self._linear(memory, 1, 3).chunk(2, -1)
-                k, v = self._keys(k, key_lengths), self._split(v, self.key_heads)
+                k, v = self._keys(k, key_lengths), split_heads(v, self.key_heads)
                 if cache is not None:
                     k, v = cache.append(k, v)
-        return self._split(q, self.heads), k, v
+        return split_heads(q, self.heads), k, v
 
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
@@ -284,20 +258,7 @@ class MultiHeadAttention(nn.Module):
     def _keys(self, k: Tensor, lengths: Tensor | None) -> Tensor:
         if self.center:
             k = center_rows(k, lengths, self.ranks)
-        return self._split(k if self.opening is None else self.opening.raise_keys(k), self.key_heads)
-
-    @staticmethod
-    def _split(x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def check_heads(width: int, heads: int, key_heads: int) -> None:
-    if width < 1 or heads < 1 or key_heads < 1:
-        raise ConfigError(f"width = {width}, heads = {heads}, key_heads = {key_heads}; each must be at least 1")
-    if width % heads:
-        raise ConfigError(f"heads = {heads} does not divide width = {width}")
-    if heads % key_heads:
-        raise ConfigError(f"key_heads = {key_heads} does not divide heads = {heads}")
+        return split_heads(k if self.opening is None else self.opening.raise_keys(k), self.key_heads)
 
 
 def variance_scaling_(weight: Tensor) -> Tensor:

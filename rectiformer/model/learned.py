@@ -39,6 +39,12 @@ class LearnedOption(nn.Module):
         return self.LEAST_ALPHA + (2 - self.LEAST_ALPHA) * raw.sigmoid()
 
     def _inverse(self, value: float) -> float:
+        least, most = (0, math.inf) if self.transform == "exp" else (self.LEAST_ALPHA, 2)
+        if not least < value < most:
+            raise ConfigError(
+                f"{self.name} is learned between {least} and {most} and cannot start at {value:g}; start it inside of "
+                "that (model.learned_start)"
+            )
         if self.transform == "exp":
             return math.log(value)
         return -math.log((2 - self.LEAST_ALPHA) / (value - self.LEAST_ALPHA) - 1)

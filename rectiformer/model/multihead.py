@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, ShapeError
-from rectiformer.model.attention import check_heads
+from rectiformer.model.heads import check_heads
 from rectiformer.model.learned import build_learned
 from rectiformer.model.norms import build_output_norm
 from rectiformer.ops.dispatch import attention

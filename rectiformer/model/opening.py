@@ -34,7 +34,10 @@ class Opening(nn.Module):
     def __init__(self, sizes: Sequence[int], head: int, amount: float) -> None:
         super().__init__()
         if head < 2:
-            raise ConfigError(f"heads of {head} dimension have none left for scores beside the one that opens them")
+            raise ConfigError(
+                f"heads of {head} dimension have none left for scores beside the one that opens them; use fewer heads, "
+                "or model.open = false"
+            )
         self.amount, self.head = amount, head
         queries, keys = (torch.arange(size) % head == 0 for size in sizes[:2])
         self.register_buffer("keep", torch.cat([torch.ones(sizes[0]), ~keys, torch.ones(sizes[2])]), persistent=False)

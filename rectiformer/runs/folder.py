@@ -110,6 +110,11 @@ def refuse_existing(folder: Path, but: tuple[str, ...] = ("run.lock",)) -> None:
         raise CheckpointError(f"run folder {folder} exists; use --resume to go on with it, or another --out")
 
 
+def is_created(folder: Path) -> bool:
+    """Whether `create_run` has come to its end there."""
+    return (folder / "run.json").exists()
+
+
 def open_run(folder: Path) -> Run:
     """An existing run folder, its vocabularies and configuration checked against the hashes of its creation."""
     if not folder.is_dir():

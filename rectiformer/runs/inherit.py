@@ -27,15 +27,14 @@ def adopt_subwords(config: Config) -> Config:
     return dataclasses.replace(config, vocabulary=vocabulary)
 
 
-def require_fit(config: Config, subwords: tuple[Vocabulary, Vocabulary] | None) -> None:
+def require_fit(config: Config, source: Vocabulary | None, target: Vocabulary | None) -> None:
     """CheckpointError where the run that it starts from does not fit, before anything is made or prepared.
 
     Args:
-        subwords: those of data that is prepared already; else those of the run are taken over.
+        source, target: the vocabularies, None where they are not chosen yet.
     """
     start = open_run(Path(config.training.start))
-    if subwords is not None:
-        require_same_subwords(start, *subwords)
+    require_same_subwords(start, source or start.source, target or start.target)
     with torch.device("meta"):
         ours, theirs = (dataclasses.replace(start, config=each).build_model() for each in (config, start.config))
         load_weights(ours, weights_of(theirs), str(start.path))

@@ -15,7 +15,7 @@ import numpy as np
 from rectiformer.analyze.findings import Findings, analyze
 from rectiformer.analyze.sparsity import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
-from rectiformer.model.attention import Observation
+from rectiformer.model.observation import Observation
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.held_out import Pair
 from rectiformer.studies.plan import Trained

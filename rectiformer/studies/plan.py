@@ -11,7 +11,7 @@ from typing import Any
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.runs.folder import changed_keys, value_of
+from rectiformer.runs.folder import changed_keys, is_created, value_of
 from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Table
@@ -142,7 +142,7 @@ def locate_start(config: Config, out: Path, scale: Scale) -> Config:
         return config
     study, key = config.training.start.split("/")
     run = out / study / scale.name / key / RUN
-    if not (run / "run.json").exists():
+    if not is_created(run):
         raise ArgumentError(
             f"it starts from {key} of {study}, which is not trained in {out}; first run "
             f"`rectiformer study {study} --only {key}` with the same --scale and --out"

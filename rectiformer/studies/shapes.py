@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rectiformer.analyze.survey import observing, real_queries, weighing_sites
-from rectiformer.model.attention import Observation
+from rectiformer.model.observation import Observation
 from rectiformer.text.batches import Batch
 from rectiformer.translate.score import decode_forced
 from rectiformer.translate.translator import Translator

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.analyze.survey import observing, weighing_sites
-from rectiformer.model.attention import Observation
+from rectiformer.model.observation import Observation
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.occupancy import attention_by_tiles, tile_map

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rectiformer.config import DataConfig, Files
-from rectiformer.errors import ConfigError, DataError
+from rectiformer.errors import DataError
 from rectiformer.text.documents import DOCUMENT_MARKER, Row, is_boundary, join_debates
+from rectiformer.text.files import check_files, files_of, has_split, input_files
 from rectiformer.text.lines import can_be_read_once_only, display_name, read_lines, spool
 
 NO_LINE = "\n"  # what `zip_longest` pads with: no line can be it
@@ -73,67 +74,6 @@ def read_pairs(config: DataConfig, split: str, counts: Counts) -> Iterator[TextP
         yield from read_files(config, sources, targets, tables, counts)
     elif has_split(config, split):
         yield from read_grammar(config, split, counts)
-
-
-def has_split(config: DataConfig, split: str) -> bool:
-    """Whether `read_pairs` has pairs of this split to give."""
-    return bool(files_of(config, split)[0]) or not (config.source or config.stream)
-
-
-def has_documents(config: DataConfig) -> bool:
-    """Whether the text says where documents start."""
-    return config.documents != "none" or (config.grammar == "documents" and not config.source)
-
-
-def files_of(config: DataConfig, split: str) -> tuple[Files, Files]:
-    """Source and target files of a split."""
-    return (config.source, config.target) if split == "train" else (config.valid_source, config.valid_target)
-
-
-def input_files(config: DataConfig) -> Files:
-    """All files of all splits."""
-    texts = config.source + config.target + config.valid_source + config.valid_target
-    return texts + config.document_tables
-
-
-def check_files(config: DataConfig) -> None:
-    """Raise a ConfigError where the configured files cannot belong together, whatever they hold."""
-    for split, prefix in (("train", "data."), ("valid", "data.valid_")):
-        sources, targets = files_of(config, split)
-        if config.format == "tsv" and targets:
-            raise ConfigError(f'{prefix}target is given, but with data.format = "tsv" {prefix}source holds both sides')
-        if config.format == "lines" and len(sources) != len(targets):
-            raise ConfigError(
-                f"{prefix}source names {len(sources)} files but {prefix}target {len(targets)}; name one for each"
-            )
-    if config.stream and config.source:
-        raise ConfigError(
-            f"data.stream reads the training text from standard input, but data.source names {len(config.source)} "
-            "files; leave it empty, or prepare them apart and give the folder by --data"
-        )
-    if config.weights and len(config.weights) != max(1, len(config.source)):
-        raise ConfigError(
-            f"data.weights has {len(config.weights)} numbers but data.source {len(config.source)} files; give one for "
-            "each, or none"
-        )
-    if config.documents == "column" and config.format != "tsv":
-        raise ConfigError(f'data.documents = "column" needs data.format = "tsv", not "{config.format}"')
-    if config.document_tables and len(config.document_tables) != len(config.source):
-        raise ConfigError(
-            f"data.document_tables names {len(config.document_tables)} files but data.source {len(config.source)}; "
-            "name one for each, or none"
-        )
-    if config.source and config.documents == "none" and (config.segment or config.document_tables):
-        key = "segment" if config.segment else "document_tables"
-        raise ConfigError(f'data.{key} needs documents: say where they start in data.documents, now "none"')
-    if config.mixed and not config.segment:
-        raise ConfigError("data.mixed = true, but data.segment = 0: there are no limits to mix; name the longest")
-    if config.segment == 1:
-        raise ConfigError("data.segment = 1, but a sentence needs a subword beside its separator; use 2 or more, or 0")
-    if config.segment and not config.source and config.grammar != "documents":
-        raise ConfigError(f'data.segment needs documents: use data.grammar = "documents", not "{config.grammar}"')
-    if input_files(config).count("-") > 1:
-        raise ConfigError("standard input (`-`) is named more than once in [data], but it can be read once only")
 
 
 def read_grammar(config: DataConfig, split: str, counts: Counts) -> Iterator[TextPair]:

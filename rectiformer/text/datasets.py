@@ -24,13 +24,7 @@ ROWS = 1_000  # held at once
 
 def read_column(address: str) -> Iterator[str]:
     """The cells of a column, one line each: a LF inside is a space, and a missing cell is empty."""
-    name, _, query = address.partition("?")
-    options = dict(parse_qsl(query))
-    for key in options:
-        if key not in KEYS:
-            raise ConfigError(unknown_name("option", key, KEYS, section=f"hf:{name}?"))
-    if "column" not in options:
-        raise ConfigError(f"hf:{address} names no column; write hf:{name}?column=NAME, such as translation.de")
+    name, options = parse_address(address)
     top, *inside = options["column"].split(".")
     number = 0
     for cells in read_cells(name, top, options):
@@ -43,6 +37,18 @@ def read_column(address: str) -> Iterator[str]:
             if not isinstance(text, str | None):
                 raise DataError(f"hf:{name}, row {number:,}: {options['column']} is {text!r:.80}, not text")
             yield (text or "").replace("\n", " ")
+
+
+def parse_address(address: str) -> tuple[str, dict[str, str]]:
+    """NAME and the options of it; a ConfigError where they do not say which column."""
+    name, _, query = address.partition("?")
+    options = dict(parse_qsl(query))
+    for key in options:
+        if key not in KEYS:
+            raise ConfigError(unknown_name("option", key, KEYS, section=f"hf:{name}?"))
+    if "column" not in options:
+        raise ConfigError(f"hf:{address} names no column; write hf:{name}?column=NAME, such as translation.de")
+    return name, options
 
 
 def read_cells(name: str, column: str, options: Mapping[str, str]) -> Iterator[list[Any]]:

@@ -21,10 +21,20 @@ def plan_batches(
         check: called while a stream is read or waited for; what it raises ends that.
         ranks: how many processes train together.
     """
+    require_stream(config, ranks)
     name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.tokens
     if not config.data.stream:
         prepared.weigh(config.data.weights)
         return BatchPlan(prepared.train, tokens, symbols, name)
+    return StreamPlan(
+        standard_input().fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check
+    )
+
+
+def require_stream(config: Config, ranks: int) -> None:
+    """ConfigError where a stream is asked for what it cannot do."""
+    if not config.data.stream:
+        return
     for key, value in {"segment": config.data.segment, "weights": config.data.weights}.items():
         if value:
             raise ConfigError(f"data.{key} needs prepared text, but data.stream = true; leave one of them out")
@@ -35,6 +45,3 @@ def plan_batches(
         )
     if ranks > 1:
         raise ConfigError(f"data.stream = true, but {ranks} ranks cannot share standard input; train on one")
-    return StreamPlan(
-        standard_input().fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check
-    )

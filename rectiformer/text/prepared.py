@@ -39,6 +39,7 @@ from rectiformer.text.encoded import (
     fit_lengths,
     lay_out,
 )
+from rectiformer.text.files import files_of, has_documents, has_split, input_files
 from rectiformer.text.lines import local_path
 from rectiformer.text.manifest import FORMAT, check_manifest, copies_of, hash_data, hash_file, read_manifest
 from rectiformer.text.mixture import Part
@@ -122,7 +123,7 @@ class Prepared:
 
         Never true of standard input and of what is elsewhere, of which nobody can tell.
         """
-        known = all(os.path.exists(local_path(name)) for name in corpus.input_files(config.data))
+        known = all(os.path.exists(local_path(name)) for name in input_files(config.data))
         return known and self.manifest["made_from"] == describe_origin(config)
 
 
@@ -165,7 +166,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
         progress("vocabulary", 0)
         require_text(config)
         sample = partial(corpus.sample_lines, data, config.vocabulary.sentences, TRAINING_CHARACTERS)
-        vocabularies = choose_vocabularies(config.vocabulary, sample, corpus.has_documents(data), data.segment > 0)
+        vocabularies = choose_vocabularies(config.vocabulary, sample, has_documents(data), data.segment > 0)
         for side, vocabulary in zip(SIDES, vocabularies, strict=True):
             vocabulary.save(folder / f"{side}.model")
         alpha = config.vocabulary.sampling
@@ -173,7 +174,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
         if data.stream:
             copies = []
         splits = {copy: write_split(data, folder / copy, vocabularies, alpha, progress) for copy in copies}
-        if corpus.has_split(data, "valid"):
+        if has_split(data, "valid"):
             splits["valid"] = write_split(data, folder / "valid", vocabularies, 0.0, progress)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {
@@ -195,7 +196,7 @@ def write_split(
     """Encode the pairs of one split or copy into the new `folder`, drawing subwords where alpha > 0; its summary."""
     longest = data.segment - 1 if data.segment else data.longest  # a separator counts too
     split, longest = ("valid", sys.maxsize) if folder.name == "valid" else ("train", longest)
-    corpora = len(corpus.files_of(data, split)[0]) or 1
+    corpora = len(files_of(data, split)[0]) or 1
     counts, read, number = Counts(), Counts(), 1
     with SplitWriter(folder, vocabularies, data.segment > 0, corpora) as writer:
         for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
@@ -241,7 +242,7 @@ def describe_origin(config: Config) -> dict[str, Any]:
         del sections["data"]["stream"]  # a key that older folders do not know
     if not config.data.mixed:
         del sections["data"]["mixed"]  # another one
-    paths = {name: local_path(name) for name in corpus.input_files(config.data)} | {name: name for name in models}
+    paths = {name: local_path(name) for name in input_files(config.data)} | {name: name for name in models}
     found = {name: os.stat(path) for name, path in paths.items() if os.path.exists(path)}
     inputs = {name: [state.st_size, state.st_mtime_ns] for name, state in found.items()}
     return json.loads(json.dumps({**sections, "inputs": inputs}))  # as it is read back: lists, no tuples

@@ -205,37 +205,38 @@ def choose_vocabularies(
 
     Args:
         separator: whether those that are chosen have one.
-        required: whether those that are named need one; a ConfigError where they have none.
+        required: whether those that are named need one.
     """
-    found = load_or_train(config, sample, separator)
-    for name, vocabulary in zip((config.source_model, config.target_model or config.source_model), found, strict=True):
-        if required and vocabulary.separator is None:
+    source, target = load_named(config, required)
+    if source is not None and target is not None:
+        return source, target
+    sources, targets = sample()
+    if config.shared:
+        one = Vocabulary.train(chain(sources, targets), config, separator)
+        return one, one
+    return (
+        Vocabulary.train(sources, config, separator) if source is None else source,
+        Vocabulary.train(targets, config, separator) if target is None else target,
+    )
+
+
+def load_named(config: VocabularyConfig, separated: bool) -> tuple[Vocabulary | None, Vocabulary | None]:
+    """Source and target vocabulary where a model is named for them, one and the same where they are shared.
+
+    Args:
+        separated: whether they need a separator; a ConfigError where they have none.
+    """
+    if config.shared and config.target_model:
+        raise ConfigError("vocabulary.target_model is given, but it needs vocabulary.shared = false")
+    names = (config.source_model,) if config.shared else (config.source_model, config.target_model)
+    found = [Vocabulary.load(Path(name)) if name else None for name in names]
+    for name, vocabulary in zip(names, found, strict=True):
+        if separated and vocabulary is not None and vocabulary.separator is None:
             raise ConfigError(
                 f"vocabulary {name} has no control symbol {SEPARATOR}, but data.segment needs one between sentences; "
                 f"train it with --control_symbols={SEPARATOR}, or let one be chosen here"
             )
-    return found
-
-
-def load_or_train(
-    config: VocabularyConfig, sample: Callable[[], tuple[list[str], list[str]]], separator: bool
-) -> tuple[Vocabulary, Vocabulary]:
-    """Source and target vocabulary, one and the same where they are shared."""
-    source_model, target_model = Path(config.source_model), Path(config.target_model)
-    if config.shared:
-        if config.target_model:
-            raise ConfigError("vocabulary.target_model is given, but it needs vocabulary.shared = false")
-        one = (
-            Vocabulary.load(source_model)
-            if config.source_model
-            else Vocabulary.train(chain(*sample()), config, separator)
-        )
-        return one, one
-    sources, targets = ([], []) if config.source_model and config.target_model else sample()
-    return (
-        Vocabulary.load(source_model) if config.source_model else Vocabulary.train(sources, config, separator),
-        Vocabulary.load(target_model) if config.target_model else Vocabulary.train(targets, config, separator),
-    )
+    return found[0], found[-1]
 
 
 def clean(line: str) -> str:

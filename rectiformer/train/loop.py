@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
-from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
 from rectiformer.runs.durable import damaged, replace_file, writing
 from rectiformer.runs.folder import Run, require_own, weights_of
@@ -25,12 +24,12 @@ from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan
 from rectiformer.train.health import newly_dead, summarize
 from rectiformer.train.optimizer import learning_rate
+from rectiformer.train.parallel import build_updater
 from rectiformer.train.reporting import Journal, Reporter
 from rectiformer.train.saving import Saver, average_checkpoints
 from rectiformer.train.share import take_share
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.state import State
-from rectiformer.train.update import Updater
 from rectiformer.train.validation import Validator, symbols_of
 
 
@@ -291,14 +290,3 @@ class Trainer:
             f"step {self.state.step + 1}: the device has no memory left; batches are {', '.join(shapes)} tokens; lower "
             "training.tokens and raise training.accumulate as much; checkpoints are untouched, go on with --resume"
         )
-
-
-def build_updater(run: Run, model: Transformer, device: torch.device, team: Team) -> Updater:
-    """What updates `model`: whole on each rank, or sharded over them."""
-    if team.size == 1 or run.config.training.parallel != "fsdp":
-        return Updater(model, run.config, device, team)
-    from rectiformer.train.sharded import ShardedUpdater  # a second to import
-
-    with device if team.leads else torch.device("meta"):
-        shown = run.build_model()
-    return ShardedUpdater(model, run.config, device, team, shown)

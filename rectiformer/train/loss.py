@@ -87,9 +87,14 @@ def penalties(rows: RowStatistics, lengths: Tensor | None, config: TrainingConfi
     return torch.where(counted, total, 0).sum() / counted.sum().clamp_min(1)
 
 
-def require_weights(model: Transformer) -> None:
+def is_penalized(config: TrainingConfig) -> bool:
+    """Whether the rows of attention weights are part of the loss."""
+    return config.mass_penalty > 0 or config.entropy_penalty > 0
+
+
+def require_weights(model: Transformer, config: TrainingConfig) -> None:
     """ConfigError where penalties are asked for and some attention has no weights that could be penalized."""
-    for site in model.sites():
+    for site in model.sites() if is_penalized(config) else ():
         if not find_variant(site.attention.variant).has_weights:
             raise ConfigError(
                 f"training.mass_penalty and training.entropy_penalty need weights, but {site.kind} attention is "

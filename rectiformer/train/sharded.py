@@ -16,7 +16,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rectiformer.config import Config
-from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import load_weights
@@ -45,11 +44,6 @@ class ShardedUpdater(Updater):
     def __init__(
         self, model: Transformer, config: Config, device: torch.device, team: Team, shown: Transformer
     ) -> None:
-        if config.training.compile in ("yes", "capture"):
-            raise ConfigError(
-                f'training.compile = "{config.training.compile}" and training.parallel = "fsdp" do not go together; '
-                'use "auto" or "no", or "ddp"'
-            )
         shard(model, device, team)
         super().__init__(model, config, device, team)
         self.shown = shown

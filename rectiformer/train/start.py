@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 
 from rectiformer.config import Config
-from rectiformer.errors import CheckpointError, ConfigError
+from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed
 from rectiformer.runs.durable import remove
-from rectiformer.runs.folder import Run, create_run, open_run, refuse_existing, resume_run
-from rectiformer.runs.inherit import adopt_subwords, require_fit
+from rectiformer.runs.folder import Run, create_run, is_created, open_run, refuse_existing, resume_run
+from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.runs.lock import RunLock
 from rectiformer.runs.team import Restarts, Team, device_of_rank, join_team
 from rectiformer.text.prepared import Prepared, Progress, prepare
 from rectiformer.train.loop import Trainer
+from rectiformer.train.refusals import require_ranks, require_same_segments, require_trainable
 from rectiformer.train.reporting import Reporter, Silent
-from rectiformer.train.share import require_shares
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.state import State
 from rectiformer.train.validation import require_validation
@@ -67,10 +67,9 @@ def begin(config: Config, folder: Path, data: Path | None, resume: bool, team: T
     resume = resume or restarts.begun()
     if not resume:
         refuse_existing(folder)
-        if config.training.start:
-            prepared = Prepared.open(data) if data else None
-            require_fit(config, (prepared.source, prepared.target) if prepared else None)
-    require_shares(config.training.accumulate, team.size)
+    require_ranks(config, team.size)
+    if not is_created(folder):
+        require_trainable(config, data)
     folder.mkdir(parents=True, exist_ok=True)
     restarts.begin()
     return resume
@@ -90,7 +89,7 @@ def open_together(
         remove_unfinished(folder, reporter)
         own = adopt_subwords(config)
         prepared = open_data(own, folder, data, lambda stage, count: tell_unless_asked(reporter, stop, stage, count))
-        require_validation(own, prepared)
+        require_validation(own, prepared.valid is not None)
         opened.append((open_or_create(own, folder, prepared), prepared))
 
     def find() -> None:
@@ -150,11 +149,7 @@ def open_data(config: Config, folder: Path, data: Path | None, progress: Progres
     """Prepared data: the folder given, or the run's own, made now if it is not there or the text may have changed."""
     if data is not None:
         given = Prepared.open(data)
-        if given.segment != config.data.segment:
-            raise ConfigError(
-                f"{data} was prepared with data.segment = {given.segment}, but here it is {config.data.segment}; "
-                "use the same for both"
-            )
+        require_same_segments(config, given)
         return given
     own = folder / "data"
     if not own.exists():
@@ -166,7 +161,7 @@ def open_data(config: Config, folder: Path, data: Path | None, progress: Progres
     again = folder / "data.again"
     try:
         fresh = prepare(config, again, progress)
-        if fresh.hash != found.hash and (folder / "run.json").exists():
+        if fresh.hash != found.hash and is_created(folder):
             return fresh  # refused by the run, with both hashes named
         shutil.rmtree(own)
         again.rename(own)
@@ -176,6 +171,6 @@ def open_data(config: Config, folder: Path, data: Path | None, progress: Progres
 
 
 def open_or_create(config: Config, folder: Path, prepared: Prepared) -> Run:
-    if (folder / "run.json").exists():
+    if is_created(folder):
         return resume_run(open_run(folder), config, prepared.hash)
     return create_run(folder, config, prepared.source, prepared.target, prepared.hash)

@@ -21,7 +21,14 @@ from rectiformer.runs.folder import load_tensors, load_weights, weights_of
 from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.batches import Batch
 from rectiformer.train.graphs import CapturedStep, capture
-from rectiformer.train.loss import Losses, batch_losses, collect_penalties, penalty_strength, require_weights
+from rectiformer.train.loss import (
+    Losses,
+    batch_losses,
+    collect_penalties,
+    is_penalized,
+    penalty_strength,
+    require_weights,
+)
 from rectiformer.train.optimizer import (
     MovingAverage,
     build_optimizer,
@@ -95,9 +102,8 @@ class Updater:
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient  # one place for good: graphs and the optimizer find it there
         self.average = MovingAverage(model, self.config.ema) if self.config.ema else None
-        self.penalized = self.config.mass_penalty > 0 or self.config.entropy_penalty > 0
-        if self.penalized:
-            require_weights(model)
+        self.penalized = is_penalized(self.config)
+        require_weights(model, self.config)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # smoothed, plain, penalty
         self.norm = torch.zeros((), device=device)
         self.step = torch.zeros((), dtype=torch.long, device=device)

@@ -147,7 +147,7 @@ def cut(order: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]
     return batches
 
 
-def require_validation(config: Config, prepared: Prepared) -> None:
+def require_validation(config: Config, validates: bool) -> None:
     """ConfigError where the configuration asks for something that needs validation data, and there is none."""
-    if prepared.valid is None and config.validation.patience:
+    if not validates and config.validation.patience:
         raise ConfigError("validation.patience needs data.valid_source and data.valid_target")

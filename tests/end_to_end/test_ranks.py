@@ -222,7 +222,7 @@ REFUSED = {
     "what does not go together": (
         {"training_parallel": "fsdp", "training_compile": "yes"},
         2,
-        {0: 'training.compile = "yes" and training.parallel = "fsdp"', 1: ""},
+        {0: 'training.compile = "yes" and training.parallel = "fsdp"'},
     ),
 }
 

@@ -9,7 +9,7 @@ from model.built_attention import HEAD, HEADS, WIDTH, assert_same, build, fix_sc
 import rectiformer
 from rectiformer import VARIANTS, KeyValueCache, MultiHeadAttention, attention_weights
 from rectiformer.errors import RectiformerError
-from rectiformer.model import attention as module_under_test
+from rectiformer.model import observation
 
 RECTIFIED = [name for name, row in VARIANTS.items() if row.rectified]
 NORMED = [name for name, row in VARIANTS.items() if row.rectified and row.output_norm != "none"]
@@ -209,7 +209,7 @@ def test_observed_weights_mix_the_values(variant):
 def test_observation_is_lazy_and_harmless(variant, monkeypatch):
     module, x, asked = build(variant, dropout=0.3).train(), tokens(2, 5), []
     for name in ("attention_weights", "attention_stats"):
-        monkeypatch.setattr(module_under_test, name, lambda *_, name=name, **__: asked.append(name))
+        monkeypatch.setattr(observation, name, lambda *_, name=name, **__: asked.append(name))
     outputs = []
     for observer in (None, lambda _: None, lambda seen: (seen.weights(), seen.stats(), repr(seen))):
         assert asked == []

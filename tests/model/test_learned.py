@@ -4,7 +4,7 @@ import pytest
 import torch
 from model.built_attention import HEADS, WIDTH, assert_same, build, tokens
 
-from rectiformer import VARIANTS, LearnedOption, MultiHeadAttention
+from rectiformer import VARIANTS, ConfigError, LearnedOption, MultiHeadAttention
 
 LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5)}
 
@@ -66,3 +66,19 @@ def test_a_learned_number_starts_where_it_is_told_to():
     module = MultiHeadAttention(WIDTH, HEADS, "reluformer", start=0.25)
     assert_same(module.learned(), torch.full((HEADS,), 0.25))
     assert MultiHeadAttention(WIDTH, HEADS, "reluformer", learn="fixed", start=0.25).options == {"gamma": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("variant", "start", "reach"),
+    [
+        ("entmax", 3.0, "1.001 and 2"),
+        ("entmax", 2.0, "1.001 and 2"),
+        ("entmax", 1.0, "1.001 and 2"),
+        ("reluformer", 0.0, "0 and inf"),
+        ("reluformer", -1.0, "0 and inf"),
+    ],
+)
+def test_a_start_out_of_reach_is_refused(variant, start, reach):
+    name = LEARNED[variant][0]
+    with pytest.raises(ConfigError, match=f"{name} is learned between {reach} and cannot start at {start:g}"):
+        MultiHeadAttention(WIDTH, HEADS, variant, start=start)

@@ -5,19 +5,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from rectiformer.errors import ArgumentError
 from rectiformer.model.memory import MEMORIES
-from rectiformer.model.transformer import Transformer
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.corpora import IWSLT14, MULTI30K, OPEN, attention_settings
 from rectiformer.studies.figures import look
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
 from rectiformer.studies.quality_corpora import CORPORA
 from rectiformer.studies.running import choose
-from rectiformer.text.corpus import check_files
+from rectiformer.text.files import check_files
 from rectiformer.toml import load_config
+from rectiformer.train.refusals import require_model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TRAINED = [study for study in STUDIES if STUDIES[study].shows is None]
@@ -34,9 +33,8 @@ def test_trainings_are_valid_and_have_names_of_their_own(study, scale):
         assert training.config.training.seed == training.seed
         assert training.key.replace("-", "").replace(".", "").isalnum()
         check_files(training.config.data)
-    for model in {training.config.model for training in trainings}:
-        with torch.device("meta"):
-            Transformer(model, 100, 100, 1, (4, 4))  # refuses unknown variants and memories that do not fit
+    for config in {training.config.model: training.config for training in trainings}.values():
+        require_model(config, (None, None))  # refuses unknown variants and memories that do not fit
 
 
 @pytest.mark.parametrize("study", TRAINED)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rectiformer.model.attention import Observation
+from rectiformer.model.observation import Observation
 from rectiformer.ops.occupancy import sparsity_by_shape
 from rectiformer.studies.shapes import SHAPES, ShapeMeter
 from rectiformer.studies.skipping_speed import SPEEDS, milliseconds, ways

@@ -22,6 +22,7 @@ EVERY = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15", "rela-i", "
 """The variants that are compared."""
 ALL_SEEDS = dict.fromkeys((*EVERY[:3], OPEN, *EVERY[3:]), THREE)
 HEADLINE_SEEDS = {name: THREE if name in (*EVERY[:3], OPEN) else ONE for name in ALL_SEEDS}
+CLAIMED_SEEDS = {name: THREE if name in EVERY[:3] else ONE for name in ALL_SEEDS}
 SMOKE_SENTENCES, SMOKE_SEED = 60, 7
 
 
@@ -117,7 +118,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             folder="multi30k",
             settings=(*MULTI30K, COMPILED),
             test=("test_2016_flickr.de", "test_2016_flickr.en"),
-            seeds=ALL_SEEDS,
+            seeds=HEADLINE_SEEDS,
         ),
         Corpus(
             name="europarl-en-de",
@@ -131,7 +132,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             folder="europarl-doc-ende",
             settings=(*EUROPARL_SENTENCES, SMALLER_VOCABULARY),
             test=("test.en.xz", "test.de.xz"),
-            seeds={"softmax": THREE, "rela-g": THREE, OPEN: THREE, "sparsemax": ONE, "entmax15": ONE},
+            seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
             form="words",
             gold=(BICICI, SILVER),
         ),
@@ -140,7 +141,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             folder="europarl-doc-enfr",
             settings=(*EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
             test=("valid_long.en.xz", "valid_long.fr.xz"),
-            seeds={"softmax": THREE, "rela-g": THREE, OPEN: THREE},
+            seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE},
             form="words-apart",
             gold=(HANSARDS,),
         ),
@@ -149,7 +150,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             folder="multi30k",
             settings=(*MULTI30K, COMPILED, *FRENCH_CAPTIONS),
             test=("test_2016_flickr.en", "test_2016_flickr.fr"),
-            seeds=HEADLINE_SEEDS,
+            seeds=CLAIMED_SEEDS,
         ),
     ),
     "paper": (

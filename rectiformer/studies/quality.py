@@ -38,7 +38,7 @@ HEADLINE = ("softmax", "rela-g", "reluformer", OPEN)
 ANALYZED = 1000
 """Most test pairs whose attention is looked at."""
 BASELINE = "softmax"
-PENALTIES = (0.6, 1.0, 1.4, 1.8)
+PENALTIES = (0.6, 0.8, 1.0, 1.2)
 """Length penalties to choose from on validation data."""
 PANELS = ("normal, best head", "shifted, best head", "normal, average", "shifted, average")
 PAPER_DIFFERENCES = {

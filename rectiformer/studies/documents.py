@@ -17,6 +17,7 @@ from rectiformer.studies.measures import (
     KINDS,
     SIGNATURE,
     TRANSLATED_TOKENS,
+    curve_of,
     heads_of,
     measure_attention,
     open_model,
@@ -106,6 +107,8 @@ def measure(run: Trained) -> dict[str, Any]:
         "tokens_per_second": sum(each.tokens for each in found) / max(1e-9, seconds),
         "training_tokens_per_second": training_speed(run.folder),
         "peak_bytes": run.peak_bytes,
+        "curve": curve_of(run.folder, "nll"),
+        "valid_loss": curve_of(run.folder, "valid_loss")[-1][1],
         **measure_attention(translator, run),
         "shapes": measure_shapes(translator, islice(valid_batches(translator, run), SHAPED)),
     }
@@ -137,6 +140,7 @@ def tables(results: Results) -> list[Table]:
     return [
         by_length("d-BLEU by length of a segment", "d_bleu"),
         by_length("s-BLEU by length of a segment", "s_bleu"),
+        by_length("Validation loss a subword at the end", "valid_loss"),
         claims_table("What the paper claims", claims(results), results, "d_bleu", "d-BLEU"),
         heads_table(results),
         cost_table(results),
@@ -171,7 +175,7 @@ def cost_table(results: Results) -> Table:
 
 
 def figures(results: Results, folder: Path) -> list[Path]:
-    """d-BLEU, memory and speed against the length."""
+    """d-BLEU, memory and speed against the length; losses while training."""
     measures = {"d_bleu": "d-BLEU", "peak_bytes": "peak memory, GiB", "training_tokens_per_second": "training tokens/s"}
     lines: list[dict[str, dict[float, list[float]]]] = [{} for _ in measures]
     for name in results.names():
@@ -180,7 +184,20 @@ def figures(results: Results, folder: Path) -> list[Path]:
             scale = 2**30 if measure == "peak_bytes" else 1
             if values := [value / scale for value in results.values(name, measure)]:
                 panel.setdefault(labels["variant"], {})[labels["length"]] = values
-    return draw_panels(folder / "lengths.svg", list(measures.values()), lines, "subwords of a segment", log=True)
+    found = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "subwords of a segment", log=True)
+    return found + draw_losses(results, folder / "losses.svg")
+
+
+def draw_losses(results: Results, path: Path) -> list[Path]:
+    """Training loss against updates, a panel a length: whether training is stable there."""
+    panels: dict[int, dict[str, dict[float, list[float]]]] = {}
+    for entry in results.finished:
+        for step, loss in entry.measures["curve"]:
+            lines = panels.setdefault(entry.labels["length"], {}).setdefault(entry.labels["variant"], {})
+            lines.setdefault(step, []).append(loss)
+    lengths = sorted(panels)
+    titles = [f"{length:,} subwords" for length in lengths]
+    return draw_panels(path, titles, [panels[length] for length in lengths], "updates", "training loss a subword")
 
 
 DOCUMENT_LENGTH = Study(

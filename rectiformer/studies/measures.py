@@ -174,7 +174,7 @@ def training_speed(folder: Path) -> float:
     return median(speeds) if speeds else 0.0
 
 
-def validation_curve(folder: Path) -> list[list[float]]:
-    """Step and BLEU of each validation while training."""
+def curve_of(folder: Path, measure: str) -> list[list[float]]:
+    """Updates and a measure of each record of a run that has it: `valid_bleu` of validations, `nll` of training."""
     records = read_metrics(folder / "metrics.jsonl")
-    return [[record["step"], record["valid_bleu"]] for record in records if "valid_bleu" in record]
+    return [[record["step"], rounded(record[measure])] for record in records if measure in record]

@@ -10,13 +10,13 @@ from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import (
     HEADS_NOTE,
     KINDS,
+    curve_of,
     heads_of,
     measure_attention,
     measure_translation,
     open_model,
     training_speed,
     valid_pairs,
-    validation_curve,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.results import Results
@@ -111,7 +111,7 @@ def measure(run: Trained) -> dict[str, Any]:
     return {
         **measure_translation(translator, valid_pairs(run), "valid_"),
         **measure_attention(translator, run),
-        "curve": validation_curve(run.folder),
+        "curve": curve_of(run.folder, "valid_bleu"),
         "training_tokens_per_second": training_speed(run.folder),
     }
 

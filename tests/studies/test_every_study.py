@@ -169,6 +169,8 @@ def test_documents_are_translated_whole_and_measured(out):
     assert measures["peak_bytes"] > 10**7
     rows = {row[0]: row[1] for row in study.tables(load_results(study, SMOKE, out))[0].rows}
     assert rows["rela-g"] == f"{whole.score:.2f}"
+    assert [step for step, _ in measures["curve"]] == [10, 20, 30]
+    assert 0 < measures["valid_loss"] < 10
 
 
 def test_documents_start_from_models_of_sentences(out):

@@ -145,7 +145,7 @@ EUROPARL = (
     "training.ema=0.99",
     "training.precision=bf16",
     COMPILED,
-    "validation.every=500",
+    "validation.every=750",
     "validation.sentences=300",
     "checkpoint.every=1500",
 )

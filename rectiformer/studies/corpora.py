@@ -155,6 +155,7 @@ EUROPARL_SENTENCES = (
     'data.source=["train.0.en.xz", "train.1.en.xz", "train.2.en.xz", "train.3.en.xz"]',
     'data.target=["train.0.de.xz", "train.1.de.xz", "train.2.de.xz", "train.3.de.xz"]',
     *EUROPARL_MODEL,
+    "model.attention_dropout=0",
     "training.steps=6000",
     "training.tokens=12000",
     "training.optimizer=adamw",

@@ -148,12 +148,9 @@ def rows_of(results: Results, corpus: str) -> list[str]:
 
 
 def tables(results: Results) -> list[Table]:
-    found = [quality_table(results, corpus) for corpus in corpora_of(results)]
-    return [
-        *found,
-        length_table(results),
-        claims_table("What the papers claim", claims(results), results, "bleu", "test BLEU"),
-    ]
+    quality = [quality_table(results, corpus) for corpus in corpora_of(results)]
+    lengths = [table for table in [length_table(results)] if table.rows]
+    return [*quality, *lengths, claims_table("What the papers claim", claims(results), results, "bleu", "test BLEU")]
 
 
 def quality_table(results: Results, corpus: str) -> Table:

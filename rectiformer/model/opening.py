@@ -19,8 +19,8 @@ class Opening(nn.Module):
 
     A softmax is (1 + x)/n to first order in its scores x, less their mean: it begins with a mean of all values, and
     every key has a gradient. Rectified attention cuts half of the keys before anything is learned. Opened by its power
-    p it is [x + p]+^p, to first order (1 + x) times a constant too, and cuts a key once its score has fallen by p. Squared
-    it is 1.5-entmax with a threshold that is learned, not solved for so that weights add up to 1.
+    p it is [x + p]+^p, to first order (1 + x) times a constant too, and cuts a key once its score has fallen by p.
+    Squared it is 1.5-entmax with a threshold that is learned, not solved for so that weights add up to 1.
 
     Args:
         sizes: widths of queries, keys and values.

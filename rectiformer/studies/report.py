@@ -86,7 +86,7 @@ def describe_origin(results: Results) -> str:
     if results.failures:
         counts += f", {len(results.failures)} failed"
     if results.changed:
-        counts += f", {results.changed} with other settings than the study has now"
+        counts += f" (with other settings than the study has now: {', '.join(results.changed)})"
     code = f"commit {distinct(entry.commit for entry in entries)}, torch {distinct(entry.torch for entry in entries)}"
     signed = [entry.signature for entry in entries if entry.signature]
     signature = f"; BLEU: {distinct(signed)}" if signed else ""

@@ -167,8 +167,8 @@ class Results:
     planned: int
     """Trainings of the whole study."""
     entries: list[Result]
-    changed: int = 0
-    """How many of them were made with other settings than the study has now."""
+    changed: Sequence[str] = ()
+    """The rows that have results of other settings than the study has now."""
 
     @property
     def finished(self) -> list[Result]:

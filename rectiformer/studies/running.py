@@ -108,8 +108,9 @@ def load_results(study: Study, scale: Scale, out: Path) -> Results:
     saved = read_saved(out, source.name, scale.name)
     found = [read_result(places.folder(training)) or saved.get(training.key) for training in trainings]
     known = [(result, training) for result, training in zip(found, trainings, strict=True) if result is not None]
-    changed = sum(result.config != hash_config(training.config) for result, training in known)
-    return Results(study.name, scale.name, len(trainings), [result for result, _ in known], changed)
+    changed = [training.name for result, training in known if result.config != hash_config(training.config)]
+    entries = [result for result, _ in known]
+    return Results(study.name, scale.name, len(trainings), entries, list(dict.fromkeys(changed)))
 
 
 @dataclass

@@ -197,8 +197,8 @@ def test_other_settings_are_refused_before_anything_is_trained(copied, kept):
         content = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps({**content, "config": "0" * 64}))
         says = "other settings than it has now"
-        assert load_results(SEARCH, SMOKE, copied).changed == 1
-        assert "1 with other settings than the study has now" in write_report(copied).read_text()
+        assert load_results(SEARCH, SMOKE, copied).changed == ["rela-g"]
+        assert "(with other settings than the study has now: rela-g)" in write_report(copied).read_text()
     with pytest.raises(CheckpointError, match=says) as caught:
         run_study(SEARCH, SMOKE, copied)
     assert str(folder) in str(caught.value)

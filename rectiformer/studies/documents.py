@@ -44,7 +44,7 @@ PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], 
         (LENGTHS[:1], HEADLINE, ONE),
         (LENGTHS[:1], CLAIMED, (2, 3)),
         (LENGTHS[1:], HEADLINE, ONE),
-        ((LENGTHS[0], LENGTHS[-1]), ("sparsemax",), ONE),
+        (LENGTHS, ("sparsemax", "entmax15"), ONE),
     ),
     "paper": ((LENGTHS, (*HEADLINE, "sparsemax", "entmax15"), THREE),),
 }

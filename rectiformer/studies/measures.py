@@ -27,7 +27,7 @@ from rectiformer.translate.score import decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 BEAM, PENALTY = 4, 0.6
-"""Hypotheses of a search and its length penalty, as both papers have them."""
+"""Hypotheses of a search and its length penalty: those of ReLA's paper."""
 TRANSLATED_TOKENS = 32_768
 """Padded source tokens that are translated together: whole documents too are many at a time."""
 SIGNATURE = "signature"

@@ -89,7 +89,7 @@ def measure(run: Trained) -> dict[str, Any]:
 
 
 def measure_tuned(translator: Translator, valid: Sequence[Pair], pairs: Sequence[Pair]) -> dict[str, float]:
-    """BLEU with the length penalty that is best on validation pairs: with the same, who is less sure writes less."""
+    """BLEU with the length penalty that is best on validation pairs: models write more or less with the same."""
     best = max(PENALTIES, key=lambda penalty: translate_pairs(translator, valid, penalty).scores["bleu"].value)
     return {"length_penalty": best, "tuned_bleu": translate_pairs(translator, pairs, best).scores["bleu"].value}
 
@@ -180,7 +180,7 @@ def length_table(results: Results) -> Table:
                 rows.append((corpus, results.labels(name)["variant"], *cells))
     columns = ("corpus", "attention", "length", "penalty", "test BLEU with it", "less softmax, test BLEU")
     note = (
-        f"Length: of all translations beside all references, with the papers' penalty of {PENALTY}, as above. Penalty: "
+        f"Length: of all translations beside all references, with ReLA's penalty of {PENALTY}, as above. Penalty: "
         f"of {', '.join(map(str, PENALTIES))} the best on validation data, by each model."
     )
     return Table("Length of translations", columns, rows, (note,))

@@ -1,6 +1,7 @@
 """Whole documents on a GPU: the same translations as on a CPU, positions counted by sentence and decoding captured."""
 
 import pytest
+from small_documents import SMALL_DOCUMENTS
 
 from rectiformer.studies.corpora import attention_settings
 from rectiformer.text.grammar import draw_documents
@@ -12,27 +13,16 @@ from rectiformer.translate.translator import Translator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's own warnings
 SETTINGS = [
-    "data.grammar=documents",
+    *SMALL_DOCUMENTS,
     "data.segment=96",
-    "data.mixed=true",
     "data.sentences=2000",
-    "data.valid_sentences=20",
-    "vocabulary.size=400",
     "model.positions=sentence",
-    "model.width=64",
-    "model.slots=128",
-    "model.order=pre",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "model.slot_dropout=0",
     "training.steps=150",
     "training.tokens=2000",
-    "training.schedule=constant",
     "training.rate=3e-3",
     "training.warmup=40",
     "training.precision=fp32",
     "training.compile=no",
-    "training.device=cuda",
     "validation.every=150",
     "checkpoint.every=150",
 ]

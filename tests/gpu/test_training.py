@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small_documents import SMALL_DOCUMENTS
 
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
@@ -13,25 +14,14 @@ from rectiformer.train.start import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's and inductor's own warnings
 SETTINGS = [
-    "data.grammar=documents",
+    *SMALL_DOCUMENTS,
     "data.segment=48",
-    "data.mixed=true",
     "data.sentences=600",
-    "data.valid_sentences=20",
-    "vocabulary.size=400",
-    "model.width=64",
-    "model.slots=128",
-    "model.order=pre",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "model.slot_dropout=0",
     "training.steps=24",
     "training.tokens=400",
-    "training.schedule=constant",
     "training.rate=1e-3",
     "training.warmup=4",
     "training.ema=0.9",
-    "training.device=cuda",
     "validation.every=24",
     "checkpoint.every=24",
     "log.every=8",

@@ -1,0 +1,16 @@
+"""A model of the grammar's documents that is so small that a GPU trains it in seconds."""
+
+SMALL_DOCUMENTS = (
+    "data.grammar=documents",
+    "data.mixed=true",
+    "data.valid_sentences=20",
+    "vocabulary.size=400",
+    "model.width=64",
+    "model.slots=128",
+    "model.order=pre",
+    "model.dropout=0",
+    "model.attention_dropout=0",
+    "model.slot_dropout=0",
+    "training.schedule=constant",
+    "training.device=cuda",
+)

@@ -124,9 +124,9 @@ class ModelConfig:
     tie: str = choices("all", "target", "none")
     """Embeddings that are one matrix: source, target, output (with a shared vocabulary); target and output; none."""
     positions: str = choices("sequence", "sentence")
-    """What positions are counted in: all that a model reads at once, or each sentence of it, with the number of the
-    sentence told beside. A model of single sentences then knows its way in segments of documents (`training.start`)
-    but for which sentence to look at."""
+    """What positions are counted in: all that a model reads at once, or each sentence of it, whose number then turns
+    queries and keys (model/turning.py). A model of single sentences goes on with segments of documents nearly where it
+    was (`training.start`)."""
     output_norm: str = ""
     """Norm of what the heads give together, in place of the variant's own: "none", "rms", "rms-small", "gated-rms",
     "head-rms" (each head by itself) or "layer"."""

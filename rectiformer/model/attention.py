@@ -17,6 +17,7 @@ from rectiformer.model.learned import LearnedOption, build_learned
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows, project_normed
 from rectiformer.model.observation import Observation
 from rectiformer.model.opening import Opening
+from rectiformer.model.turning import STILL, Turns, turned
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import Window, check_call, choose, run
@@ -129,16 +130,17 @@ class MultiHeadAttention(nn.Module):
         attn_bias: Tensor | None = None,
         window: Window | None = None,
         cache: Cache | None = None,
+        turns: Turns = STILL,
     ) -> Tensor:
         """Attend from x [B, M, E] to memory [B, N, E] (x itself unless given): [B, M, E].
 
         With a `cache`, self-attention adds the tokens of x to it and attends to all it holds; cross-attention fills
-        it at the first call and reads it afterwards, so `memory` is projected once.
+        it at the first call and reads it afterwards, so `memory` is projected once. `turns` tells sentences apart.
         """
         for name, given in (("x", x), ("memory", memory)):
             if given is not None and (given.dim() != 3 or given.shape[-1] != self.width):
                 raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.width}")
-        q, k, v = self.project(x, memory, cache, key_lengths)
+        q, k, v = self.project(x, memory, cache, key_lengths, turns)
         if self.ranks is not None:
             return self.attend_shards(q, k, v, memory is None, key_lengths)
         options = self.current_options()
@@ -188,9 +190,9 @@ class MultiHeadAttention(nn.Module):
         assert isinstance(self.norm, RMSNorm | GatedRMSNorm)
         return project_normed(*gated_attention(q, k, v, self.norm.gain, self.norm.gate, call), self.output)
 
-    def step(self, x: Tensor, cache: FixedCache, written: Tensor) -> Tensor:
+    def step(self, x: Tensor, cache: FixedCache, written: Tensor, turns: Turns = STILL) -> Tensor:
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""
-        q, k, v = self.project(x, None, None)
+        q, k, v = self.project(x, None, None, turns=turns)
         norm = None
         if isinstance(self.norm, RMSNorm | GatedRMSNorm):
             norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
@@ -214,12 +216,17 @@ class MultiHeadAttention(nn.Module):
         return {**self.options, self.learned.name: self.learned()}
 
     def project(
-        self, x: Tensor, memory: Tensor | None, cache: Cache | None, key_lengths: Tensor | None = None
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        cache: Cache | None,
+        key_lengths: Tensor | None = None,
+        turns: Turns = STILL,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, M, D], keys and values [B, K, N, D]."""
         if memory is None:
             q, k, v = self._linear(x, 0, 3).split(self.sizes, -1)
-            k, v = self._keys(k, key_lengths), split_heads(v, self.key_heads)
+            k, v = self._keys(k, key_lengths, turns), split_heads(v, self.key_heads)
             if cache is not None:
                 k, v = cache.append(k, v)
         else:
@@ -228,10 +235,10 @@ class MultiHeadAttention(nn.Module):
                 k, v = cache.keys, cache.values
             else:
                 k, v = self._linear(memory, 1, 3).chunk(2, -1)
-                k, v = self._keys(k, key_lengths), split_heads(v, self.key_heads)
+                k, v = self._keys(k, key_lengths, turns), split_heads(v, self.key_heads)
                 if cache is not None:
                     k, v = cache.append(k, v)
-        return split_heads(q, self.heads), k, v
+        return turned(split_heads(q, self.heads), turns.queries), k, v
 
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
@@ -255,10 +262,11 @@ class MultiHeadAttention(nn.Module):
         assert self.learned is not None
         return self.learned().reciprocal().expand(self.heads)
 
-    def _keys(self, k: Tensor, lengths: Tensor | None) -> Tensor:
+    def _keys(self, k: Tensor, lengths: Tensor | None, turns: Turns) -> Tensor:
         if self.center:
             k = center_rows(k, lengths, self.ranks)
-        return split_heads(k if self.opening is None else self.opening.raise_keys(k), self.key_heads)
+        k = k if self.opening is None else self.opening.raise_keys(k)
+        return turned(split_heads(k, self.key_heads), turns.keys)
 
 
 def variance_scaling_(weight: Tensor) -> Tensor:

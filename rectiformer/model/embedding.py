@@ -10,23 +10,18 @@ from torch import Tensor, nn
 
 from rectiformer.model.dropout import Dropout
 
-SPREAD, LOUDNESS = 32, 2.0
-"""How many positions a sentence's number counts for, so that neighbors differ in most dimensions, and how strong its
-signal is beside that of a position. Both found on the built-in grammar (docs/log.md)."""
-
 
 class Embedding(nn.Module):
     """Subwords to vectors: scaled rows, one learned bias, sinusoids of where they stand.
 
     Args:
         start: the id that a decoder's input begins with; it reads as zeros, bias included.
-        separator: the id between sentences, where positions are counted in each sentence and sentences are numbered;
-            positions are counted through unless given. After a source's sentence it is the last of it; in a decoder,
-            where the next word is written from it, it begins the next one as `start` begins the first.
+        separator: the id between sentences, where positions are counted in each sentence; they are counted through
+            unless given. After a source's sentence it is the last of it; in a decoder, where the next word is written
+            from it, it begins the next one as `start` begins the first.
     """
 
     positions: Tensor
-    numbers: Tensor
 
     def __init__(
         self, table: nn.Parameter, dropout: float, start: int | None = None, separator: int | None = None
@@ -38,16 +33,15 @@ class Embedding(nn.Module):
         self.start, self.separator = start, separator
         self.outgrown: list[Tensor] = []  # shorter tables: graphs that were captured with them read them for good
         self.register_buffer("positions", sinusoids(512, table.shape[1]), persistent=False)
-        self.register_buffer(
-            "numbers", number_signals(0 if separator is None else 512, table.shape[1]), persistent=False
-        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [B, M] to [B, M, E]."""
         table = self._table(ids.shape[1])
-        if self.separator is None:
-            return self.embed(ids, table[: ids.shape[1]])
-        return self.embed(ids, self.place_signals(self.places(ids)))
+        return self.embed(ids, table[: ids.shape[1]] if self.separator is None else table[self.places(ids)[..., 0]])
+
+    def numbers(self, ids: Tensor) -> Tensor | None:
+        """The numbers [B, M] of the sentences that ids [B, M] stand in; None where positions are counted through."""
+        return None if self.separator is None else self.places(ids)[..., 1]
 
     def embed(self, ids: Tensor, where: Tensor) -> Tensor:
         """ids [B, M] to [B, M, E], with the signals [M, E] or [B, M, E] of where they stand."""
@@ -75,21 +69,12 @@ class Embedding(nn.Module):
         begins = self.borders(ids)
         return torch.stack([(places[:, 0] + 1).masked_fill(begins, 0), places[:, 1] + begins], -1)
 
-    def place_signals(self, places: Tensor) -> Tensor:
-        """Signals [..., E] of places [..., 2]. In the first sentence they are those of positions alone, so that a model
-        of single sentences reads it as before."""
-        positions, numbers = places.unbind(-1)
-        return self.positions[positions] + self.numbers[numbers]
-
     def _table(self, length: int) -> Tensor:
         """The position signals, made longer when a sequence asks for it."""
         if length > len(self.positions):
-            width = self.table.shape[1]
-            self.outgrown += [self.positions, self.numbers]
+            self.outgrown.append(self.positions)
             with torch.inference_mode(False):  # made while translating, they may be used in training next
-                self.positions = sinusoids(2 * length, width).to(self.positions)
-                if self.separator is not None:
-                    self.numbers = number_signals(2 * length, width).to(self.numbers)
+                self.positions = sinusoids(2 * length, self.table.shape[1]).to(self.positions)
         return self.positions
 
     def reserve(self, length: int) -> None:
@@ -115,10 +100,3 @@ def position_signals(positions: Tensor, width: int) -> Tensor:
     steps = torch.arange(half, dtype=torch.float64, device=positions.device)
     angles = positions[:, None] * torch.exp(steps * (-math.log(10_000) / max(1, half - 1)))  # [length, half]
     return F.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, width % 2)).float()
-
-
-def number_signals(count: int, width: int) -> Tensor:
-    """Signals [count, width] of the numbers of sentences: those of positions far apart, the other end first, less what
-    the first has."""
-    signals = LOUDNESS * position_signals(SPREAD * torch.arange(count), width).flip(-1)
-    return signals - signals[:1]

@@ -12,6 +12,7 @@ from rectiformer.model.cache import Cache, FixedCache
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import KeyValueMemory
+from rectiformer.model.turning import Turn, Turns
 from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.variants import find_variant
 
@@ -82,8 +83,8 @@ class EncoderLayer(nn.Module):
         self.around_attention = Residual(config)
         self.around_memory = Residual(config)
 
-    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        x = self.around_attention(x, lambda x: self.attention(x, key_lengths=lengths))
+    def forward(self, x: Tensor, lengths: Tensor | None, turn: Turn | None = None) -> Tensor:
+        x = self.around_attention(x, lambda x: self.attention(x, key_lengths=lengths, turns=Turns(turn, turn)))
         return self.around_memory(x, self.memory)
 
 
@@ -99,10 +100,18 @@ class DecoderLayer(nn.Module):
         self.around_cross = Residual(config)
         self.around_memory = Residual(config)
 
-    def forward(self, x: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor,
+        source_lengths: Tensor | None,
+        turn: Turn | None = None,
+        source_turn: Turn | None = None,
+    ) -> Tensor:
         """All positions [B, M, E] at once, each seeing itself and what stands before it."""
-        x = self.around_attention(x, lambda x: self.attention(x, causal=True))
-        x = self.around_cross(x, lambda x: self.cross(x, source, key_lengths=source_lengths))
+        own, across = Turns(turn, turn), Turns(turn, source_turn)
+        x = self.around_attention(x, lambda x: self.attention(x, causal=True, turns=own))
+        x = self.around_cross(x, lambda x: self.cross(x, source, key_lengths=source_lengths, turns=across))
         return self.around_memory(x, self.memory)
 
     def step(
@@ -113,8 +122,10 @@ class DecoderLayer(nn.Module):
         own: Cache | FixedCache,
         cross: Cache,
         written: Tensor | None,
+        turn: Turn | None = None,
     ) -> Tensor:
-        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts those that a fixed `own` then holds.
+        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts those that a fixed `own` then holds;
+        `cross` holds the source's keys already.
 
         The beam is the query axis of the attention to the source, so the source's keys are held once, not once a
         hypothesis.
@@ -123,14 +134,15 @@ class DecoderLayer(nn.Module):
         def attend(x: Tensor) -> Tensor:
             if isinstance(own, FixedCache):
                 assert written is not None
-                return self.attention.step(x, own, written)
-            return self.attention(x, cache=own)
+                return self.attention.step(x, own, written, Turns(turn, turn))
+            return self.attention(x, cache=own, turns=Turns(turn, turn))
 
-        beams = (len(source), -1, x.shape[-1])
+        def attend_source(x: Tensor) -> Tensor:
+            turns = Turns(None if turn is None else turn.of_beams(len(source)))
+            return self.cross(x, source, key_lengths=source_lengths, cache=cross, turns=turns)
+
         x = self.around_attention(x, attend)
-        attended = self.around_cross(
-            x.view(beams), lambda x: self.cross(x, source, key_lengths=source_lengths, cache=cross)
-        )
+        attended = self.around_cross(x.view(len(source), -1, x.shape[-1]), attend_source)
         return self.around_memory(attended.view(x.shape), self.memory)
 
 

@@ -16,6 +16,7 @@ from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache,
 from rectiformer.model.embedding import Embedding, position_signals
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
+from rectiformer.model.turning import Turn, Turns, turn_by, with_numbers, without_numbers
 from rectiformer.ops.ranks import Ranks, own_shard
 
 
@@ -32,7 +33,7 @@ class Site:
 class DecoderState:
     """Where a step-by-step decoding stands: encoded sources, held once each, and caches of every hypothesis."""
 
-    source: Tensor  # [B, N, E]
+    source: Tensor  # [B, N, E], as `encode` gives it
     source_lengths: Tensor  # [B]
     own: Sequence[Cache | FixedCache]
     cross: Sequence[Cache]
@@ -107,28 +108,44 @@ class Transformer(nn.Module):
             if config.tie == "none":
                 variance_scaling_(self.output)
 
-    def encode(self, source: Tensor, lengths: Tensor | None) -> Tensor:
-        """Source ids [B, N] to [B, N, E]; `lengths` None says that no row is padded."""
-        x = self.source_embedding(source) if self.source_ranks is None else self.embed_shard(source, self.source_ranks)
-        for layer in self.encoder:
-            x = layer(x, lengths)
-        return self.encoder_norm(x)
+    @property
+    def encoded_width(self) -> int:
+        """Columns of encoded sources: those of the residual stream, and the numbers of sentences if they count."""
+        return self.config.width + 2 * (self.source_embedding.separator is not None)
 
-    def embed_shard(self, source: Tensor, ranks: Ranks) -> Tensor:
-        """This rank's positions of sources [B, N], which are padded until the ranks can share them."""
-        padded = F.pad(source, (0, -source.shape[1] % (2 * ranks.size)))
+    def encode(self, source: Tensor, lengths: Tensor | None) -> Tensor:
+        """Source ids [B, N] to [B, N, E], with the numbers of their sentences where those count (`encoded_width`);
+        `lengths` None says that no row is padded."""
+        x, numbers = self.embed_source(source)
+        turn = self.turn(numbers)
+        for layer in self.encoder:
+            x = layer(x, lengths, turn)
+        return with_numbers(self.encoder_norm(x), numbers)
+
+    def embed_source(self, source: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Sources [B, N] to vectors and the numbers of their sentences; of this rank's positions where ranks share."""
+        embedding, ranks = self.source_embedding, self.source_ranks
+        if ranks is None:
+            return embedding(source), embedding.numbers(source)
+        padded = F.pad(source, (0, -source.shape[1] % (2 * ranks.size)))  # until the ranks can share them
         where = own_shard(torch.arange(padded.shape[1], device=source.device), ranks, 0)
-        embedding = self.source_embedding
         if embedding.separator is None:
-            return embedding.embed(padded[:, where], position_signals(where, self.config.width))
+            return embedding.embed(padded[:, where], position_signals(where, self.config.width)), None
         embedding.reserve(padded.shape[1])
-        return embedding.embed(padded[:, where], embedding.place_signals(embedding.places(padded)[:, where]))
+        positions, numbers = embedding.places(padded)[:, where].unbind(-1)
+        return embedding.embed(padded[:, where], embedding.positions[positions]), numbers
+
+    def turn(self, numbers: Tensor | None) -> Turn | None:
+        """What the numbers [B, M] of their sentences turn queries and keys by."""
+        return None if numbers is None else turn_by(numbers, self.config.width // self.config.heads)
 
     def decode(self, target: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
         """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""
-        x = self.target_embedding(target)
+        x, turn = self.target_embedding(target), self.turn(self.target_embedding.numbers(target))
+        source, numbers = without_numbers(source, self.config.width)
+        source_turn = self.turn(numbers)
         for layer in self.decoder:
-            x = layer(x, source, source_lengths)
+            x = layer(x, source, source_lengths, turn, source_turn)
         return self.decoder_norm(x)
 
     def forward(self, source: Tensor, source_lengths: Tensor | None, target: Tensor) -> Tensor:
@@ -140,9 +157,10 @@ class Transformer(nn.Module):
 
     def begin(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """A state that has written nothing, from encoded sources [B, N, E]; its caches grow as needed."""
-        layers = range(len(self.decoder))
+        own, cross = ([KeyValueCache() for _ in self.decoder] for _ in range(2))
+        for cache, pair in zip(cross, self.project_source(source, source_lengths), strict=True):
+            cache.append(*pair)
         position = torch.zeros(1, dtype=torch.long, device=source.device)
-        own, cross = ([KeyValueCache() for _ in layers] for _ in range(2))
         return DecoderState(source, source_lengths, own, cross, position)
 
     def begin_fixed(self, source: Tensor, source_lengths: Tensor, beam: int, room: int) -> DecoderState:
@@ -161,9 +179,11 @@ class Transformer(nn.Module):
 
     def project_source(self, source: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
+        states, numbers = without_numbers(source, self.config.width)
+        turns = Turns(keys=self.turn(numbers))
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            _, keys, values = layer.cross.project(source[:, :1], source, None, lengths)
+            _, keys, values = layer.cross.project(states[:, :1], states, None, lengths, turns)
             yield keys.contiguous(), values.contiguous()
 
     def step(self, ids: Tensor, state: DecoderState) -> Tensor:
@@ -173,10 +193,12 @@ class Transformer(nn.Module):
         else:
             state.room.reorder(state.position)
         x = self.target_embedding.embed(ids[:, None], self.next_signals(ids, state))
+        turn = self.turn(None if state.places is None else state.places[:, 1:])
         written = None if state.room is None else (state.position + 1).expand(len(ids))
+        source = state.source[..., : self.config.width]
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer.step(x, state.source, state.source_lengths, own, cross, written)
+            x = layer.step(x, source, state.source_lengths, own, cross, written, turn)
         state.position += 1
         return self.logits(self.decoder_norm(x)).squeeze(1)
 
@@ -191,7 +213,7 @@ class Transformer(nn.Module):
             state.places = places
         else:
             before.copy_(places)
-        return embedding.place_signals(places)[:, None]
+        return embedding.positions[places[:, 0]][:, None]
 
     def sites(self) -> Iterator[Site]:
         """Every attention, encoder first."""

@@ -72,7 +72,7 @@ class CapturedStep:
         device = model.output.device
         dtype = model.output.dtype if shape.precision is None else shape.precision
         self.ids = torch.zeros(shape.sentences, shape.source, dtype=torch.long, device=device)
-        source = torch.zeros(shape.sentences, shape.source, model.config.width, device=device, dtype=dtype)
+        source = torch.zeros(shape.sentences, shape.source, model.encoded_width, device=device, dtype=dtype)
         lengths = torch.ones(shape.sentences, dtype=torch.long, device=device)
         self.decoder = model.begin_fixed(source, lengths, shape.beam, shape.room)
         assert self.decoder.room is not None

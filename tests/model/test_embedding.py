@@ -8,7 +8,7 @@ import torch
 
 from rectiformer import ConfigError
 from rectiformer.config import ModelConfig
-from rectiformer.model.embedding import LOUDNESS, SPREAD, sinusoids
+from rectiformer.model.embedding import sinusoids
 from rectiformer.model.transformer import Transformer
 
 START, SEPARATOR, WORDS = 2, 4, 23
@@ -52,37 +52,24 @@ def test_one_sentence_is_read_as_without():
         torch.testing.assert_close(build()(source, None, target), build("sequence")(source, None, target))
 
 
-def test_a_later_sentence_has_the_signals_of_the_first_and_those_of_its_number():
-    embedding, table, far = build().source_embedding, sinusoids(9, 16), sinusoids(2 * SPREAD + 1, 16)
+def test_a_later_sentence_has_the_signals_of_the_first():
+    embedding, table = build().source_embedding, sinusoids(9, 16)
     with torch.no_grad():
         embedding.table.zero_()
-        first, border, second, third = embedding(torch.tensor([[7, SEPARATOR, 7, SEPARATOR, 7]]))[0, [0, 1, 2, 4]]
-    torch.testing.assert_close(first, table[0])
-    torch.testing.assert_close(border, table[1])
-    torch.testing.assert_close(second - first, LOUDNESS * (far[SPREAD] - far[0]).flip(0))
-    torch.testing.assert_close(third - first, LOUDNESS * (far[2 * SPREAD] - far[0]).flip(0))
+        found = embedding(torch.tensor([[7, SEPARATOR, 7, SEPARATOR, 7]]))[0]
+    torch.testing.assert_close(found, table[[0, 1, 0, 1, 0]])
 
 
-def test_no_two_places_of_a_long_segment_look_alike():
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(**{**SIZES, "width": 64}, positions="sentence"), WORDS, WORDS, START, (4, 4))
-    places = torch.cartesian_prod(torch.arange(60), torch.arange(80))
-    signals = model.source_embedding.place_signals(places)
-    assert torch.cdist(signals, signals).fill_diagonal_(torch.inf).min() > 0.1
-
-
-def test_neighbors_are_told_apart_by_most_dimensions():
-    numbers = Transformer(
-        ModelConfig(**{**SIZES, "width": 64}, positions="sentence"), WORDS, WORDS, START, (4, 4)
-    ).source_embedding.numbers
-    assert (numbers[1:80] - numbers[:79]).norm(dim=-1).min() > 64**0.5
+def test_sentences_are_numbered_only_where_positions_are_counted_in_them():
+    ids = torch.tensor([[7, SEPARATOR, 7]])
+    assert build().source_embedding.numbers(ids).tolist() == [[0, 0, 1]]
+    assert build("sequence").source_embedding.numbers(ids) is None
 
 
 def test_signals_grow_with_the_longest_sequence():
     embedding = build().source_embedding
     long = torch.full((1, 700), SEPARATOR)
     assert embedding(long).shape == (1, 700, 16)
-    assert len(embedding.numbers) >= 700
 
 
 @pytest.mark.parametrize("separators", [(None, None), (4, None)])
@@ -112,8 +99,8 @@ def test_two_compiled_programs_take_all_shapes():
 def test_tables_that_a_longer_sequence_replaces_stay_where_they_are(positions):
     """A CUDA graph reads the memory it was captured with, however long the sequences are that come after it."""
     embedding = build(positions).source_embedding
-    tables = [weakref.ref(embedding.positions), weakref.ref(embedding.numbers)]
+    table = weakref.ref(embedding.positions)
     embedding.reserve(len(embedding.positions) + 1)
     gc.collect()
-    assert all(table() is not None for table in tables)
-    assert tables[0]() is not embedding.positions
+    assert table() is not None
+    assert table() is not embedding.positions

@@ -136,7 +136,7 @@ def test_fixed_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
 def test_every_driver_counts_in_sentences():
     model, sources = build_model(eos=6.0, positions="sentence"), random_sources(9, longest=40)
     with torch.no_grad():
-        model.output[SEPARATOR] = 0.9 * model.output[SPECIALS.eos]
+        model.output[SEPARATOR] = 1.05 * model.output[SPECIALS.eos]
     cached = SearchOptions(beam=4, nbest=4, extra_length=60, length_penalty=1.0)
     found = search(model, sources, replace(cached, cache=False), SPECIALS)
     assert_same(search(model, sources, cached, SPECIALS), found)

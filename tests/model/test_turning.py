@@ -1,0 +1,83 @@
+"""Queries and keys turned by the numbers of their sentences."""
+
+import math
+
+import pytest
+import torch
+
+from rectiformer.config import ModelConfig
+from rectiformer.model.transformer import Transformer
+from rectiformer.model.turning import turn_by, turned, with_numbers, without_numbers
+from rectiformer.ops.variant import dot_scores
+from rectiformer.ops.variants import VARIANTS
+
+START, SEPARATOR, WORDS = 2, 4, 23
+SIZES = {"width": 16, "heads": 2, "slots": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+
+
+def build(**config):
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(**SIZES, **config), WORDS, WORDS, START, (SEPARATOR, SEPARATOR)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and the like, so that nothing is left out of a score
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("head", [1, 2, 7, 64])
+def test_products_depend_on_how_far_apart_sentences_are_and_within_one_are_as_they_were(head):
+    q, k = torch.randn(2, 1, 1, 1, head, dtype=torch.double)
+
+    def product(mine, other):
+        one, two = (turned(x, turn_by(torch.tensor([[number]]), head)) for x, number in ((q, mine), (k, other)))
+        return (one * two).sum()
+
+    torch.testing.assert_close(product(11, 11), (q * k).sum(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(product(3, 8), product(40, 45), rtol=0, atol=1e-4)  # angles are single precision
+
+
+def test_each_pair_of_dimensions_turns_by_the_angle_it_says():
+    x = torch.zeros(1, 1, 1, 8)
+    x[..., 2] = 1
+    found = turned(x, turn_by(torch.tensor([[3]]), 8)).flatten()
+    angle = 3 * math.pi * 0.5**1.5
+    expected = torch.zeros(8)
+    expected[[2, 6]] = torch.tensor([math.cos(angle), math.sin(angle)])
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_first_pair_and_an_odd_dimension_stand_still():
+    x = torch.randn(1, 3, 4, 9)
+    found = turned(x, turn_by(torch.tensor([[0, 1, 2, 77]]), 9))
+    torch.testing.assert_close(found[..., [0, 4, 8]], x[..., [0, 4, 8]])
+    assert not torch.allclose(found, x)
+
+
+def test_no_two_of_two_thousand_sentences_look_alike():
+    """The mean of the cosines is what is left of a product between them that fitted in all dimensions."""
+    alike = turn_by(torch.arange(1, 2000)[None], 64).cosines.mean(-1)
+    assert alike.max() < 0.5
+
+
+def test_numbers_ride_along_exactly_in_sixteen_bits():
+    states, numbers = torch.randn(2, 1500, 16, dtype=torch.bfloat16), torch.arange(3000).view(2, 1500)
+    back, found = without_numbers(with_numbers(states, numbers), 16)
+    assert torch.equal(back, states)
+    assert torch.equal(found, numbers)
+    assert without_numbers(with_numbers(states, None), 16)[1] is None
+
+
+@pytest.mark.parametrize("open", [False, True])
+@pytest.mark.parametrize("variant", [name for name, row in VARIANTS.items() if row.score is dot_scores])
+def test_a_segment_that_says_the_same_later_is_read_the_same(variant, open):
+    """Only how far apart sentences are counts, where scores are products: forty sentences later two are read alike."""
+    if open and not VARIANTS[variant].power:
+        pytest.skip("its scores are not rectified")
+    model = build(variant=variant, open=open, positions="sentence", center="no")
+    x = torch.randn(1, 5, 16, dtype=torch.double)
+    numbers = torch.tensor([[0, 0, 0, 1, 1]])
+    with torch.no_grad():
+        first, later = (model.encoder[0](x, None, model.turn(numbers + more)) for more in (0, 40))
+        still = model.encoder[0](x, None)
+    torch.testing.assert_close(first, later, rtol=0, atol=1e-4)
+    assert not torch.allclose(first, still, atol=1e-3)

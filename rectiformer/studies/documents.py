@@ -91,8 +91,18 @@ def measure(run: Trained) -> dict[str, Any]:
     translator, documents = open_model(run), held_out_documents(run.scale)
     start = time.perf_counter()
     sources = [[source for source, _ in document] for document in documents]
-    options = SearchOptions(beam=BEAM)
-    found = list(translate_documents(translator, sources, options, batch_tokens=TRANSLATED_TOKENS, warn=lambda _: None))
+    found = list(
+        translate_documents(
+            translator,
+            sources,
+            SearchOptions(beam=BEAM),
+            buffer=sum(
+                map(len, sources)
+            ),  # all at once: what ends last in a batch is waited for once, not by each part
+            batch_tokens=2 * TRANSLATED_TOKENS,
+            warn=lambda _: None,
+        )
+    )
     seconds = time.perf_counter() - start
     references = [[target for _, target in document] for document in documents]
     whole = score([" ".join(each.sentences) for each in found], [" ".join(each) for each in references], ("bleu",))[
@@ -135,7 +145,9 @@ def tables(results: Results) -> list[Table]:
             (name, *(results.cell(f"{name}-{size}", measure) if f"{name}-{size}" in known else "" for size in lengths))
             for name in dict.fromkeys(results.labels(row)["variant"] for row in results.names())
         ]
-        return Table(title, ("attention", *map(str, lengths)), rows, ("Mean and 95 % interval over seeds; beam 4.",))
+        searched = f"; beam {BEAM}" if measure != "valid_loss" else ""
+        note = f"Mean and 95 % interval over seeds{searched}."
+        return Table(title, ("attention", *map(str, lengths)), rows, (note,))
 
     return [
         by_length("d-BLEU by length of a segment", "d_bleu"),

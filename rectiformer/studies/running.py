@@ -5,6 +5,7 @@ OUT/<study>/<scale>/<training>/ holds the run, its log and, once it is measured,
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -21,13 +22,14 @@ from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.held_out import require_folder
 from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable
 from rectiformer.studies.results import Result, Results, read_result, read_saved
-from rectiformer.studies.single import Places, describe, is_finished
+from rectiformer.studies.single import Places, describe, is_finished, is_trained
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Reporter, Silent
 from rectiformer.train.signals import STOPPED, StoppedError, StopRequest
 
 COMMAND = (sys.executable, "-m", "rectiformer", "study")
 LOOK = 0.2  # seconds between looks at the processes
+SETTLE = 2.0  # seconds after one has run out of memory in which others do that started with it
 ASKED_TO_STOP = (STOPPED, -signal.SIGTERM)
 
 
@@ -47,7 +49,8 @@ def run_study(
     where this process is asked to stop: the trainings save, and the next call goes on with them.
 
     Args:
-        jobs: processes side by side; fewer, once the device has no memory for so many.
+        jobs: trainings side by side; fewer, once the device has no memory for so many. Beside several, others that are
+            trained are measured, up to half as many: that leaves a device idle most of the time.
         only: parts of the keys of the trainings to do, with commas between; the rest is left alone.
         deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
     """
@@ -133,6 +136,18 @@ class Job:
         return lines[-1].strip().removeprefix("rectiformer: ") if lines else ""
 
 
+@dataclass
+class Shortage:
+    """A time at which the device had too little memory for all trainings that had started before it."""
+
+    began: float
+    jobs: int
+    """How many might run side by side until then."""
+    count: int = 0
+    latest: float = -math.inf
+    """When the last of `count` trainings ran out."""
+
+
 class Pool:
     """The processes of a study."""
 
@@ -141,6 +156,15 @@ class Pool:
         self.waiting, self.running = list(waiting), list[Job]()
         self.steps = {training.key: training.config.training.steps for training in waiting}
         self.chosen, self.ended = chosen, chosen - len(waiting)
+        self.shortage = Shortage(0.0, jobs)
+
+    def has_room(self) -> bool:
+        """Whether one more may start."""
+        settled = time.monotonic() > self.shortage.latest + SETTLE
+        return settled and self.in_training() < self.jobs and len(self.running) < self.jobs + self.jobs // 2
+
+    def in_training(self) -> int:
+        return sum(not is_trained(self.places, job.training) for job in self.running)
 
     def next_ready(self) -> Training | None:
         """The first that can start: of those on the same text one prepares it, and the others wait for that."""
@@ -160,7 +184,7 @@ class Pool:
                 if not asked and time_is_up():
                     asked = True
                     self.ask_to_stop()
-                while not asked and len(self.running) < self.jobs and (training := self.next_ready()) is not None:
+                while not asked and self.has_room() and (training := self.next_ready()) is not None:
                     self.waiting.remove(training)
                     self.start(training)
                 time.sleep(LOOK)
@@ -217,19 +241,24 @@ class Pool:
         elif code in ASKED_TO_STOP:
             self.reporter.note(f"{key}: stopped; the same command goes on with it")
         elif code == DeviceMemoryError.exit_code and not job.alone:
-            self.make_room(job.training)
+            self.make_room(job)
         else:
             self.fail(job.training, f"killed by signal {-code}" if code < 0 else job.last_line() or f"exit code {code}")
 
-    def make_room(self, training: Training) -> None:
-        """Put back a training that had too little memory beside others, and from now on run fewer side by side.
+    def make_room(self, job: Job) -> None:
+        """Put back a training that had too little memory beside others, and from now on run fewer side by side: of
+        those that ran out together, half come back together.
 
         It is put back even if the others have ended since: they may have held what it missed.
         """
-        self.waiting.insert(0, training)
-        self.jobs = max(1, len(self.running))
+        if job.started > self.shortage.began:
+            self.shortage = Shortage(time.monotonic(), self.jobs)
+        self.shortage.latest = time.monotonic()
+        self.shortage.count += 1
+        self.jobs = max(1, min(self.shortage.jobs - 1, self.in_training() + self.shortage.count // 2))
+        self.waiting.insert(0, job.training)
         rest = "the rest go on one at a time" if self.jobs == 1 else f"{self.jobs} go on side by side"
-        self.reporter.note(f"{training.key}: no memory left on the device beside the others; it waits, and {rest}")
+        self.reporter.note(f"{job.training.key}: no memory left on the device beside the others; it waits, and {rest}")
 
     def fail(self, training: Training, reason: str) -> None:
         self.ended += 1

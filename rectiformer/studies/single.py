@@ -135,10 +135,20 @@ def find_training(places: Places, key: str) -> Training:
     return known[key]
 
 
+def is_trained(places: Places, training: Training) -> bool:
+    """Whether it is trained to the end, be it measured or not."""
+    return cost_path(places, training).exists()
+
+
+def cost_path(places: Places, training: Training) -> Path:
+    """What the training has cost, written when it has ended."""
+    return places.owner(training) / "cost.json"
+
+
 def train_rest(places: Places, training: Training, reporter: Reporter) -> dict[str, Any]:
     """Train to the end, unless that is done; what it cost the process that ended it."""
-    path = places.owner(training) / "cost.json"
-    if path.exists():  # the run is complete, though it may not have been measured
+    path = cost_path(places, training)
+    if is_trained(places, training):
         return parse_object(path, read_regular(path, SMALL_FILE))
     start = time.monotonic()
     config = locate_start(training.config, places.out, places.scale)

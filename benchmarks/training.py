@@ -38,7 +38,7 @@ def draw_batch(sentences: int, length: int, vocabulary: int) -> Batch:
     start = torch.full((sentences, 1), 2)
     lengths = torch.full((sentences,), length)
     shifted = torch.cat([start, target[:, :-1]], 1)
-    return Batch(np.arange(sentences), source, lengths, shifted, target, lengths, sentences * length)
+    return Batch(np.arange(sentences), source, lengths, shifted, target, lengths, sentences * length, full=True)
 
 
 def our_update(size: dict[str, int], variant: str, batch: Batch, device: str, precision: str) -> Callable[[], None]:

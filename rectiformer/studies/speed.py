@@ -95,7 +95,7 @@ def draw_batch(load: Load) -> Batch:
     source, target = (torch.randint(4, load.vocabulary, shape) for _ in range(2))
     lengths = torch.full(shape[:1], load.length)
     shifted = torch.cat([torch.full((load.sentences, 1), SPECIALS.bos), target[:, :-1]], 1)
-    return Batch(np.arange(load.sentences), source, lengths, shifted, target, lengths, target.numel())
+    return Batch(np.arange(load.sentences), source, lengths, shifted, target, lengths, target.numel(), full=True)
 
 
 def build_search(config: Config, load: Load, device: torch.device) -> Callable[[], object]:

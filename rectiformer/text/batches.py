@@ -74,11 +74,9 @@ class Batch:
     target_lengths: Tensor  # [B]
     tokens: int
     """Target tokens, ends included."""
-
-    @property
-    def full(self) -> bool:
-        """Whether no source is padded, so that attention needs no lengths."""
-        return bool((self.source_lengths == self.source.shape[1]).all())
+    full: bool = False
+    """Whether attention needs no lengths, since no source is ever padded. Of text that is never said, though a batch in
+    some hundreds happens to be full: programs are compiled for each of the two, for longer than they save."""
 
 
 def round_up(lengths: np.ndarray) -> np.ndarray:

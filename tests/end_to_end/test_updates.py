@@ -92,7 +92,16 @@ def build_batch(source_lengths, target_lengths, seed=0):
         rows[torch.arange(rows.shape[1]) >= counts[:, None]] = 0
     shifted = torch.cat([torch.full((shape[0], 1), 2), ids[1][:, :-1]], 1)
     pairs = np.arange(sum(length > 0 for length in target_lengths))
-    return Batch(pairs, ids[0], lengths[0], shifted, ids[1], lengths[1], int(lengths[1].sum()))
+    return Batch(
+        pairs,
+        ids[0],
+        lengths[0],
+        shifted,
+        ids[1],
+        lengths[1],
+        int(lengths[1].sum()),
+        full=len(set(source_lengths)) == 1,
+    )
 
 
 def build_updater(model=SMALL, **training):

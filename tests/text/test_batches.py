@@ -197,7 +197,7 @@ def test_collated_ids_are_exactly_these():
     assert batch.pairs.tolist() == [2, 0]
     assert batch.source.dtype == batch.target.dtype == batch.target_input.dtype == torch.int64
     assert not batch.full
-    assert collate(Corpus([(2, 3), (2, 1)]), np.array([0, 1]), SYMBOLS).full
+    assert not collate(Corpus([(2, 3), (2, 1)]), np.array([0, 1]), SYMBOLS).full
 
 
 def test_padded_rows_hold_padding_and_have_no_length():

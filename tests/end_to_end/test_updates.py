@@ -148,7 +148,7 @@ def cut(batch, parts):
         tensors = {
             item.name: getattr(batch, item.name)[start : start + rows]
             for item in dataclasses.fields(batch)
-            if item.name != "tokens"
+            if item.name not in ("tokens", "full")
         }
         yield Batch(**tensors, tokens=int(tensors["target_lengths"].sum()))
 

@@ -281,18 +281,23 @@ def test_only_pre_order_ends_with_a_norm(order):
     assert isinstance(model.decoder_norm, kind)
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("variant", ["softmax", "rela-g"])
-def test_one_compiled_program_takes_all_shapes_but_the_first(variant):
+def test_one_compiled_program_takes_all_shapes_but_the_first(variant, turned):
     """The first is compiled for itself; a size that is fixed by the way would compile a program for every one."""
-    torch.compiler.reset()
     graphs = []
 
     def keep(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    layer = build(variant=variant, dropout=0.1, attention_dropout=0.1, dtype=torch.float32).train().encoder[0]
-    compiled = torch.compile(layer, backend=keep)
-    for batch, length in [(25, 12), (33, 9), (16, 20), (7, 50)]:
-        compiled(torch.randn(batch, length, 16), torch.full((batch,), length))
-    assert len(graphs) == 2
+    model = build(variant=variant, dropout=0.1, attention_dropout=0.1, dtype=torch.float32).train()
+    for layer in (model.encoder[0], model.decoder[0]):
+        torch.compiler.reset()
+        graphs.clear()
+        compiled = torch.compile(layer, backend=keep)
+        for batch, length in [(25, 12), (33, 9), (16, 20), (7, 50)]:
+            x, source, lengths = *torch.randn(2, batch, length, 16), torch.full((batch,), length)
+            turn = model.turn(torch.randint(0, 9, (batch, length))) if turned else None
+            compiled(*((x, lengths, turn) if layer is model.encoder[0] else (x, source, lengths, turn, turn)))
+        assert len(graphs) == 2

@@ -20,7 +20,7 @@ from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import load_tensors, load_weights, weights_of
 from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.batches import Batch
-from rectiformer.train.graphs import CapturedStep, capture
+from rectiformer.train.graphs import CapturedStep, GraphMemory
 from rectiformer.train.loss import (
     Losses,
     batch_losses,
@@ -115,8 +115,7 @@ class Updater:
         if self.compiled:
             self.losses = self._compile()
         self.graphs: dict[tuple[object, ...], CapturedStep] = {}
-        # One memory for all graphs: they run one after the other, and leave their results in places of ours.
-        self.pool = torch.cuda.graph_pool_handle() if self.captured else None
+        self.memory = GraphMemory() if self.captured else None
         self.apply: Callable[[], None] = self._apply
 
     def _compile(self) -> Callable[..., Losses]:
@@ -147,8 +146,8 @@ class Updater:
         self.step.fill_(step)
         self.optimizer.param_groups[0]["lr"].fill_(learning_rate(self.config, self.model.config.width, step))
         self.apply()
-        if self.captured and self.apply == self._apply:  # the first one ran plainly, so that Adam has its memory
-            self.apply = capture(self._apply, self.pool)
+        if self.memory is not None and self.apply == self._apply:  # the first ran plainly, so that Adam has its memory
+            self.apply = self.memory.capture(self._apply)
         self.tokens += whole.tokens
         self.updates += 1
 
@@ -164,13 +163,13 @@ class Updater:
 
     def _step_for(self, batch: Batch, tensors: list[Tensor]) -> Callable[[list[Tensor], Tensor], None]:
         full = batch.full
-        if not self.captured:
+        if self.memory is None:
             return lambda inputs, divisor: self._accumulate(inputs, divisor, full)
         key = (full, *batch.source.shape, *batch.target.shape)
         if key not in self.graphs:
             held = self.sums.clone()
             self.graphs[key] = CapturedStep(
-                lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors, self.pool
+                lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors, self.memory
             )
             self.sums.copy_(held)  # warming up has added to it
         return self.graphs[key]

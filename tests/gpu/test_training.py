@@ -1,5 +1,6 @@
 """Training steps of many shapes on a GPU: plain, captured as graphs and compiled, they give the same losses."""
 
+import numpy as np
 import pytest
 import torch
 from small_documents import SMALL_DOCUMENTS
@@ -8,9 +9,11 @@ from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import OPEN, attention_settings
+from rectiformer.text.batches import Batch
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
+from rectiformer.train.update import Updater
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's and inductor's own warnings
 SETTINGS = [
@@ -61,6 +64,23 @@ def test_captured_and_compiled_steps_give_the_losses_of_plain_ones(case, precisi
     share = 2e-3 if precision == "fp32" else 2e-2
     assert captured == pytest.approx(plain, rel=share)
     assert compiled == pytest.approx(plain, rel=share)
+
+
+def test_graphs_of_many_shapes_hold_little_more_memory_than_a_step_needs():
+    """A step of about as many tokens in each of 24 shapes, with tensors of up to 32 MiB."""
+    config = load_config(None, ["model.variant=rela-g", "model.width=256", "training.precision=bf16"])
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    model = Transformer(config.model, 8000, 8000).cuda()
+    updater = Updater(model, config, torch.device("cuda"))
+    held = torch.cuda.memory_reserved()
+    for step, length in enumerate(range(16, 208, 8), start=1):
+        rows = 1000 // length
+        ids, lengths = torch.randint(4, 8000, (rows, length)), torch.full((rows,), length)
+        updater.update(step, [Batch(np.arange(rows), ids, lengths, ids, ids, lengths, ids.numel())])
+    assert updater.read().bad_step == -1
+    needed = torch.cuda.max_memory_allocated()
+    assert torch.cuda.memory_reserved() < held + 2 * needed
 
 
 @pytest.mark.parametrize("positions", ["sequence", "sentence"])

@@ -48,8 +48,8 @@ def turn_by(numbers: Tensor, head: int) -> Turn:
     """
     pairs = head // 2
     angles = math.pi * (torch.arange(pairs, device=numbers.device) / max(1, pairs)) ** 1.5
-    turned = numbers[:, None, :, None] * angles
-    return Turn(turned.cos(), turned.sin())
+    by = numbers[:, None, :, None] * angles
+    return Turn(by.cos(), by.sin())
 
 
 def turned(x: Tensor, turn: Turn | None) -> Tensor:

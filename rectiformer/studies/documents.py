@@ -91,18 +91,9 @@ def measure(run: Trained) -> dict[str, Any]:
     translator, documents = open_model(run), held_out_documents(run.scale)
     start = time.perf_counter()
     sources = [[source for source, _ in document] for document in documents]
-    found = list(
-        translate_documents(
-            translator,
-            sources,
-            SearchOptions(beam=BEAM),
-            buffer=sum(
-                map(len, sources)
-            ),  # all at once: what ends last in a batch is waited for once, not by each part
-            batch_tokens=2 * TRANSLATED_TOKENS,
-            warn=lambda _: None,
-        )
-    )
+    # All together: in parts, each would wait for the longest segment in it, and again for what falls back.
+    how: dict[str, Any] = {"buffer": sum(map(len, sources)), "batch_tokens": 2 * TRANSLATED_TOKENS}
+    found = list(translate_documents(translator, sources, SearchOptions(beam=BEAM), **how, warn=lambda _: None))
     seconds = time.perf_counter() - start
     references = [[target for _, target in document] for document in documents]
     whole = score([" ".join(each.sentences) for each in found], [" ".join(each) for each in references], ("bleu",))[

@@ -13,7 +13,7 @@ from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
 from rectiformer.model.attention import MultiHeadAttention, variance_scaling_
 from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache, ReadyCache, before_start
-from rectiformer.model.embedding import Embedding, position_signals
+from rectiformer.model.embedding import Embedding, position_signals, working_dtype
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.turning import Turn, Turns, turn_by, with_numbers, without_numbers
@@ -137,7 +137,9 @@ class Transformer(nn.Module):
 
     def turn(self, numbers: Tensor | None) -> Turn | None:
         """What the numbers [B, M] of their sentences turn queries and keys by."""
-        return None if numbers is None else turn_by(numbers, self.config.width // self.config.heads)
+        if numbers is None:
+            return None
+        return turn_by(numbers, self.config.width // self.config.heads, working_dtype(self.output))
 
     def decode(self, target: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
         """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""

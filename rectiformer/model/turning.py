@@ -12,6 +12,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 COUNTED = 128
@@ -19,13 +20,14 @@ COUNTED = 128
 
 
 class Turn(NamedTuple):
-    """How far vectors of some positions are turned, for all heads alike: [B, 1, M, D // 2] each."""
+    """How far vectors of some positions are turned, for all heads alike: what each dimension and the one it turns with
+    are multiplied by, [B, 1, M, D]."""
 
     cosines: Tensor
     sines: Tensor
 
     def of_beams(self, sentences: int) -> Turn:
-        """That of hypotheses [R] as those of each of `sentences`: [B, 1, R / B, D // 2]."""
+        """That of hypotheses [R] as those of each of `sentences`: [B, 1, R / B, D]."""
         return Turn(*(part.view(sentences, 1, -1, part.shape[-1]) for part in self))
 
 
@@ -39,7 +41,7 @@ class Turns(NamedTuple):
 STILL = Turns()
 
 
-def turn_by(numbers: Tensor, head: int) -> Turn:
+def turn_by(numbers: Tensor, head: int, dtype: torch.dtype = torch.float32) -> Turn:
     """What the numbers [B, M] of their sentences turn positions by, for heads of `head` dimensions.
 
     Dimension j turns with dimension j + head // 2, by pi (2 j / head)^1.5 from one sentence to the next. No two of two
@@ -49,7 +51,9 @@ def turn_by(numbers: Tensor, head: int) -> Turn:
     pairs = head // 2
     angles = math.pi * (torch.arange(pairs, device=numbers.device) / max(1, pairs)) ** 1.5
     by = numbers[:, None, :, None] * angles
-    return Turn(by.cos(), by.sin())
+    sines, odd = by.sin(), (0, head % 2)
+    cosines = F.pad(by.cos().repeat(1, 1, 1, 2), odd, value=1.0)
+    return Turn(cosines.to(dtype), F.pad(torch.cat([-sines, sines], -1), odd).to(dtype))
 
 
 def turned(x: Tensor, turn: Turn | None) -> Tensor:
@@ -57,9 +61,9 @@ def turned(x: Tensor, turn: Turn | None) -> Tensor:
     if turn is None:
         return x
     cosines, sines = (part.to(x.dtype) for part in turn)
-    pairs = cosines.shape[-1]
-    first, second, odd = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    return torch.cat([first * cosines - second * sines, first * sines + second * cosines, odd], -1)
+    pairs = x.shape[-1] // 2
+    others = torch.cat([x[..., pairs : 2 * pairs], x[..., :pairs], x[..., 2 * pairs :]], -1)
+    return torch.addcmul(x * cosines, others, sines)
 
 
 def with_numbers(states: Tensor, numbers: Tensor | None) -> Tensor:

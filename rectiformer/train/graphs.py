@@ -31,9 +31,9 @@ class GraphMemory:
         if self.taker is None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
-                torch.empty(max(1, size), dtype=torch.uint8, device=device)[
-                    :1
-                ].zero_()  # torch warns of a graph of nothing
+                block = torch.empty(max(1, size), dtype=torch.uint8, device=device)
+                block[:1].zero_()  # torch warns of a graph of nothing
+                del block
             self.taker = graph
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

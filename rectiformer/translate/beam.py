@@ -35,15 +35,16 @@ class BeamState:
         vocabulary: columns of the logits.
         device: where the logits will be.
         prefixes: tokens that each sentence must begin with; None if no sentence has any.
+        borders: separators that each must hold, with something before, between and after them; None leaves it free.
         size: sentences there is room for, as many as `limits` unless given; those beyond are done from the start.
         room: positions there is room for; enough for all limits unless given, more than the longest prefix if given.
     """
 
     BATCHED: tuple[str, ...] = (
         "last", "log_probs", "choices", "token_scores", "finished", "places", "limits", "limit_penalties", "done",
-        "recent", "runs", "forced",
+        "recent", "runs", "forced", "left",
     )  # fmt: skip
-    """Tensors whose first axis is the sentences; the last three are None where nothing asks for them."""
+    """Tensors whose first axis is the sentences; the last four are None where nothing asks for them."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class BeamState:
         device: torch.device,
         *,
         prefixes: Sequence[Sequence[int]] | None = None,
+        borders: Sequence[int] | None = None,
         size: int | None = None,
         room: int | None = None,
     ) -> None:
@@ -81,6 +83,8 @@ class BeamState:
         self.recent = None if guarded is None else torch.full(guarded, specials.pad, device=device)
         self.runs = None if guarded is None else torch.zeros(guarded, dtype=torch.long, device=device)
         self.forced = None if prefixes is None else self._begin_forced(prefixes, B, T)
+        # Separators that each hypothesis has yet to write.
+        self.left = None if borders is None else self._begin_left(borders, B, K)
 
     @property
     def device(self) -> torch.device:
@@ -114,6 +118,11 @@ class BeamState:
             unbarred = log_probs.gather(2, index)
         log_probs.index_fill_(2, self.banned, NEVER)
         log_probs[..., self.specials.eos].masked_fill_(self.position == 0, NEVER)
+        if self.left is not None and self.specials.separator is not None:
+            # Left to itself a beam ends after a few sentences: to stop costs less than all that should follow.
+            empty = (self.last == self.specials.separator) | (self.last == self.specials.bos)
+            log_probs[..., self.specials.eos].masked_fill_(empty | (self.left > 0), NEVER)
+            log_probs[..., self.specials.separator].masked_fill_(empty | (self.left <= 0), NEVER)
         if self.recent is not None and self.runs is not None:
             # Token x would complete one block of n too many if x = recent[n] and so it has been for long enough. Where
             # that is not so, what is barred is the padding, which is barred anyway.
@@ -201,6 +210,8 @@ class BeamState:
         """Note what [B, K] was chosen at this position. What a done sentence notes is never read."""
         tokens = choices % self.vocabulary
         self.last.copy_(tokens)
+        if self.left is not None and self.specials.separator is not None:
+            self.left.copy_(self.left.gather(1, parents) - (tokens == self.specials.separator).long())
         self.choices.index_copy_(2, self.position, choices[..., None])
         self.token_scores.index_copy_(2, self.position, token_scores[..., None])
         if self.recent is not None and self.runs is not None:
@@ -224,6 +235,11 @@ class BeamState:
         for row, prefix in zip(forced, prefixes, strict=False):
             row[: len(prefix)] = torch.tensor(prefix, dtype=torch.long)
         return forced.to(self.device)
+
+    def _begin_left(self, borders: Sequence[int], B: int, K: int) -> Tensor:
+        """How many separators [B, K] are to be written."""
+        padded = torch.tensor([*borders, *[0] * (B - len(borders))], dtype=torch.long, device=self.device)
+        return padded[:, None].repeat(1, K)
 
 
 def trace(

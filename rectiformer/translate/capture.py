@@ -42,6 +42,7 @@ class Shape:
     nbest: int
     max_repeats: int
     forced: bool
+    bordered: bool
     vocabulary: int
     specials: Specials
     precision: torch.dtype | None
@@ -58,6 +59,7 @@ class Shape:
             nbest=task.options.nbest,
             max_repeats=task.options.max_repeats,
             forced=task.prefixes is not None,
+            bordered=task.borders is not None,
             vocabulary=len(model.output),
             specials=task.specials,
             precision=task.precision,
@@ -84,6 +86,7 @@ class CapturedStep:
             shape.vocabulary,
             device,
             prefixes=[] if shape.forced else None,
+            borders=[] if shape.bordered else None,
             size=shape.sentences,
             room=shape.room,
         )
@@ -140,6 +143,7 @@ class CapturedStep:
             self.shape.vocabulary,
             self.ids.device,
             prefixes=task.prefixes,
+            borders=task.borders,
             room=self.shape.room,
         )
         self.beam.copy_from(beam, torch.arange(len(task.sources), device=self.ids.device))

@@ -22,6 +22,8 @@ class Specials:
     unk: int
     bos: int
     eos: int
+    separator: int | None = None
+    """Stands between sentences of a segment; None where there are single sentences only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,7 @@ class Task:
     specials: Specials
     prefixes: Sequence[Sequence[int]] | None = None
     keys: Sequence[int] | None = None
+    borders: Sequence[int] | None = None
     precision: torch.dtype | None = None
 
     def limits(self) -> list[int]:

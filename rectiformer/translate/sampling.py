@@ -31,8 +31,9 @@ class SampleState(BeamState):
         *,
         keys: Sequence[int],
         prefixes: Sequence[Sequence[int]] | None = None,
+        borders: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(limits, options, specials, vocabulary, device, prefixes=prefixes)
+        super().__init__(limits, options, specials, vocabulary, device, prefixes=prefixes, borders=borders)
         self.keys = torch.tensor(keys, dtype=torch.long, device=device)
 
     def advance(self, logits: Tensor) -> Tensor:

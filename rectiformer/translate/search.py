@@ -24,6 +24,7 @@ def search(
     *,
     prefixes: Sequence[Sequence[int]] | None = None,
     keys: Sequence[int] | None = None,
+    borders: Sequence[int] | None = None,
     precision: torch.dtype | None = None,
 ) -> list[list[Hypothesis]]:
     """Translate one batch: for each source up to `nbest` hypotheses, ended ones first, best first among each.
@@ -36,13 +37,15 @@ def search(
         prefixes: ids that each translation must begin with, [] for none; they may hold unk and may end with eos. A
             prefix that the length limit does not admit raises the limit to one token more than the prefix.
         keys: a number for each sentence that decides its samples; its place in the batch unless given.
+        borders: how many of `specials.separator` each translation holds, none of them right after another, first or
+            last; as many as the model writes unless given. Not what a prefix says: that is taken as it is.
         precision: of matrix products, torch.bfloat16 for instance; float32 and None leave them to the model.
     """
     assert not model.training, "search needs model.eval()"
     if not sources:
         return []
     narrower = None if precision == torch.float32 else precision
-    task = Task(sources, options, specials, prefixes, keys, narrower)
+    task = Task(sources, options, specials, prefixes, keys, borders, narrower)
     check_task(task, model)
     with torch.inference_mode():
         if model.output.device.type == "cuda" and options.cache and not options.sample and capturable(model):
@@ -52,9 +55,11 @@ def search(
 
 def check_task(task: Task, model: Transformer) -> None:
     """Refuse ids and lists that do not fit the model or each other, before they fail inside of it."""
-    for name, given in (("prefixes", task.prefixes), ("keys", task.keys)):
+    for name, given in (("prefixes", task.prefixes), ("keys", task.keys), ("borders", task.borders)):
         if given is not None and len(given) != len(task.sources):
             raise ArgumentError(f"{name} has {len(given)} entries, but there are {len(task.sources)} sources")
+    if task.borders is not None and task.specials.separator is None:
+        raise ArgumentError("borders are given, but specials.separator is None: there is nothing to count")
     check_ids("sources", task.sources, model.source_embedding.table.shape[0])
     for index, source in enumerate(task.sources):
         if not source:
@@ -130,9 +135,9 @@ def search_eager(model: Transformer, task: Task) -> list[list[Hypothesis]]:
 def begin_state(model: Transformer, task: Task) -> BeamState:
     arguments = (task.limits(), task.options, task.specials, len(model.output), model.output.device)
     if not task.options.sample:
-        return BeamState(*arguments, prefixes=task.prefixes)
+        return BeamState(*arguments, prefixes=task.prefixes, borders=task.borders)
     keys = range(len(task.sources)) if task.keys is None else task.keys
-    return SampleState(*arguments, keys=keys, prefixes=task.prefixes)
+    return SampleState(*arguments, keys=keys, prefixes=task.prefixes, borders=task.borders)
 
 
 def drive(decoder: Decoder, state: BeamState) -> list[list[Hypothesis]]:

@@ -197,8 +197,13 @@ class Translator:
         batch_sentences: int,
         progress: Callable[[int, int], None] | None,
     ) -> list[list[Hypothesis]]:
-        """The n best of each part, in batches of similar length, the longest first: it shows at once if it fits."""
-        specials = Specials(pad=self.target.pad, unk=self.target.unk, bos=self.target.bos, eos=self.target.eos)
+        """The n best of each part, in batches of similar length, the longest first: it shows at once if it fits.
+
+        Where there are separators, a translation holds as many as its source.
+        """
+        target, separator = self.target, self.source.separator
+        specials = Specials(target.pad, target.unk, target.bos, target.eos, target.separator)
+        borders = None if separator is None else [part.ids.count(separator) for part in parts]
         lengths = [len(part.ids) + 1 for part in parts]
         order = sorted(range(len(parts)), key=lambda index: -lengths[index])
         own = share(self.team, list(cut_batches(order, lengths, batch_tokens, batch_sentences)))
@@ -212,6 +217,7 @@ class Translator:
                     specials,
                     prefixes=[parts[index].prefix for index in batch],
                     keys=[parts[index].key for index in batch],
+                    borders=None if borders is None else [borders[index] for index in batch],
                     precision=self.precision,
                 )
             results |= zip(batch, found, strict=True)

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rectiformer.errors import DivergedError
+from rectiformer.text.documents import split_ids
 from rectiformer.translate.beam import BeamState
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import drive
 
-SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
+SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, separator=8)
 FIRST_WORD = 4
 
 
@@ -56,9 +57,10 @@ def random_logits(seed, sentences=1, vocabulary=9, scale=2.0):
     return scale * torch.randn(sentences, vocabulary, vocabulary, vocabulary, generator=generator)
 
 
-def found(logits, limits, prefixes=None, **options):
+def found(logits, limits, prefixes=None, borders=None, **options):
+    cpu = torch.device("cpu")
     state = BeamState(
-        limits, SearchOptions(**options), SPECIALS, logits.shape[-1], torch.device("cpu"), prefixes=prefixes
+        limits, SearchOptions(**options), SPECIALS, logits.shape[-1], cpu, prefixes=prefixes, borders=borders
     )
     return drive(TableDecoder(logits), state)
 
@@ -75,21 +77,28 @@ def repeats_too_often(ids, most):
     return False
 
 
-def plain_allowed(ids, prefix, vocabulary, most):
+def plain_allowed(ids, prefix, vocabulary, most, borders=None):
     if len(ids) < len(prefix):
         return [prefix[len(ids)]]
     tokens = [SPECIALS.eos] if ids else []
-    return tokens + [x for x in range(FIRST_WORD, vocabulary) if not repeats_too_often([*ids, x], most)]
+    tokens += [x for x in range(FIRST_WORD, vocabulary) if not repeats_too_often([*ids, x], most)]
+    if borders is not None:
+        written = ids.count(SPECIALS.separator)
+        barred = SPECIALS.eos if written < borders else SPECIALS.separator
+        tokens = [x for x in tokens if x != barred]
+        if ids[-1:] in ([], [SPECIALS.separator]):
+            tokens = [x for x in tokens if x not in (SPECIALS.eos, SPECIALS.separator)]
+    return tokens
 
 
-def plain_beam_search(row, vocabulary, limit, beam, alpha, nbest, most, prefix):
+def plain_beam_search(row, vocabulary, limit, beam, alpha, nbest, most, prefix, borders):
     """(ended, score, ids, log probability, token scores) of the best hypotheses, in lists and float32 numbers."""
     alive, finished = [([], np.float32(0), [])], []
     for length in range(1, limit + 1):
         candidates = []
         for ids, total, scores in alive:
             log_probs = row(ids)
-            for token in plain_allowed(ids, prefix, vocabulary, most):
+            for token in plain_allowed(ids, prefix, vocabulary, most, borders):
                 candidates.append(([*ids, token], total + log_probs[token], [*scores, log_probs[token]]))
         candidates.sort(key=lambda candidate: -candidate[1])
         candidates = candidates[: 2 * beam if beam > 1 else 1]
@@ -113,17 +122,20 @@ def plain_beam_search(row, vocabulary, limit, beam, alpha, nbest, most, prefix):
     most=st.integers(0, 3),
     prefix=st.lists(st.integers(FIRST_WORD, 8), max_size=3),
     scale=st.sampled_from([0.5, 2.0, 4.0]),
+    most_borders=st.none() | st.integers(0, 3),
 )
-def test_a_search_in_plain_python_finds_the_same(seed, beam, alpha, limit, most, prefix, scale):
+def test_a_search_in_plain_python_finds_the_same(seed, beam, alpha, limit, most, prefix, scale, most_borders):
     logits = random_logits(seed, sentences=3, scale=scale)
     prefixes = [prefix, [], prefix[:1]]
     limits = [limit, limit + 3, limit]
+    borders = [None] * 3 if most_borders is None else [most_borders, most_borders // 2, 0]
     nbest = 1 + seed % beam
-    ours = found(logits, limits, prefixes, beam=beam, nbest=nbest, length_penalty=alpha, max_repeats=most)
+    asked = {"beam": beam, "nbest": nbest, "length_penalty": alpha, "max_repeats": most}
+    ours = found(logits, limits, prefixes, None if most_borders is None else borders, **asked)
     for sentence, hypotheses in enumerate(ours):
         theirs = plain_beam_search(
             lambda ids, sentence=sentence: TableDecoder(logits).row(sentence, ids),
-            logits.shape[-1], limits[sentence], beam, alpha, nbest, most, prefixes[sentence],
+            logits.shape[-1], limits[sentence], beam, alpha, nbest, most, prefixes[sentence], borders[sentence],
         )  # fmt: skip
         assert [h.ids for h in hypotheses] == [ids for _, _, ids, _, _ in theirs]
         assert [h.ended for h in hypotheses] == [ended for ended, *_ in theirs]
@@ -187,6 +199,20 @@ def test_hypotheses_are_sorted_distinct_and_add_up():
             assert len(h.token_scores) == len(h.ids) + h.ended
             assert sum(h.token_scores) == pytest.approx(h.log_probability, rel=1e-6)
             assert h.score == pytest.approx(h.log_probability / penalty(len(h.token_scores), 0.6), rel=1e-6)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_as_many_sentences_are_written_as_asked_for_and_none_is_empty(beam):
+    """However much likelier an end is than to go on: a search by itself would end at once."""
+    logits = random_logits(3, sentences=6)
+    logits[..., SPECIALS.eos] += 6
+    logits[..., SPECIALS.separator] += 3
+    assert any(h.ids.count(SPECIALS.separator) == 0 for (h,) in found(logits, [40] * 6, beam=beam))
+    for number, (best,) in enumerate(found(logits, [40] * 6, borders=list(range(6)), beam=beam)):
+        parts = split_ids(best.ids, SPECIALS.separator)
+        assert best.ended
+        assert len(parts) == number + 1
+        assert all(parts)
 
 
 @pytest.mark.parametrize("beam", [1, 3])

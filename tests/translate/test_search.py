@@ -15,8 +15,8 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import SearchOptions, Specials, Task
 from rectiformer.translate.search import search
 
-SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
 VOCABULARY, SEPARATOR = 40, 4
+SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, separator=SEPARATOR)
 
 
 def build_model(seed=0, eos=0.0, **config):
@@ -144,6 +144,25 @@ def test_every_driver_counts_in_sentences():
         assert_same(search_fixed(model, sources, cached), found)
     assert len({shape.room for shape in capture.KEPT[model].steps}) > 1
     assert {h.ids.count(SEPARATOR) for best in found for h in best} >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_every_driver_writes_as_many_sentences_as_asked_for(sample):
+    model, sources = build_model(eos=9.0, positions="sentence"), random_sources(9, longest=40)
+    borders = [0, 3, 1, 2, 5, 0, 1, 7, 4]
+    with torch.no_grad():
+        model.output[SEPARATOR] = 1.05 * model.output[SPECIALS.eos]
+    options = SearchOptions(beam=4, nbest=3, extra_length=90, sample=sample)
+    found = search(model, sources, replace(options, cache=False), SPECIALS, borders=borders)
+    assert_same(search(model, sources, options, SPECIALS, borders=borders), found)
+    if not sample:
+        assert_same(search_fixed(model, sources, options, borders=borders), found)
+        free = search_fixed(model, sources, options)  # another shape, though its buffers have the same sizes
+        assert_same(free, search(model, sources, options, SPECIALS))
+    for best, wanted in zip(found, borders, strict=True):
+        assert {h.ids.count(SEPARATOR) for h in best if h.ended} <= {wanted}
+        assert all(h.ids.count(SEPARATOR) <= wanted for h in best)
+    assert any(best[0].ended and wanted > 1 for best, wanted in zip(found, borders, strict=True))
 
 
 def test_kept_shapes_serve_later_batches_and_other_penalties():

@@ -142,6 +142,9 @@ class ModelConfig:
     """Whether rectified attention begins open, [x + p]+^p with its power p: for small scores, of centered keys, that is
     what a softmax is, where [x]+^p has cut half of the keys before anything is learned. What each query adds to p is
     learned."""
+    threshold: bool = False
+    """Whether each query of rectified attention learns a number that is added to all its scores, 0 at first. Centered
+    keys otherwise leave it no way to look at fewer of them. `open` includes it."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)

@@ -78,8 +78,10 @@ def find_attention(model: Transformer) -> str:
             f"MarianMT cannot center keys, as model.center = {config.center!r} does for {config.variant!r}; "
             'export with --to onnx, or train with model.center = "no"'
         )
-    if any(site.attention.opening for site in model.sites()):
-        raise ArgumentError("MarianMT cannot raise scores, as model.open = true does; export with --to onnx")
+    if any(site.attention.opening is not None for site in model.sites()):
+        raise ArgumentError(
+            "MarianMT cannot raise scores, as model.open = true and model.threshold = true do; export with --to onnx"
+        )
     return find_registered(find_variant(variants["cross"]))
 
 

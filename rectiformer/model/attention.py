@@ -53,8 +53,8 @@ class MultiHeadAttention(nn.Module):
         center: whether the keys of a sequence have their mean subtracted. A softmax never sees what all scores of a row
             have in common; a ReLU lets it switch whole rows on and off. Not for causal attention, whose rows each see
             other keys.
-        opening: added to all scores at first, in one dimension of each head; the power of a rectified variant lets it
-            begin as a softmax does (`Opening`).
+        opening: added to all scores at first, in one dimension of each head, where queries learn to add to it; the
+            power of a rectified variant lets it begin as a softmax does (`Opening`).
     """
 
     observer: Callable[[Observation], None] | None
@@ -78,7 +78,7 @@ class MultiHeadAttention(nn.Module):
         start: float | None = None,
         options: Mapping[str, float] | None = None,
         center: bool = False,
-        opening: float = 0.0,
+        opening: float | None = None,
     ) -> None:
         super().__init__()
         key_heads = heads if key_heads is None else key_heads
@@ -94,7 +94,7 @@ class MultiHeadAttention(nn.Module):
             self.options.setdefault(name, start)
         row.resolve_options(self.options)
         self.sizes = [width, key_heads * width // heads, key_heads * width // heads]
-        self.opening = Opening(self.sizes, width // heads, opening) if opening else None
+        self.opening = None if opening is None else Opening(self.sizes, width // heads, opening)
         self.input_weight = nn.Parameter(torch.empty(sum(self.sizes), width))
         self.input_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
         self.norm = build_output_norm(norm or row.output_norm, width, heads)

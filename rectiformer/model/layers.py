@@ -59,8 +59,16 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         norm=config.output_norm or None,
         center=kind != "decoder"
         and (find_variant(variant).centered if config.center == "auto" else config.center == "yes"),
-        opening=float((config.open and find_variant(variant).power) or 0),
+        opening=find_opening(config, variant),
     )
+
+
+def find_opening(config: ModelConfig, variant: str) -> float | None:
+    """What is added to the scores at first, where queries learn to add to it; None where they do not."""
+    power = find_variant(variant).power
+    if not power or not (config.open or config.threshold):
+        return None
+    return float(power) if config.open else 0.0
 
 
 def find_start(config: ModelConfig, variant: str) -> float | None:

@@ -36,7 +36,7 @@ from rectiformer.toml import load_config, to_toml
 
 FORMAT = 1
 RECORD_LIMIT = 2**20  # bytes of run.json; ours have some hundreds
-LATER_KEYS = ("learned_start", "center", "output_norm", "positions", "open")
+LATER_KEYS = ("learned_start", "center", "output_norm", "positions", "open", "threshold")
 """Keys of [model] that the first runs did not have yet; they still open."""
 FREE_KEYS = (
     "log.",

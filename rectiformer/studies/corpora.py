@@ -115,6 +115,8 @@ IWSLT14 = (
 """configs/small.toml with softmax attention: fairseq's recipe, which the paper's baseline fits."""
 
 EUROPARL_MODEL = (
+    'data.source=["train.0.en.xz", "train.1.en.xz", "train.2.en.xz", "train.3.en.xz"]',
+    'data.target=["train.0.de.xz", "train.1.de.xz", "train.2.de.xz", "train.3.de.xz"]',
     "data.valid_source=valid.en.xz",
     "data.valid_target=valid.de.xz",
     "data.documents=marker",
@@ -127,33 +129,33 @@ EUROPARL_MODEL = (
     "model.slots=2048",
     "model.order=pre",
 )
-"""What is the same for one shard of Europarl and for four: held-out text, vocabulary, model."""
+"""What is the same for sentences and for documents of Europarl: its four shards, held-out text, vocabulary, model."""
 
 EUROPARL = (
-    "data.source=train.0.en.xz",
-    "data.target=train.0.de.xz",
-    "data.mixed=true",
     *EUROPARL_MODEL,
+    "data.mixed=true",
     "model.positions=sentence",
     "model.attention_dropout=0",
-    "training.steps=1500",
+    "training.steps=1000",
     "training.optimizer=adamw",
     "training.schedule=inverse-sqrt",
     "training.rate=1e-3",
-    "training.warmup=300",
+    "training.warmup=200",
     "training.smoothing_over=all",
     "training.ema=0.99",
     "training.precision=bf16",
     COMPILED,
-    "validation.every=750",
+    "validation.every=1000",
     "validation.sentences=300",
-    "checkpoint.every=1500",
+    "checkpoint.every=1000",
 )
-"""One shard of Europarl with documents, for models that know its sentences already."""
+"""Documents of Europarl, for models that know its sentences already."""
+EUROPARL_DEBATES = (
+    'data.document_tables=["train.0.docs.tsv.xz", "train.1.docs.tsv.xz", "train.2.docs.tsv.xz", "train.3.docs.tsv.xz"]'
+)
+"""Which of its speeches are of one debate, for segments longer than a speech."""
 
 EUROPARL_SENTENCES = (
-    'data.source=["train.0.en.xz", "train.1.en.xz", "train.2.en.xz", "train.3.en.xz"]',
-    'data.target=["train.0.de.xz", "train.1.de.xz", "train.2.de.xz", "train.3.de.xz"]',
     *EUROPARL_MODEL,
     "model.attention_dropout=0",
     "training.steps=6000",
@@ -169,7 +171,7 @@ EUROPARL_SENTENCES = (
     "validation.every=2000",
     "checkpoint.every=2000",
 )
-"""All four shards of Europarl, sentence by sentence."""
+"""The same text, sentence by sentence."""
 
 EUROPARL7 = (
     "data.source=train.en",
@@ -239,10 +241,13 @@ GRAMMAR_TINY = (
 
 GRAMMAR_DOCUMENTS = (*GRAMMAR_TINY, "data.grammar=documents", "model.positions=sentence")
 
-OPEN = "relu2-open"
-"""Our own row beside the papers': squared ReLU in ReLA's place, open at first (`model.open`)."""
+OPEN, THRESHOLD = "relu2-open", "reluformer-threshold"
+"""Our own rows beside the papers': squared ReLU in ReLA's place, open at first (`model.open`), and ReLUFormer with
+thresholds that are learned (`model.threshold`)."""
+RELUFORMER = ("model.variant=reluformer", "model.learned_start=4")
 ATTENTION = {
-    "reluformer": ("model.variant=reluformer", "model.learned_start=4"),
+    "reluformer": RELUFORMER,
+    THRESHOLD: (*RELUFORMER, "model.threshold=true"),
     OPEN: ("model.variant=relu2", "model.output_norm=gated-rms", "model.center=yes", "model.open=true"),
 }
 """What studies set for a kind of attention where that is more than its variant, chosen on validation data."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS
+from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS, EUROPARL_DEBATES
 from rectiformer.studies.measures import KINDS, open_model, valid_batches
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.quality_corpora import EVERY
@@ -20,12 +20,10 @@ SHORT = {
     "smoke": ("data.segment=64", "training.tokens=300"),
     "small": (
         "data.segment=2048",
-        "data.document_tables=train.0.docs.tsv.xz",
+        EUROPARL_DEBATES,
         "data.valid_source=valid_long.en.xz",  # whole debates
         "data.valid_target=valid_long.de.xz",
-        "training.steps=1000",
         "training.tokens=16384",
-        "validation.every=1000",
     ),
     "paper": ("data.segment=2048", "training.tokens=4096", "training.accumulate=4"),
 }

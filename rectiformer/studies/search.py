@@ -77,6 +77,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "start-4-entropy": (*RELUFORMER, "model.learned_start=4", *penalties(0, 0.1)),
         **{f"start-{gamma:g}-fast": (*RELUFORMER, f"model.learned_start={gamma}", FAST) for gamma in (2.0, 4.0)},
         **{f"{name}-fast": (f"model.variant={name}", FAST) for name in ("softmax", "rela-g")},
+        "threshold-4-fast": (*RELUFORMER, "model.learned_start=4", "model.threshold=true", FAST),
     },
     "squared, and open at first": {
         **{f"open-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}", "model.open=true") for gamma in (1.0, 4.0)},

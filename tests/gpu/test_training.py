@@ -8,7 +8,7 @@ from small_documents import SMALL_DOCUMENTS
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.studies.corpora import OPEN, attention_settings
+from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
 from rectiformer.text.batches import Batch
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
@@ -48,7 +48,8 @@ def losses(data, folder, *changes):
 
 CASES = {
     **{name: (f"model.variant={name}",) for name in ("softmax", "rela-g", "reluformer")},
-    "relu2-open, by sentence": (*attention_settings(OPEN), "model.positions=sentence"),
+    f"{OPEN}, by sentence": (*attention_settings(OPEN), "model.positions=sentence"),
+    f"{THRESHOLD}, by sentence": (*attention_settings(THRESHOLD), "model.positions=sentence"),
 }
 
 

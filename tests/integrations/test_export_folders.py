@@ -149,7 +149,7 @@ def test_positions_that_are_counted_in_sentences_are_refused(format, build, tmp_
         ({"variant": "rela-g"}, "attention 'rela-g' is none that transformers can be given"),
         ({"variant": "sparsemax"}, "attention 'sparsemax' is none that transformers can be given"),
         ({"variant": "reluformer"}, "cannot center keys, as model.center = 'auto' does for 'reluformer'"),
-        ({"variant": "rela", "open": True}, "MarianMT cannot raise scores, as model.open = true does"),
+        ({"variant": "rela", "open": True}, "MarianMT cannot raise scores, as model.open = true and model.threshold"),
         ({"cross_variant": "rela"}, "MarianMT has one attention for all places"),
     ],
 )

@@ -17,6 +17,7 @@ LENGTHS = torch.tensor([9, 5])
 OTHERS = {
     "by sentence": {"positions": "sentence"},
     "open": {"variant": "reluformer", "open": True},
+    "with thresholds": {"variant": "reluformer", "threshold": True},
     "open and squared": {"variant": "relu2", "output_norm": "gated-rms", "center": "yes", "open": True},
 }
 

@@ -24,7 +24,7 @@ def split(x):
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("center", [True, False], ids=["centered", "as they are"])
-@pytest.mark.parametrize(("variant", "opening"), [("rela", 1.0), ("relu2", 2.0), ("relu-seqlen", 0.3)])
+@pytest.mark.parametrize(("variant", "opening"), [("rela", 1.0), ("relu2", 2.0), ("relu-seqlen", 0.3), ("rela", 0.0)])
 def test_it_adds_a_number_to_every_score_of_the_other_dimensions(variant, opening, center, bias):
     module = build(variant, opening=opening, center=center, bias=bias, norm="none")
     x = torch.randn(2, 9, WIDTH, dtype=torch.double)
@@ -83,7 +83,7 @@ def test_a_key_is_cut_once_its_score_has_fallen_by_the_power():
     assert 0 < (weights == 0).double().mean() < 0.4  # of scores with a deviation near 1, where [x]+ cuts half
 
 
-def test_queries_learn_how_far_to_open_and_keys_stay_at_1():
+def test_queries_learn_how_far_to_open_and_keys_do_not():
     module = build("rela", opening=1.0, norm="none")
     module(torch.randn(2, 5, WIDTH, dtype=torch.double)).sum().backward()
     idle = (module.input_weight.grad == 0).all(1)
@@ -109,6 +109,17 @@ def test_only_rectified_attention_of_a_model_is_opened():
     assert sites["encoder"] is None
     assert sites["decoder"] is None
     assert sites["cross"].amount == 2
+
+
+def test_a_threshold_begins_at_0_and_is_learned():
+    config = {"width": 16, "heads": 2, "slots": 8, "variant": "reluformer"}
+    site = next(Transformer(ModelConfig(**config, threshold=True), 9, 9).sites())
+    assert site.attention.opening.amount == 0
+    assert (
+        next(Transformer(ModelConfig(**config, threshold=True, open=True), 9, 9).sites()).attention.opening.amount == 1
+    )
+    site.attention(torch.randn(2, 5, 16)).square().sum().backward()
+    assert site.attention.input_bias.grad[:16:8].abs().min() > 0
 
 
 def test_heads_of_one_dimension_are_refused():

@@ -10,7 +10,7 @@ from rectiformer.errors import ArgumentError
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.ablations import CLAIMS as ABLATION_CLAIMS
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.corpora import IWSLT14, MULTI30K, OPEN, attention_settings
+from rectiformer.studies.corpora import IWSLT14, MULTI30K, OPEN, THRESHOLD, attention_settings
 from rectiformer.studies.figures import look
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
 from rectiformer.studies.quality_corpora import CORPORA
@@ -53,7 +53,7 @@ def test_what_matters_most_is_done_first_and_with_three_seeds():
     headline = {
         (corpus.name, variant, seed)
         for corpus in CORPORA["small"]
-        for variant in ("softmax", "rela-g", "reluformer", OPEN)
+        for variant in ("softmax", "rela-g", "reluformer", OPEN, THRESHOLD)
         for seed in corpus.seeds.get(variant, ())
     }
     claimed = ("softmax", "rela-g", "reluformer")
@@ -61,8 +61,9 @@ def test_what_matters_most_is_done_first_and_with_three_seeds():
     first = quality[: len(headline)]
     assert {(each.labels["corpus"], each.labels["variant"], each.seed) for each in first} == headline
     documents = STUDIES["document-length"].trainings(Scale("small"))
-    wanted = {(f"{variant}-1024", seed) for variant in claimed for seed in (1, 2, 3)} | {(f"{OPEN}-1024", 1)}
-    assert {(training.name, training.seed) for training in documents[:10]} == wanted
+    wanted = {(f"{variant}-1024", seed) for variant in ("softmax", "rela-g", THRESHOLD) for seed in (1, 2, 3)}
+    wanted |= {(f"{variant}-1024", 1) for variant in (OPEN, "reluformer")}
+    assert {(training.name, training.seed) for training in documents[:11]} == wanted
     for name in ("memory-swap", "slot-sweep"):
         seeds = Counter(training.name for training in STUDIES[name].trainings(Scale("small")))
         assert set(seeds.values()) == {3}
@@ -70,13 +71,14 @@ def test_what_matters_most_is_done_first_and_with_three_seeds():
     assert all(seeds[row] == 3 for claim in ABLATION_CLAIMS for row in (claim.first, claim.second))
 
 
-def test_eight_kinds_of_attention_are_compared_on_every_corpus_that_is_scored():
+def test_nine_kinds_of_attention_are_compared_on_every_corpus_that_is_scored():
     compared = {
         corpus.name: set(corpus.seeds) for scale in ("small", "paper") for corpus in CORPORA[scale] if not corpus.form
     }
     assert len(compared) == 9
+    papers = {"softmax", "sparsemax", "entmax15", "rela-i", "rela-g", "reluformer", "relu-seqlen"}
     for variants in compared.values():
-        assert variants == {"softmax", "sparsemax", "entmax15", "rela-i", "rela-g", "reluformer", "relu-seqlen", OPEN}
+        assert variants == papers | {OPEN, THRESHOLD}
 
 
 def test_each_kind_of_attention_is_the_same_in_every_study():
@@ -84,7 +86,7 @@ def test_each_kind_of_attention_is_the_same_in_every_study():
         for training in STUDIES[name].trainings(Scale("small")):
             model = training.config.model
             wanted = load_config(None, attention_settings(str(training.labels["variant"]))).model
-            for key in ("variant", "output_norm", "center", "open", "learned_start"):
+            for key in ("variant", "output_norm", "center", "open", "threshold", "learned_start"):
                 assert getattr(model, key) == getattr(wanted, key)
 
 

@@ -55,7 +55,7 @@ PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], 
         (LENGTHS[1:], HEADLINE, ONE),
         (LENGTHS, ("sparsemax", "entmax15"), ONE),
     ),
-    "paper": ((LENGTHS, (*HEADLINE, "sparsemax", "entmax15"), THREE),),
+    "paper": ((LENGTHS, (*HEADLINE, "reluformer", "sparsemax", "entmax15"), THREE),),
 }
 """Lengths, attention and seeds, in the order they are done."""
 UPDATE = {"smoke": 512, "small": 16_384, "paper": 16_384}

@@ -133,7 +133,6 @@ EUROPARL_MODEL = (
 
 EUROPARL = (
     *EUROPARL_MODEL,
-    "data.mixed=true",
     "model.positions=sentence",
     "model.attention_dropout=0",
     "training.steps=1000",

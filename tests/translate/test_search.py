@@ -165,6 +165,14 @@ def test_every_driver_writes_as_many_sentences_as_asked_for(sample):
     assert any(best[0].ended and wanted > 1 for best, wanted in zip(found, borders, strict=True))
 
 
+def test_borders_need_a_separator_and_a_number_for_each_source():
+    model, options = build_model(), SearchOptions(extra_length=3)
+    with pytest.raises(ArgumentError, match=r"borders has 1 entries, but there are 2 sources"):
+        search(model, random_sources(2), options, SPECIALS, borders=[1])
+    with pytest.raises(ArgumentError, match=r"specials\.separator is None"):
+        search(model, random_sources(1), options, replace(SPECIALS, separator=None), borders=[1])
+
+
 def test_kept_shapes_serve_later_batches_and_other_penalties():
     model = build_model(eos=6.0)
     for seed, penalty in [(0, 0.6), (1, 2.0), (2, 0.0), (0, 0.6)]:

@@ -18,6 +18,7 @@ from rectiformer.studies.corpora import (
     OPEN,
     THRESHOLD,
     WMT,
+    attention_settings,
 )
 from rectiformer.studies.forms import MARKER, rewrite
 from rectiformer.studies.held_out import Pair
@@ -66,6 +67,8 @@ class Corpus:
     form: str = ""
     """Of `FORMS`."""
     gold: tuple[Gold, ...] = field(default=())
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Attention that learns better here at another learning rate than that of `settings`: the study `rates` says so."""
 
 
 BICICI = Gold(
@@ -176,6 +179,12 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
     ),
 }  # fmt: skip
 """What is trained on at each scale; the first are the most important."""
+
+
+def settings_of(corpus: Corpus, variant: str) -> tuple[str, ...]:
+    """What a corpus and a kind of attention set."""
+    rate = corpus.rates.get(variant)
+    return (*corpus.settings, *attention_settings(variant), *([] if rate is None else [f"training.rate={rate}"]))
 
 
 def find_corpus(scale: Scale, name: str) -> Corpus:

@@ -15,7 +15,7 @@ from rectiformer.runs.folder import changed_keys, is_created, value_of
 from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Table
-from rectiformer.toml import load_config, to_toml
+from rectiformer.toml import load_config
 
 RUN = "run"
 """The folder of a run in that of its training."""
@@ -169,13 +169,16 @@ def portable(config: Config) -> Config:
 
 
 def hash_config(config: Config) -> str:
-    """One hash for one experiment, wherever it is run: of what is not a default, so that new keys change nothing."""
-    kept = portable(config)
-    settings = [f"{key} = {value_of(kept, key)!r}" for key in changed_keys(Config(), kept)]
-    return hashlib.sha256("\n".join(settings).encode()).hexdigest()
+    """One hash for one experiment, wherever it is run."""
+    return hash_settings(portable(config))
 
 
 def hash_text(config: Config) -> str:
     """A short hash of what decides the prepared data: the sections [data] and [vocabulary], files as they are named."""
-    text = to_toml(Config(data=config.data, vocabulary=config.vocabulary))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hash_settings(Config(data=config.data, vocabulary=config.vocabulary))[:16]
+
+
+def hash_settings(config: Config) -> str:
+    """Of what is not a default, so that new keys change nothing."""
+    settings = [f"{key} = {value_of(config, key)!r}" for key in changed_keys(Config(), config)]
+    return hashlib.sha256("\n".join(settings).encode()).hexdigest()

@@ -104,6 +104,8 @@ FRENCH_SPEECHES = (
     "data.valid_source=valid_long.en.xz",
     "data.valid_target=valid_long.fr.xz",
 )
+EUROPARL_RATES: dict[str, float] = {}
+MULTI30K_RATES: dict[str, float] = {}
 SMALLER_VOCABULARY = "vocabulary.size=12000"
 """Text in small letters has fewer words."""
 
@@ -131,6 +133,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="multi30k-de-en",
             folder="multi30k",
             settings=(*MULTI30K, COMPILED),
+            rates=MULTI30K_RATES,
             test=("test_2016_flickr.de", "test_2016_flickr.en"),
             seeds=HEADLINE_SEEDS,
         ),
@@ -138,6 +141,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="europarl-en-de",
             folder="europarl-doc-ende",
             settings=EUROPARL_SENTENCES,
+            rates=EUROPARL_RATES,
             test=("test.en.xz", "test.de.xz"),
             seeds=HEADLINE_SEEDS,
         ),
@@ -145,6 +149,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="europarl-en-de-words",
             folder="europarl-doc-ende",
             settings=(*EUROPARL_SENTENCES, SMALLER_VOCABULARY),
+            rates=EUROPARL_RATES,
             test=("test.en.xz", "test.de.xz"),
             seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
             form="words",
@@ -154,6 +159,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="europarl-en-fr-words",
             folder="europarl-doc-enfr",
             settings=(*EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
+            rates=EUROPARL_RATES,
             test=("valid_long.en.xz", "valid_long.fr.xz"),
             seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE},
             form="words-apart",
@@ -163,6 +169,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="multi30k-en-fr",
             folder="multi30k",
             settings=(*MULTI30K, COMPILED, *FRENCH_CAPTIONS),
+            rates=MULTI30K_RATES,
             test=("test_2016_flickr.en", "test_2016_flickr.fr"),
             seeds=CLAIMED_SEEDS,
         ),

@@ -11,7 +11,6 @@ from rectiformer.studies.heads import SPARSITY
 from rectiformer.studies.memory import MEMORY_DIAGNOSTICS, MEMORY_SWAP, SLOT_SWEEP
 from rectiformer.studies.plan import Study
 from rectiformer.studies.quality import TRANSLATION_QUALITY
-from rectiformer.studies.rates import RATES
 from rectiformer.studies.search import RELUFORMER_SEARCH
 from rectiformer.studies.skipping import SKIPPING
 
@@ -29,7 +28,6 @@ STUDIES: dict[str, Study] = {
         DOCUMENT_LENGTH,
         SKIPPING,
         RELUFORMER_SEARCH,
-        RATES,
     )
 }
 """In the order of the report; what shows the results of another study comes after it."""

@@ -172,30 +172,27 @@ def heads_table(results: Results) -> Table:
 
 
 def cost_table(results: Results) -> Table:
-    """Speed and memory."""
+    """Memory, and what went back to smaller segments."""
     rows = []
     for name in results.names():
-        labels = results.labels(name)
-        speeds = [results.cell(name, speed, 0) for speed in ("training_tokens_per_second", "tokens_per_second")]
-        peaks = results.values(name, "peak_bytes")
+        labels, peaks = results.labels(name), results.values(name, "peak_bytes")
         peak = f"{max(peaks) / 2**30:.2f}" if peaks else ""
-        rows.append((labels["variant"], str(labels["length"]), *speeds, peak, results.cell(name, "fallbacks", 3)))
-    columns = ("attention", "length", "training tokens/s", "translated tokens/s", "peak memory, GiB", "fallbacks")
+        rows.append((labels["variant"], str(labels["length"]), peak, results.cell(name, "fallbacks", 3)))
     note = (
-        "Fallbacks: share of segments that did not come back sentence by sentence, and were translated in smaller ones."
+        "Fallbacks: share of segments that did not come back sentence by sentence, and were translated in smaller "
+        "ones. Speed by length is in `efficiency`, measured alone: these trainings share a GPU."
     )
-    return Table("Speed and memory", columns, rows, (note,))
+    return Table("Memory and fallbacks", ("attention", "length", "peak memory, GiB", "fallbacks"), rows, (note,))
 
 
 def figures(results: Results, folder: Path) -> list[Path]:
-    """d-BLEU, memory and speed against the length; losses while training."""
-    measures = {"d_bleu": "d-BLEU", "peak_bytes": "peak memory, GiB", "training_tokens_per_second": "training tokens/s"}
+    """Quality by length, and losses while training."""
+    measures = {"d_bleu": "d-BLEU", "s_bleu": "s-BLEU", "valid_loss": "validation loss a subword"}
     lines: list[dict[str, dict[float, list[float]]]] = [{} for _ in measures]
     for name in results.names():
         labels = results.labels(name)
         for panel, measure in zip(lines, measures, strict=True):
-            scale = 2**30 if measure == "peak_bytes" else 1
-            if values := [value / scale for value in results.values(name, measure)]:
+            if values := results.values(name, measure):
                 panel.setdefault(labels["variant"], {})[labels["length"]] = values
     found = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "subwords of a segment", log=True)
     return found + draw_losses(results, folder / "losses.svg")

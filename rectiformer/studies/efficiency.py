@@ -1,4 +1,4 @@
-"""Efficiency: speed of every kind of attention beside softmax, and what leaving out zeros gains by length."""
+"""Efficiency: speed of every kind of attention beside softmax, by length too, and what leaving out zeros gains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rectiformer.studies.plan import Scale, Study, Trained, Training, configure,
 from rectiformer.studies.quality_corpora import EVERY
 from rectiformer.studies.results import Results
 from rectiformer.studies.skipping_speed import SPEEDS, measure_skipping
-from rectiformer.studies.speed import Load, measure_speed
+from rectiformer.studies.speed import Load, measure_speed, measure_updates
 from rectiformer.studies.tables import Table
 from rectiformer.text.batches import Batch
 
@@ -24,15 +24,22 @@ SHORT = {
         "data.valid_source=valid_long.en.xz",  # whole debates
         "data.valid_target=valid_long.de.xz",
         "training.tokens=16384",
+        "training.start=translation-quality/europarl-en-de-rela-g-seed1",
     ),
     "paper": ("data.segment=2048", "training.tokens=4096", "training.accumulate=4"),
 }
 """What is set beside the settings of documents; the model is there for its zeros."""
+CAPTURED = "training.compile=capture"
+"""Compiling takes a minute for each model, of which there are two dozen here; nobody runs beside it to use the time."""
 LOADS = {
     "smoke": Load(vocabulary=50, length=6, sentences=4, searched=2, repeats=1, turns=1),
     "small": Load(vocabulary=8000, length=32, sentences=384, searched=128, repeats=10, turns=3),
     "paper": Load(vocabulary=32_000, length=32, sentences=768, searched=32, repeats=10, turns=5),
 }
+BY_LENGTH = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15")
+"""What is timed at every length of documents."""
+UPDATE = {"smoke": 64, "small": 16_384, "paper": 16_384}
+"""Subwords of such an update on each side, whatever the length."""
 TIMED = {"smoke": ("softmax", "rela-g"), "small": EVERY, "paper": EVERY}
 BASE = ("model.width=512", "model.heads=8", "model.encoder_layers=6", "model.decoder_layers=6", "model.slots=2048")
 """The size of the models that are timed, but at smoke."""
@@ -47,28 +54,34 @@ PAPER = {
 
 def trainings(scale: Scale) -> list[Training]:
     """One model of long documents, in whose process everything is timed: nothing else may run on the GPU meanwhile."""
-    config = configure(
-        DOCUMENTS[scale.name], scale, *SHORT[scale.name], "model.variant=rela-g", "model.positions=sequence"
-    )
+    config = configure(DOCUMENTS[scale.name], scale, *SHORT[scale.name], "model.variant=rela-g", CAPTURED)
     return seeded("alone", (1,), config)
 
 
 def measure(run: Trained) -> dict[str, Any]:
     """Milliseconds of updates and searches, and of attention with and without zeros at each length."""
     config, translator = run.training.config, open_model(run)
-    timed = config
+    timed = replace(config, model=replace(config.model, positions="sequence"))  # random words have no separators
     if run.scale.name != "smoke":
         sized = configure(BASE, Scale("smoke"), f"model.order={config.model.order}").model
         timed = replace(config, model=sized, training=replace(config.training, accumulate=1))
     batch = next(valid_batches(translator, run))
     return {
         "speed": measure_speed(timed, TIMED[run.scale.name], LOADS[run.scale.name], translator.device),
+        "updates": measure_updates(timed, BY_LENGTH, loads_by_length(run.scale), translator.device),
         "skipping": {
             str(length): measure_skipping(translator, cut(batch, length))
             for length in LENGTHS
             if length <= batch.source.shape[1]
         },
     }
+
+
+def loads_by_length(scale: Scale) -> dict[int, Load]:
+    """Updates of as many subwords, in ever longer segments."""
+    lengths = [length // 64 for length in LENGTHS] if scale.name == "smoke" else LENGTHS
+    tokens = UPDATE[scale.name]
+    return {length: replace(LOADS[scale.name], length=length, sentences=tokens // length) for length in lengths}
 
 
 def cut(batch: Batch, length: int) -> Batch:
@@ -79,7 +92,8 @@ def cut(batch: Batch, length: int) -> Batch:
 
 
 def tables(results: Results) -> list[Table]:
-    return [table for entry in results.finished for table in (speed_table(entry.measures), gains_table(entry.measures))]
+    shown = (speed_table, lengths_table, gains_table)
+    return [make(entry.measures) for entry in results.finished for make in shown]
 
 
 def speed_table(measures: dict[str, Any]) -> Table:
@@ -103,6 +117,21 @@ def speed_table(measures: dict[str, Any]) -> Table:
         "paper; fused: our kernels, where the variant has any. Random text and weights; search with beam 4.",
     )
     return Table("Training and decoding beside softmax", columns, rows, notes)
+
+
+def lengths_table(measures: dict[str, Any]) -> Table:
+    """Milliseconds of an update at each length, and how much faster than softmax that is."""
+    updates: dict[str, dict[str, float]] = measures["updates"]
+    base = updates["softmax"]
+    rows = [
+        (variant, *(f"{ms:.1f} ({base[length] / ms:.2f}x)" for length, ms in found.items()))
+        for variant, found in updates.items()
+    ]
+    note = (
+        "Milliseconds, and speed relative to softmax: above 1, faster. As many subwords an update at every length, "
+        "with our kernels where the variant has any; random text and weights, nothing compiled."
+    )
+    return Table("Updates by length of a segment", ("attention", *base), rows, (note,))
 
 
 def gains_table(measures: dict[str, Any]) -> Table:

@@ -9,7 +9,7 @@ from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
 from rectiformer.studies.bootstrap import length_ratio, paired_p, resampled_bleu, sentence_counts
-from rectiformer.studies.corpora import THRESHOLD
+from rectiformer.studies.corpora import THRESHOLD, attention_settings
 from rectiformer.studies.held_out import Pair
 from rectiformer.studies.measures import (
     PENALTY,
@@ -32,7 +32,6 @@ from rectiformer.studies.quality_corpora import (
     find_corpus,
     gold_pairs,
     held_out_pairs,
-    settings_of,
     within,
 )
 from rectiformer.studies.results import Results, difference
@@ -62,7 +61,7 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for corpus in CORPORA[scale.name]:
         for variant, seeds in corpus.seeds.items():
-            config = configure(settings_of(corpus, variant), within(scale, corpus))
+            config = configure(corpus.settings, within(scale, corpus), *attention_settings(variant))
             labels = {"corpus": corpus.name, "variant": variant}
             found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
     corpora = [corpus.name for corpus in CORPORA[scale.name]]

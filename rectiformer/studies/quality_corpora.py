@@ -18,7 +18,6 @@ from rectiformer.studies.corpora import (
     OPEN,
     THRESHOLD,
     WMT,
-    attention_settings,
 )
 from rectiformer.studies.forms import MARKER, rewrite
 from rectiformer.studies.held_out import Pair
@@ -67,8 +66,6 @@ class Corpus:
     form: str = ""
     """Of `FORMS`."""
     gold: tuple[Gold, ...] = field(default=())
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """Attention that learns better here at another learning rate than that of `settings`: the study `rates` says so."""
 
 
 BICICI = Gold(
@@ -104,8 +101,6 @@ FRENCH_SPEECHES = (
     "data.valid_source=valid_long.en.xz",
     "data.valid_target=valid_long.fr.xz",
 )
-EUROPARL_RATES: dict[str, float] = {}
-MULTI30K_RATES: dict[str, float] = {}
 SMALLER_VOCABULARY = "vocabulary.size=12000"
 """Text in small letters has fewer words."""
 
@@ -133,7 +128,6 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="multi30k-de-en",
             folder="multi30k",
             settings=(*MULTI30K, COMPILED),
-            rates=MULTI30K_RATES,
             test=("test_2016_flickr.de", "test_2016_flickr.en"),
             seeds=HEADLINE_SEEDS,
         ),
@@ -141,7 +135,6 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="europarl-en-de",
             folder="europarl-doc-ende",
             settings=EUROPARL_SENTENCES,
-            rates=EUROPARL_RATES,
             test=("test.en.xz", "test.de.xz"),
             seeds=HEADLINE_SEEDS,
         ),
@@ -149,7 +142,6 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="europarl-en-de-words",
             folder="europarl-doc-ende",
             settings=(*EUROPARL_SENTENCES, SMALLER_VOCABULARY),
-            rates=EUROPARL_RATES,
             test=("test.en.xz", "test.de.xz"),
             seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
             form="words",
@@ -159,7 +151,6 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="europarl-en-fr-words",
             folder="europarl-doc-enfr",
             settings=(*EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
-            rates=EUROPARL_RATES,
             test=("valid_long.en.xz", "valid_long.fr.xz"),
             seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE},
             form="words-apart",
@@ -169,7 +160,6 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             name="multi30k-en-fr",
             folder="multi30k",
             settings=(*MULTI30K, COMPILED, *FRENCH_CAPTIONS),
-            rates=MULTI30K_RATES,
             test=("test_2016_flickr.en", "test_2016_flickr.fr"),
             seeds=CLAIMED_SEEDS,
         ),
@@ -186,12 +176,6 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
     ),
 }  # fmt: skip
 """What is trained on at each scale; the first are the most important."""
-
-
-def settings_of(corpus: Corpus, variant: str) -> tuple[str, ...]:
-    """What a corpus and a kind of attention set."""
-    rate = corpus.rates.get(variant)
-    return (*corpus.settings, *attention_settings(variant), *([] if rate is None else [f"training.rate={rate}"]))
 
 
 def find_corpus(scale: Scale, name: str) -> Corpus:

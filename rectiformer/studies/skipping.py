@@ -41,15 +41,27 @@ def shapes_table(results: Results) -> Table:
 
 
 def figures(results: Results, folder: Path) -> list[Path]:
-    """Zeros of each shape against the length, a panel a kind of attention."""
-    panels: list[dict[str, dict[float, list[float]]]] = [{} for _ in KINDS]
+    """Zeros of each shape against the length: a figure a kind of attention, a panel a place."""
+    found: dict[str, list[dict[str, dict[float, list[float]]]]] = {}
     for name in rows_by_length(results):
         labels = results.labels(name)
+        panels = found.setdefault(labels["variant"], [{} for _ in KINDS])
         for panel, kind in zip(panels, KINDS, strict=True):
             for shape in SHAPES:
                 values = [entry.measures["shapes"][kind][shape] for entry in results.of(name)]
-                panel.setdefault(f"{labels['variant']}, {shape}", {})[labels["length"]] = values
-    return draw_panels(folder / "shapes.svg", list(KINDS), panels, "subwords of a segment", "zeros", log=True)
+                panel.setdefault(shape, {})[labels["length"]] = values
+    return [
+        path
+        for variant, panels in found.items()
+        for path in draw_panels(
+            folder / f"shapes-{variant}.svg",
+            [f"{variant}, {kind}" for kind in KINDS],
+            panels,
+            "subwords of a segment",
+            "share that is zeros",
+            log=True,
+        )
+    ]
 
 
 SKIPPING = Study(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -77,6 +77,20 @@ def measure_speed(config: Config, variants: Sequence[str], load: Load, device: t
                 found[f"{variant} {kernels}"] = {
                     name: round(1e3 * seconds_of(work, load, device), 4) for name, work in works.items()
                 }
+    return found
+
+
+def measure_updates(
+    config: Config, variants: Sequence[str], loads: Mapping[int, Load], device: torch.device
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of an update for each kind of attention and length."""
+    found: dict[str, dict[str, float]] = {}
+    for variant in variants:
+        own = replace(config, model=replace(config.model, variant=variant))
+        found[variant] = {
+            str(length): round(1e3 * seconds_of(build_update(own, load, device), load, device), 4)
+            for length, load in loads.items()
+        }
     return found
 
 

@@ -61,7 +61,8 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for corpus in CORPORA[scale.name]:
         for variant, seeds in corpus.seeds.items():
-            config = configure(corpus.settings, within(scale, corpus), *attention_settings(variant))
+            settings = (*attention_settings(variant), *corpus.own.get(variant, ()))
+            config = configure(corpus.settings, within(scale, corpus), *settings)
             labels = {"corpus": corpus.name, "variant": variant}
             found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
     corpora = [corpus.name for corpus in CORPORA[scale.name]]

@@ -19,7 +19,14 @@ from torch import Tensor
 from rectiformer.ops.launching import DTYPES, block, heads_last
 from rectiformer.ops.operators import recall, remember
 from rectiformer.ops.reference import Call
-from rectiformer.ops.short import INPUTS, Problem, flat_arguments, plain_attention, short_obstacle
+from rectiformer.ops.short import (
+    INPUTS,
+    Problem,
+    flat_arguments,
+    plain_attention,
+    rows_for_gradients,
+    short_obstacle,
+)
 
 
 def gated_attention(
@@ -81,7 +88,8 @@ def short_gated_backward(
     by_batch = vectors.new_empty(q.shape[0], *vectors.shape)
     by_sequence = vectors.new_empty(q.shape[:2] if problem.factors is not None else (0, 0))
     strided, flat = [d_x, q, k, v, d_q, d_k, d_v, d_squares], [gain, gate, by_batch, by_sequence]
-    room = {"BLOCK_M": block(q.shape[2]), "BLOCK_N": block(k.shape[2]), "NORM": norm(gate)}
+    rows, keys = block(q.shape[2]), block(k.shape[2])
+    room = {"BLOCK_M": rows_for_gradients(rows, keys), "BLOCK_N": keys, "NORM": norm(gate)}
     room["num_warps"] = problem.warps(max(room["BLOCK_M"], room["BLOCK_N"]), heavy=True)
     problem.launch(gated_backward, q.shape[0] * k.shape[1], strided, flat, room)
     width = vectors.numel()

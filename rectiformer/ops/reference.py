@@ -66,23 +66,25 @@ def visible_rows(call: Call, like: Tensor) -> tuple[Tensor | None, Rows]:
 
 
 def reference_weights(q: Tensor, k: Tensor, call: Call, precision: torch.dtype | None = None) -> Tensor:
-    """Weights [B, H, M, N] before dropout, in `precision` (the working dtype of q unless given)."""
+    """Weights [B, H, M, N] before dropout, in `precision` (the working dtype of q unless given), whatever autocast."""
     precision = precision or working_dtype(q.dtype)
     k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
-    x = call.variant.score(q.to(precision), k.to(precision)) * call.scale  # [B, H, M, N]
-    if call.bias is not None:
-        x = x + call.bias.to(precision)
-    seen, rows = visible_rows(call, x)
-    if seen is None:
-        return call.variant.weights(x, rows)
-    return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
+    with torch.autocast(q.device.type, enabled=False):
+        x = call.variant.score(q.to(precision), k.to(precision)) * call.scale  # [B, H, M, N]
+        if call.bias is not None:
+            x = x + call.bias.to(precision)
+        seen, rows = visible_rows(call, x)
+        if seen is None:
+            return call.variant.weights(x, rows)
+        return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, precision: torch.dtype | None = None) -> Tensor:
     """Mixed values [B, H, M, Dv] in the dtype of q."""
     weights = reference_weights(q, k, call, precision)
     v = repeat_heads(clear_padding(v, call.visibility), q.shape[1]).to(weights.dtype)
-    return call.variant.mix(weights, v, dropout_factor(call, weights)).to(q.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        return call.variant.mix(weights, v, dropout_factor(call, weights)).to(q.dtype)
 
 
 def dropout_factor(call: Call, weights: Tensor) -> Tensor | None:

@@ -57,6 +57,15 @@ def flat_arguments(q: Tensor, call: Call) -> tuple[Tensor, Tensor | None, list[f
     return q, factors, [call.scale, call.dropout, exponent, factor], sizes
 
 
+def rows_for_gradients(rows: int, keys: int) -> int:
+    """Queries in a block of a backward pass that holds `keys` keys.
+
+    With fewer than 64 beside 64 keys, the ptxas 12.8 of Triton 3.6 makes code that reads a register nobody wrote, and
+    the gradient of the queries is wrong (docs/log.md; tests/machine_code.py looks for such code).
+    """
+    return max(rows, 64) if keys == 64 else rows
+
+
 def bucket(length: int) -> int:
     """The smallest of `BUCKETS` that holds `length`: a few comparisons, so that a compiled caller stays as it is."""
     for size in BUCKETS:
@@ -159,7 +168,8 @@ class Problem:
         """Queries that a program holds at a time, its warps and registers, as measured on an H200 (docs/log.md)."""
         longest, largest = max(room["ROWS"], room["BLOCK_N"]), max(self.q.shape[3], self.v.shape[3])
         if longest <= 64 or largest > 64:
-            return {"BLOCK_M": room["ROWS"], "num_warps": self.warps(longest, heavy=self.grouped and backward)}
+            rows = rows_for_gradients(room["ROWS"], room["BLOCK_N"]) if backward else room["ROWS"]
+            return {"ROWS": rows, "BLOCK_M": rows, "num_warps": self.warps(longest, heavy=self.grouped and backward)}
         if backward:  # with no more registers, two programs run at once
             return {"BLOCK_M": min(room["ROWS"], 32), "num_warps": 8, "maxnreg": 128}
         return {"BLOCK_M": min(room["ROWS"], 64), "num_warps": 4}

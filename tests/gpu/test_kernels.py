@@ -190,6 +190,15 @@ def test_short_kernels(variant, features, lengths):
     check(grid_inputs(2, 2, 2, *lengths, 64, 64), torch.bfloat16, variant, **FEATURES[features])
 
 
+@pytest.mark.parametrize("keys", [11, 29, 41, 100])
+@pytest.mark.parametrize("queries", [11, 29, 41, 100])
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "softmax"])
+def test_short_kernels_at_every_pair_of_block_sizes(variant, queries, keys):
+    """16, 32, 64 and 128 on each side; the padding holds numbers that nobody may read."""
+    inputs = grid_inputs(2, 2, 2, queries, keys, 64, 64)
+    check(inputs, torch.bfloat16, variant, key_lengths=[keys, keys - 8])
+
+
 BOUNDS = [0, 5, 5, 45, 170, 300, 300], [0, 40, 43, 43, 200, 290, 300]
 SHORT_BOUNDS = [0, 5, 5, 45, 100, 228, 228], [0, 40, 43, 43, 120, 190, 228]
 

@@ -174,6 +174,14 @@ def test_entmax_follows_alpha_and_its_gradient(alpha):
     assert (d_ours - d_theirs.sum((0, 2, 3))).abs().max() <= 1e-6 * d_theirs.abs().sum()
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_autocast_leaves_the_definition_in_float32(variant):
+    q, k, v = (torch.randn(2, 2, 7, 16).bfloat16() for _ in range(3))
+    expected = attention(q, k, v, variant, backend="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attention(q, k, v, variant, backend="reference"), expected)
+
+
 def test_options_change_the_weights_as_their_formulas_say():
     q, k, _ = random_inputs(K=4)
     base = attention_weights(q, k, "rela")

@@ -1,0 +1,193 @@
+"""Our kernels compiled for an H100 or H200 on any machine, and their machine code searched for a fault of ptxas.
+
+python tests/machine_code.py PART: one line of JSON for each kernel that PART launches. No GPU is needed: Triton brings
+ptxas and a disassembler along. A process of its own is, since tests elsewhere have Triton interpret.
+
+ptxas 12.8.93, which Triton 3.6 has, may compile the address of a matrix product's operand to a uniform register that
+nothing has written: the product then reads whatever shared memory that points to, and nothing else tells (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE)
+UNIFORM = re.compile(r"\bUR(\d+)")
+WRITERS = re.compile(r"U|R2UR|S2UR|CS2UR|VOTEU|REDUX|LDCU")
+"""Instructions whose first operand is written, if that is a uniform register."""
+BLOCKS = (16, 32, 64, 128)
+
+
+def unwritten_registers(code: str) -> list[str]:
+    """Instructions that read a uniform register which none before them has written, in the order of the text."""
+    written: set[int] = set()
+    found = []
+    for opcode, text in INSTRUCTION.findall(code):
+        operands = re.split(r",\s*(?![^\[]*\])", text)
+        wide = opcode.startswith("U") and ".64" in opcode
+        writes = WRITERS.match(opcode) and re.fullmatch(r"UR\d+", operands[0])
+        read = {
+            register
+            for operand in operands[1 if writes else 0 :]
+            for number in map(int, UNIFORM.findall(operand))
+            for register in registers_of(operand, number, operands, wide)
+        }
+        if not opcode.startswith("ULDC") and read - written:
+            found.append(f"{opcode} {text}")
+        if writes:
+            first = int(operands[0][2:])
+            written |= set(range(first, first + (2 if wide or ".WIDE" in opcode else 1)))
+    return found
+
+
+def registers_of(operand: str, number: int, operands: list[str], wide: bool) -> range:
+    """What an operand reads: two descriptors of matrices, of which the first is not used if that matrix is in
+    registers; one of memory; a wide number; or a register."""
+    if operand.startswith("gdesc["):
+        return range(number + 2 * bool(re.match(r"R\d", operands[1])), number + 4)
+    return range(number, number + (2 if operand.startswith("desc[") or wide else 1))
+
+
+def disassemble(binary: bytes) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+
+class Hopper:
+    """As much of a driver as Triton asks to compile."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def compile_instead_of_launching():
+    """From now on a launch compiles its kernel, and that is all; each is kept in the list that is returned."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(Hopper())
+    kernels, launch = {}, JITFunction.run
+
+    def run(self, *arguments, grid, warmup, **options):
+        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        kernels[id(kernel)] = (self.__name__, options, kernel)
+
+    JITFunction.run = run
+    return kernels
+
+
+def attend(how, variant, sizes, dtype="bfloat16", heads=(4, 4), **arguments):
+    """Forward and backward pass of one call; nobody computes, so the numbers are of no use."""
+    import torch
+
+    from rectiformer.ops.dispatch import check_call
+
+    M, N, D = sizes
+    shapes = (heads[0], M), (heads[1], N), (heads[1], N)
+    leaves = [torch.zeros(2, n, h, D, dtype=getattr(torch, dtype)).transpose(1, 2).requires_grad_() for h, n in shapes]
+    given = ("causal", "key_lengths", "attn_mask", "bias", "window", "scale", "dropout", "seed")
+    defaults = {"causal": False, "dropout": 0.0, "seed": 3}
+    options = {"gamma": torch.ones(heads[0])} if variant == "reluformer" else {}
+    call = check_call(*leaves, variant, *({**defaults, **arguments}.get(name) for name in given), options)
+    out = how(*leaves, call)
+    out.backward(torch.zeros_like(out))
+
+
+def launch_short():
+    """Every pair of block sizes; the features in turn, so that each meets each size of block."""
+    from rectiformer.ops.short import short_attention
+
+    for place, (M, N) in enumerate(product(BLOCKS, BLOCKS)):
+        cases = [
+            ("softmax", {"key_lengths": [N, N - 3]}),
+            ("rela", {"key_lengths": [N, N - 3]}),
+            ("reluformer", {"causal": True}),
+            ("relu2", {"dropout": 0.1}),
+        ]
+        for variant, arguments in (cases[place % 2], cases[2 + place // 2 % 2]):
+            attend(short_attention, variant, (M, N, 64), **arguments)
+        if max(M, N) == 64:
+            attend(short_attention, *cases[place % 2][:1], (M, N, 128))
+            attend(short_attention, "softmax", (M, N, 64), "float16")
+            attend(short_attention, "rela", (M, N, 64), heads=(4, 2))
+
+
+def launch_gated():
+    """The norm in the epilogue, at every pair of block sizes."""
+    import torch
+
+    from rectiformer.ops.gated import gated_attention
+
+    gain = torch.ones(4 * 64)
+
+    def attend_gated(q, k, v, call):
+        x, squares = gated_attention(q, k, v, gain, gain, call)
+        return x + squares[..., None]
+
+    for M, N in product(BLOCKS[:3], BLOCKS[:3]):
+        attend(attend_gated, "rela", (M, N, 64), key_lengths=[N, N - 3])
+
+
+def launch_long():
+    """What tests/gpu has for long sequences, once each."""
+    import torch
+
+    from rectiformer.ops.long import long_attention
+
+    for D in (64, 128):
+        for variant, arguments in (
+            ("rela", {}),
+            ("rela", {"causal": True}),
+            ("relu2", {"key_lengths": [300, 200]}),
+            ("reluformer", {"causal": True, "key_lengths": [300, 200], "dropout": 0.1}),
+            ("relu-seqlen", {"causal": True, "bias": torch.zeros(1, 4, 256, 300)}),
+        ):
+            attend(long_attention, variant, (256, 300, D), **arguments)
+
+
+def launch_decode():
+    """One query and several, few keys and many, one key head for each query head and one for two."""
+    import torch
+
+    from rectiformer.ops.decode import fused_decoding
+    from rectiformer.ops.reference import Call
+    from rectiformer.ops.variants import VARIANTS
+    from rectiformer.ops.visibility import Visibility
+
+    for variant, (heads, key_heads, queries, room) in product(
+        ("rela", "softmax"), ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000))
+    ):
+        q = torch.zeros(4, heads, queries, 64, dtype=torch.bfloat16)
+        keys, values = (torch.zeros(4, key_heads, room, 64, dtype=torch.bfloat16) for _ in range(2))
+        seen = Visibility(queries, room, key_lengths=torch.full((1,), room - 3), first=room - queries)
+        fused_decoding(q, keys, values, Call(VARIANTS[variant], seen, {}, 0.125), *[None] * 6)
+
+
+PARTS = {"short": launch_short, "gated": launch_gated, "long": launch_long, "decode": launch_decode}
+
+
+if __name__ == "__main__":
+    compiled = compile_instead_of_launching()
+    PARTS[sys.argv[1]]()
+    for name, options, kernel in compiled.values():
+        faults = unwritten_registers(disassemble(kernel.asm["cubin"]))
+        print(json.dumps({"kernel": name, "options": options, "faults": faults}))

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 UNLIMITED = 1_000  # columns of a file or pipe, which need no wrapping
+RECENT = 20  # reports of training from which the time left is estimated
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "loss": "loss"}
 
 
@@ -104,7 +106,8 @@ class Terminal:
         self._status: Status | None = None
         self._bar: Progress | None = None
         self._stage = ""
-        self._first, self._steps, self._since = 0, 0, 0.0
+        self._steps = 0
+        self._marks: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._numbers: dict[str, str] = {}
 
     def __enter__(self) -> Terminal:
@@ -143,7 +146,8 @@ class Terminal:
     def begin(self, step: int, steps: int) -> None:
         """Start the bar at `step` of `steps`."""
         self.end()
-        self._first, self._steps, self._since = step, steps, time.monotonic()
+        self._steps = steps
+        self._marks.clear()
         if self.console.is_terminal:
             columns = (
                 MofNCompleteColumn(),
@@ -164,10 +168,10 @@ class Terminal:
         """Show loss, learning rate and speed: in the bar, or on a line of their own."""
         loss, rate, speed = record["loss"], record["rate"], record["tokens_per_second"]
         if self._bar is None:
-            left = time_left(record["step"] - self._first, self._steps - record["step"], self._since)
+            self._marks.append((record["step"], time.monotonic()))
             self.note(
                 f"step {record['step']:,} of {self._steps:,}: loss {loss:.3f}, rate {rate:.1e}, "
-                f"{speed:,.0f} target tokens/s, {left} left"
+                f"{speed:,.0f} target tokens/s{time_left(self._marks, self._steps)}"
             )
         self._show(loss=f"loss {loss:.3f}", rate=f"lr {rate:.1e}", speed=f"{short_number(speed)} tok/s")
 
@@ -201,9 +205,13 @@ class Terminal:
             self._bar.update(self._bar.task_ids[0], numbers=shown)
 
 
-def time_left(done: int, left: int, since: float) -> str:
-    """Hours, minutes and seconds, if it goes on as it did."""
-    return str(timedelta(seconds=round((time.monotonic() - since) * left / max(1, done))))
+def time_left(marks: Sequence[tuple[int, float]], steps: int) -> str:
+    """Hours, minutes and seconds, if it goes on as between the first and the last mark, of a step and its time each.
+    Nothing for one mark: before it there was the start, which may have taken longer than all the rest will."""
+    (first, since), (step, now) = marks[0], marks[-1]
+    if step == first:
+        return ""
+    return f", {timedelta(seconds=round((now - since) * (steps - step) / (step - first)))} left"
 
 
 def short_number(value: float) -> str:

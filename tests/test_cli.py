@@ -432,3 +432,17 @@ def test_the_bar_fits_the_terminal(width):
     assert all(part in bar for part in ("loss 2.125  BLEU 26.3  lr 1.2e-04  123k tok/s", "━"))
     assert len(bar) <= width
     assert "step 123,450: validation loss 1.500, BLEU 26.31, chrF 55.00, took 9.0 s" in shown
+
+
+def test_the_time_left_does_not_count_the_start(monkeypatch, capsys):
+    """A minute of compiling, then ten steps a second, then five."""
+    clock = iter([60.0, 65.0, *(75.0 + 10 * turn for turn in range(20))])
+    monkeypatch.setattr("rectiformer.terminal.time.monotonic", lambda: next(clock))
+    with Terminal() as terminal:
+        terminal.begin(0, 2_000)
+        for step in range(50, 1_150, 50):
+            terminal.logged({"step": step, "loss": 2.0, "rate": 1e-3, "tokens_per_second": 100.0})
+    first, second, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "step 50 of 2,000: loss 2.000, rate 1.0e-03, 100 target tokens/s"
+    assert second.endswith("target tokens/s, 0:03:10 left")
+    assert last.endswith("target tokens/s, 0:03:00 left")

@@ -100,6 +100,8 @@ class Trainer:
         """Train to the end; StoppedError, with everything saved, when asked to stop before."""
         self.team.lead(self._open_log)
         self.reporter.begin(self.state.step, self.config.training.steps)
+        if self.updater.compiled:
+            self.reporter.note("compiling for this GPU: the first updates take a minute or two")
         self.since = time.perf_counter()
         try:
             with self.team.watching():

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 
 HEARD = "heard from another rank"
 """The note on an error that another rank has met."""
+TOLD = "told to every rank"
+"""The note on an error that this rank has met and all others have heard of."""
 
 
 class RectiformerError(Exception):
@@ -60,6 +62,11 @@ class DeviceMemoryError(RectiformerError):
 def was_heard(error: BaseException) -> bool:
     """Whether another rank has met `error`, and tells of it."""
     return HEARD in getattr(error, "__notes__", ())
+
+
+def is_shared(error: BaseException) -> bool:
+    """Whether every rank ends with `error`."""
+    return was_heard(error) or TOLD in getattr(error, "__notes__", ())
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], section: str = "") -> str:

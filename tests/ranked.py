@@ -15,6 +15,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from rectiformer.cli import main
 
@@ -46,4 +47,4 @@ if __name__ == "__main__":
     os.environ["TORCHELASTIC_RUN_ID"] = "test"
     for job in json.loads(Path(sys.argv[3]).read_text()):
         run(rank, job)
-    os._exit(0)  # commands that failed have left groups behind, whose threads may abort a process that ends by itself
+    sys.exit(dist.is_initialized())  # a group that a command has left behind may abort the process

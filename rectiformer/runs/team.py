@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rectiformer.errors import HEARD, ArgumentError, RectiformerError
+from rectiformer.errors import HEARD, TOLD, ArgumentError, RectiformerError, is_shared
 
 T = TypeVar("T")
 WAIT = timedelta(days=1)
@@ -60,6 +60,7 @@ class Team:
             failure, message = error, json.dumps({"kind": type(error).__name__, "text": str(error)})
         messages = self._exchange(message)
         if failure is not None:
+            failure.add_note(TOLD)
             raise failure
         for rank, said in enumerate(messages):
             if "value" not in said:
@@ -148,8 +149,13 @@ def join_team(device: Callable[[int], torch.device]) -> Iterator[tuple[Team, tor
     own = torch.device(team.gather(lambda: str(device(local)))[team.rank])
     if own.type == "cuda":
         torch.cuda.set_device(own)
-    yield team, own
-    dist.destroy_process_group()  # after an error leaving is enough, and here a rank might wait for one that is gone
+    try:
+        yield team, own
+    except Exception as error:
+        if is_shared(error):  # else a rank might wait here for one that is gone, and has to leave as it is
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def torchrun_store() -> dist.Store | None:

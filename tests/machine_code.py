@@ -182,7 +182,26 @@ def launch_decode():
         fused_decoding(q, keys, values, Call(VARIANTS[variant], seen, {}, 0.125), *[None] * 6)
 
 
-PARTS = {"short": launch_short, "gated": launch_gated, "long": launch_long, "decode": launch_decode}
+def launch_simplex():
+    """Rows of one warp and of many, with and without lengths."""
+    import torch
+
+    from rectiformer.ops.simplex_rows import simplex, simplex_backward
+
+    for power, keys in product((1, 2), (17, 500, 2048)):
+        scores = torch.zeros(2, 4, 3, keys, dtype=torch.bfloat16)
+        for lengths in (None, torch.full((2,), keys - 3)):
+            simplex(scores, lengths, 0.125, power, [0, keys, 0])
+        simplex_backward(scores, scores, 0.125, power)
+
+
+PARTS = {
+    "short": launch_short,
+    "gated": launch_gated,
+    "long": launch_long,
+    "decode": launch_decode,
+    "simplex": launch_simplex,
+}
 
 
 if __name__ == "__main__":

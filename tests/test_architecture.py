@@ -36,6 +36,7 @@ INSIDE_OPS = [
     "variants",
     "reference",
     "packing second launching ranks",
+    "simplex_rows",
     "blocked products row_blocks sdpa tilings pages",
     "operators long_launch",
     "fused_norm",

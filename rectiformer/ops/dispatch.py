@@ -12,6 +12,7 @@ from rectiformer.errors import ArgumentError, ShapeError, unknown_name
 from rectiformer.ops.activations import Value
 from rectiformer.ops.dropout import drop_seed
 from rectiformer.ops.fused import fused_attention, fused_obstacle
+from rectiformer.ops.launching import transforms_active
 from rectiformer.ops.operators import rectified_attention
 from rectiformer.ops.products import products_attention
 from rectiformer.ops.reference import Call, reference_attention
@@ -135,7 +136,7 @@ def softmax_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
 
 
 def transform_obstacle() -> str:
-    if not torch.compiler.is_compiling() and transforms_active():
+    if transforms_active():
         return "forward-mode differentiation and torch.func transforms go through plain operations"
     return ""
 
@@ -154,11 +155,6 @@ OBSTACLES = {
     "sdpa": softmax_obstacle,
     "fused": kernel_obstacle,
 }
-
-
-def transforms_active() -> bool:
-    """Whether torch.func transforms or forward-mode duals are around, which custom operators do not support."""
-    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def check_call(

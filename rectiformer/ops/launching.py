@@ -1,4 +1,4 @@
-"""What every fused operator needs on the host: whether Triton can run, row scales as numbers, room for results."""
+"""What every fused operator needs on the host: whether it can run, row scales as numbers, room for results."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
 def interpreting() -> bool:
     """Whether Triton runs kernels in Python, on any device: for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def transforms_active() -> bool:
+    """Whether torch.func transforms or forward-mode duals are around, which custom operators do not support."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def row_scale_parts(q: Tensor, call: Call) -> tuple[float, float, Tensor | None]:

@@ -56,7 +56,7 @@ VARIANTS: dict[str, Variant] = {
             name="sparsemax",
             formula="[x - tau]+, sum 1",
             paper="Martins, Astudillo 2016 (1602.02068)",
-            use="The sparsest baseline on the simplex; slow, since each row is sorted.",
+            use="The sparsest baseline on the simplex; learns slowly.",
             weigh=sparsemax_weights,
         ),
         Variant(

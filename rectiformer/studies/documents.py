@@ -50,7 +50,7 @@ subwords at a time, none learns to find its place in the source in the few updat
 PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], ...]] = {
     "smoke": (((32,), ("softmax", "rela-g"), ONE),),
     "small": (
-        (LENGTHS[:1], (*HEADLINE, "reluformer"), ONE),
+        (LENGTHS[:1], HEADLINE, ONE),
         (LENGTHS[:1], CLAIMED, (2, 3)),
         (LENGTHS[1:], HEADLINE, ONE),
         (LENGTHS, ("sparsemax", "entmax15"), ONE),

@@ -34,7 +34,7 @@ def test_values_and_gradients_match_float64_on_the_cpu(variant, features, dtype)
         assert_no_worse(f"{variant} {name}", ours[name].cpu(), eager[name].cpu(), exact[name])
 
 
-@pytest.mark.parametrize("variant", ["rela", "reluformer", "entmax", "softmax"])
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "entmax", "sparsemax", "softmax"])
 def test_compiled_for_the_gpu(variant):
     q, k, v = (torch.randn(2, 4, 33, 16, device="cuda", requires_grad=True) for _ in range(3))
 

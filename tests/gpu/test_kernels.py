@@ -5,6 +5,7 @@ import torch
 from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
 from rectiformer import MultiHeadAttention, attention_varlen
+from rectiformer.ops import products
 from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.cached import decode_attention, plain_decoding
 from rectiformer.ops.decode import OutputNorm
@@ -13,6 +14,7 @@ from rectiformer.ops.long_rows import long_rows_obstacle
 from rectiformer.ops.pages import page_bounds
 from rectiformer.ops.reference import Call, reference_attention, reference_weights
 from rectiformer.ops.row_statistics import attention_with_rows
+from rectiformer.ops.simplex_rows import POWERS
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.visibility import Visibility
 
@@ -337,3 +339,19 @@ def test_no_length_compiles_a_kernel_again():
     for length in (160, 177, 1000, 1024):
         run(length)
     assert compiled() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("variant", POWERS)
+def test_rows_on_the_simplex(variant, features, dtype, monkeypatch):
+    monkeypatch.setattr(products, "plain_weights", lambda *_: pytest.fail("no kernel was taken"))
+    inputs = [tensor.cuda() for tensor in grid_inputs(2, 2, 1, M, N, 16, 16)]
+    assert_matches_reference(inputs, dtype, "products", variant, **on_device(FEATURES[features]))
+
+
+@pytest.mark.parametrize("keys", [1, 32, 2048, 8192])
+@pytest.mark.parametrize("variant", POWERS)
+def test_long_rows_on_the_simplex(variant, keys):
+    inputs = [tensor.cuda() for tensor in grid_inputs(1, 2, 2, 3, keys, 16, 16)]
+    assert_matches_reference(inputs, torch.bfloat16, "products", variant)

@@ -47,7 +47,7 @@ def losses(data, folder, *changes):
 
 
 CASES = {
-    **{name: (f"model.variant={name}",) for name in ("softmax", "rela-g", "reluformer")},
+    **{name: (f"model.variant={name}",) for name in ("softmax", "rela-g", "reluformer", "sparsemax")},
     f"{OPEN}, by sentence": (*attention_settings(OPEN), "model.positions=sentence"),
     f"{THRESHOLD}, by sentence": (*attention_settings(THRESHOLD), "model.positions=sentence"),
 }

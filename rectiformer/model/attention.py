@@ -193,9 +193,7 @@ class MultiHeadAttention(nn.Module):
     def step(self, x: Tensor, cache: FixedCache, written: Tensor, turns: Turns = STILL) -> Tensor:
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""
         q, k, v = self.project(x, None, None, turns=turns)
-        norm = None
-        if isinstance(self.norm, RMSNorm | GatedRMSNorm):
-            norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
+        in_kernel = isinstance(self.norm, RMSNorm | GatedRMSNorm)
         mixed = decode_attention(
             q,
             cache.keys,
@@ -204,10 +202,11 @@ class MultiHeadAttention(nn.Module):
             lengths=written,
             new=(k, v),
             ancestors=cache.room.ancestors,
-            norm=norm,
+            norm=OutputNorm(self.norm.gain, self.norm.gate, EPSILON) if in_kernel else None,
             **self.current_options(),
         )
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return self.output(mixed if in_kernel else self.norm(mixed))
 
     def current_options(self) -> dict[str, Any]:
         """The variant's numbers, fixed or learned, except what the queries are divided by already."""

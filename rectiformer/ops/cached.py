@@ -109,7 +109,7 @@ def plain_decoding(
     """Write, gather and attend one after the other: any variant on any device."""
     seen, R = call.visibility, len(q)
     assert seen.key_lengths is not None
-    lengths = seen.key_lengths.expand(R)
+    lengths = seen.key_lengths.expand(R).contiguous()  # kernels read them by address
     if new is not None:
         own = torch.arange(R, device=q.device)
         for held, added in zip((keys, values), new, strict=True):

@@ -234,7 +234,7 @@ def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, de
             raise ArgumentError(f"key_lengths has {most}, beyond the {keys} keys there are")
         if least == keys:
             return None
-    return lengths.to(device)
+    return lengths.to(device).contiguous()  # kernels read them by address
 
 
 def check_number(name: str, value: float) -> float:

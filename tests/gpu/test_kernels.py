@@ -4,7 +4,7 @@ import pytest
 import torch
 from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
-from rectiformer import MultiHeadAttention, attention_varlen
+from rectiformer import MultiHeadAttention, attention, attention_varlen
 from rectiformer.ops import products
 from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.cached import decode_attention, plain_decoding
@@ -355,3 +355,16 @@ def test_rows_on_the_simplex(variant, features, dtype, monkeypatch):
 def test_long_rows_on_the_simplex(variant, keys):
     inputs = [tensor.cuda() for tensor in grid_inputs(1, 2, 2, 3, keys, 16, 16)]
     assert_matches_reference(inputs, torch.bfloat16, "products", variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_length_for_all_rows_of_a_cache(variant):
+    """As beam search gives it, whether a kernel takes it or plain operations do."""
+    q, keys, values, _ = (tensor.cuda() for tensor in grid_inputs(6, 2, 2, 1, 64, 16, 16))
+    lengths = torch.tensor([40], device="cuda")
+    exact = attention(q, keys[:, :, :40], values[:, :, :40], variant, backend="reference")
+    eager = attention(
+        *(part.bfloat16() for part in (q, keys[:, :, :40], values[:, :, :40])), variant, backend="reference"
+    )
+    found = decode_attention(*(part.bfloat16() for part in (q, keys, values)), variant, lengths=lengths)
+    assert_no_worse(variant, found, eager, exact)

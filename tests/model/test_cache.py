@@ -7,6 +7,7 @@ from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
 from rectiformer.model.cache import FixedRoom, KeyValueCache
 from rectiformer.model.embedding import sinusoids
+from rectiformer.model.norms import OUTPUT_NORMS
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.cached import follow
 
@@ -19,6 +20,7 @@ OTHERS = {
     "open": {"variant": "reluformer", "open": True},
     "with thresholds": {"variant": "reluformer", "threshold": True},
     "open and squared": {"variant": "relu2", "output_norm": "gated-rms", "center": "yes", "open": True},
+    **{f"{name} norm": {"variant": "rela-g", "output_norm": name} for name in OUTPUT_NORMS},
 }
 
 

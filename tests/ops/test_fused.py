@@ -50,6 +50,14 @@ def test_kernels_match_the_reference(variant, features):
 
 
 @kernels_run
+@pytest.mark.parametrize("variant", KINDS)
+def test_lengths_may_lie_apart_in_memory(variant):
+    inputs = grid_inputs(3, 2, 2, 5, 17, 8, 5)
+    for lengths in (torch.tensor([9]).expand(3), torch.tensor([9, 1, 17, 1, 4, 1])[::2]):
+        assert_matches_reference(inputs, torch.float32, "fused", variant, key_lengths=lengths)
+
+
+@kernels_run
 @pytest.mark.parametrize(("features", "key_heads"), [("full", 1), ("everything", 2)])
 @pytest.mark.parametrize("variant", KINDS)
 def test_heads_may_share_keys(variant, features, key_heads):

@@ -7,7 +7,8 @@ import torch
 from closeness import assert_matches_reference, grid, grid_inputs
 
 from rectiformer import attention
-from rectiformer.ops import launching, products, simplex_rows
+from rectiformer.ops import dispatch, launching, products, simplex_rows
+from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.simplex import entmax15, sparsemax
 from rectiformer.ops.simplex_rows import POWERS, simplex
 from rectiformer.ops.visibility import UNBOUNDED
@@ -59,6 +60,16 @@ def test_rows_of_any_length_and_size_sum_to_one_with_the_support_of_the_definiti
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=4e-7 * max(1.0, size))
     torch.testing.assert_close(found.sum(-1), torch.ones(1, 1, 3), rtol=0, atol=1e-5)
     assert ((found > 0) == (exact > 0)).double().mean() > 0.99
+
+
+@variants
+def test_one_length_for_all_rows_of_a_cache(variant, monkeypatch):
+    """As beam search gives it: expanded, every row at the same address."""
+    monkeypatch.setattr(dispatch, "preferences", lambda *_: ["products"])
+    q, keys, values, _ = (tensor.float() for tensor in grid_inputs(6, 2, 2, 1, 16, 8, 8))
+    found = decode_attention(q, keys, values, variant, lengths=torch.tensor([5]))
+    expected = attention(q, keys[:, :, :5], values[:, :, :5], variant, backend="reference")
+    torch.testing.assert_close(found, expected)
 
 
 @variants

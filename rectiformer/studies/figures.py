@@ -32,12 +32,19 @@ def look(number: int) -> dict[str, Any]:
 
 
 def draw_panels(
-    path: Path, titles: Sequence[str], lines: Sequence[Mapping[str, Line]], across: str, up: str = "", log: bool = False
+    path: Path,
+    titles: Sequence[str],
+    lines: Sequence[Mapping[str, Line]],
+    across: str,
+    up: str = "",
+    log: bool = False,
+    log_up: bool = False,
 ) -> list[Path]:
     """A row of panels with the same models in the same looks; nothing where no panel has a point.
 
     Args:
         up: what all panels show, which then have one scale; none where each has a measure of its own.
+        log: whether places lie across by their logarithm; `log_up`: whether values do upwards.
     """
     names = list(dict.fromkeys(name for panel in lines for name, line in panel.items() if line))
     if not names:
@@ -49,6 +56,7 @@ def draw_panels(
         for axis, title, panel in zip(axes[0], titles, lines, strict=True):
             axis.set(title=title, xlabel=across)
             draw_axis(axis, {name: panel[name] for name in names if panel.get(name)}, names, log)
+            axis.set_yscale("log" if log_up else "linear")
         axes[0, 0].set_ylabel(textwrap.fill(up, 24))
         add_legend(figure, names, columns)
         path.parent.mkdir(parents=True, exist_ok=True)

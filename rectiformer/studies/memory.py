@@ -21,8 +21,8 @@ from rectiformer.studies.measures import (
     valid_pairs,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
-from rectiformer.studies.results import Estimate, Results, estimate
-from rectiformer.studies.tables import Claim, Table, claims_table
+from rectiformer.studies.results import Results, difference, estimate
+from rectiformer.studies.tables import CLAIM, Claim, Table, claims_table, signed, verdict
 from rectiformer.toml import load_config
 
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
@@ -153,20 +153,37 @@ PAPER_DIAGNOSES = {
     "anisotropy": "softmax high, relu lower [T e,i]",
 }
 
+DIAGNOSTIC_CLAIMS = {
+    "variance ratio": Claim("softmax", "relu", "below", "far below [T c,i]"),
+    "top 0.2% of slots hold": Claim("softmax", "relu", "above", "above 85 % and clearly less [T e,i]"),
+    "anisotropy": Claim("softmax", "relu", "above", "high and lower [T e,i]"),
+}
 
-def over_layers(results: Results, name: str, measure: MemoryOf) -> Estimate | None:
-    """The mean of a measure over all memories of a model, over its seeds."""
-    return estimate([fmean(map(measure, entry.measures["memories"])) for entry in results.of(name)])
+
+def over_layers(results: Results, name: str, measure: MemoryOf) -> dict[int, float]:
+    """The mean of a measure over all memories of a model, by seed."""
+    return {entry.seed: fmean(map(measure, entry.measures["memories"])) for entry in results.of(name)}
 
 
 def diagnostics_tables(results: Results) -> list[Table]:
     columns = ("memory", *DIAGNOSES)
     rows = [("paper", *(PAPER_DIAGNOSES.get(column, "") for column in DIAGNOSES))]
     for name in results.names():
-        found = [over_layers(results, name, measure) for measure in DIAGNOSES.values()]
+        found = [estimate(list(over_layers(results, name, measure).values())) for measure in DIAGNOSES.values()]
         rows.append((name, *("" if each is None else each.describe(3) for each in found)))
     note = "Mean over layers and the 95 % interval over seeds, on the test set under forced decoding."
-    return [Table("What the memories do", columns, rows, (note,)), layers_table(results)]
+    return [Table("What the memories do", columns, rows, (note,)), diagnostics_claims(results), layers_table(results)]
+
+
+def diagnostics_claims(results: Results) -> Table:
+    """What the paper says of memories with softmax beside those with ReLU, and whether ours do the same."""
+    rows = []
+    for diagnosis, claim in DIAGNOSTIC_CLAIMS.items():
+        first, second = (over_layers(results, name, DIAGNOSES[diagnosis]) for name in (claim.first, claim.second))
+        found = difference(first, second)
+        if found is not None:
+            rows.append((f"{diagnosis}: {claim.describe()}", claim.paper, signed(found, 3), verdict(found, claim)))
+    return Table("What the paper claims of them", (CLAIM, "paper, of 1", "ours, of 1", "verdict"), rows)
 
 
 def layers_table(results: Results) -> Table:
@@ -194,7 +211,9 @@ def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
             layers.setdefault(entry.name, {}).setdefault(number, []).append(memory["variance_ratio"])
             for share, ratio in memory["top_score_ratio"].items():
                 tops.setdefault(entry.name, {}).setdefault(float(share), []).append(ratio)
-    made = draw_panels(folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first")
+    made = draw_panels(
+        folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first", log_up=True
+    )
     return made + draw_panels(
         folder / "top-score-ratio.svg", ["share of scores"], [tops], "in the top share of slots", log=True
     )

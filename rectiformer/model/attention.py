@@ -193,7 +193,9 @@ class MultiHeadAttention(nn.Module):
     def step(self, x: Tensor, cache: FixedCache, written: Tensor, turns: Turns = STILL) -> Tensor:
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""
         q, k, v = self.project(x, None, None, turns=turns)
-        in_kernel = isinstance(self.norm, RMSNorm | GatedRMSNorm)
+        norm = None
+        if isinstance(self.norm, RMSNorm | GatedRMSNorm):
+            norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
         mixed = decode_attention(
             q,
             cache.keys,
@@ -202,11 +204,11 @@ class MultiHeadAttention(nn.Module):
             lengths=written,
             new=(k, v),
             ancestors=cache.room.ancestors,
-            norm=OutputNorm(self.norm.gain, self.norm.gate, EPSILON) if in_kernel else None,
+            norm=norm,
             **self.current_options(),
         )
         mixed = mixed.transpose(1, 2).flatten(2)
-        return self.output(mixed if in_kernel else self.norm(mixed))
+        return self.output(self.norm(mixed) if norm is None else mixed)
 
     def current_options(self) -> dict[str, Any]:
         """The variant's numbers, fixed or learned, except what the queries are divided by already."""

@@ -195,12 +195,30 @@ def launch_simplex():
         simplex_backward(scores, scores, 0.125, power)
 
 
+def launch_cache_rows():
+    """Heads of one size and of two, one key head for each query head and one for two, with and without ancestors."""
+    import torch
+
+    from rectiformer.ops.cache_rows import cache_mix, cache_scores
+
+    for dtype, (heads, queries, D, Dv), indexed in product(
+        (torch.bfloat16, torch.float32), ((4, 1, 64, 64), (8, 3, 200, 136)), (False, True)
+    ):
+        q, lengths = torch.zeros(2, heads, queries, D, dtype=dtype), torch.full((2,), 497)
+        keys, values = (torch.zeros(2, 4, 500, size, dtype=dtype) for size in (D, Dv))
+        ancestors = torch.zeros(2, 500, dtype=torch.int32) if indexed else None
+        scores = cache_scores(q, keys, lengths, ancestors, 1 << 30)
+        for splits in (1, 2):
+            cache_mix(scores, values, lengths, ancestors, 1 << 30, splits, dtype)
+
+
 PARTS = {
     "short": launch_short,
     "gated": launch_gated,
     "long": launch_long,
     "decode": launch_decode,
     "simplex": launch_simplex,
+    "cache_rows": launch_cache_rows,
 }
 
 

@@ -42,7 +42,7 @@ INSIDE_OPS = [
     "fused_norm",
     "short long add_norm",
     "gated fused decode long_rows",
-    "dispatch",
+    "dispatch cache_rows",
     "weights packed cached explain occupancy row_statistics parallel",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}

@@ -1,4 +1,4 @@
-"""Attention to a cache: a few queries a row against keys and values of earlier steps, by a kernel or step by step.
+"""Attention to a cache: a few queries a row against keys and values of earlier steps, by kernels or step by step.
 
 For inference only. The newest key and value are written to the cache on the way, and a beam's hypotheses find theirs by
 an index of ancestors, so that nothing in the cache ever moves.
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
+from rectiformer.ops.cache_rows import cache_attention, cache_suits
 from rectiformer.ops.decode import OutputNorm, decode_obstacle, fused_decoding, norm_heads
 from rectiformer.ops.dispatch import check_head_options, run, transform_obstacle
 from rectiformer.ops.pages import PageBounds, check_bounds
@@ -106,7 +107,8 @@ def check_decoding(
 def plain_decoding(
     q: Tensor, keys: Tensor, values: Tensor, call: Call, new: tuple[Tensor, Tensor] | None, ancestors: Tensor | None
 ) -> Tensor:
-    """Write, gather and attend one after the other: any variant on any device."""
+    """Write and attend one after the other: any variant on any device, to a copy of the keys where no kernel reads
+    the cache itself."""
     seen, R = call.visibility, len(q)
     assert seen.key_lengths is not None
     lengths = seen.key_lengths.expand(R).contiguous()  # kernels read them by address
@@ -114,13 +116,16 @@ def plain_decoding(
         own = torch.arange(R, device=q.device)
         for held, added in zip((keys, values), new, strict=True):
             held[own, :, lengths - 1] = added[:, :, 0]
-    if ancestors is not None:
-        keys, values = follow(keys, ancestors), follow(values, ancestors)
     mask = None
     if seen.left < seen.keys - 1:
         mask = (torch.arange(seen.keys, device=q.device) >= (lengths - 1 - seen.left)[:, None])[:, None, None]
     visibility = Visibility(seen.queries, seen.keys, key_lengths=lengths, attn_mask=mask, first=seen.first)
-    return run(q, keys, values, replace(call, visibility=visibility), "auto")
+    call = replace(call, visibility=visibility)
+    if cache_suits(q, keys, values, call):
+        return cache_attention(q, keys, values, call, seen.left, ancestors)
+    if ancestors is not None:
+        keys, values = follow(keys, ancestors), follow(values, ancestors)
+    return run(q, keys, values, call, "auto")
 
 
 def follow(held: Tensor, ancestors: Tensor) -> Tensor:

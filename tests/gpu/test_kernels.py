@@ -5,9 +5,9 @@ import torch
 from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
 from rectiformer import MultiHeadAttention, attention, attention_varlen
-from rectiformer.ops import products
+from rectiformer.ops import cached, products
 from rectiformer.ops.add_norm import add_norm
-from rectiformer.ops.cached import decode_attention, plain_decoding
+from rectiformer.ops.cached import decode_attention, follow, plain_decoding
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import check_call
 from rectiformer.ops.long_rows import long_rows_obstacle
@@ -246,7 +246,8 @@ def decode_inputs(R, H, K, Q, room, D, dtype, ancestors):
 )
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("variant", [*KINDS, "softmax"])
-def test_decoding(variant, dtype, sizes, ancestors):
+def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
+    monkeypatch.setattr(cached, "cache_suits", lambda *_: False)  # no kernel of ours is eager torch
     q, keys, values, lengths, new, index = decode_inputs(*sizes, dtype, ancestors)
     row, room = VARIANTS[variant], keys.shape[2]
     seen = Visibility(q.shape[2], room, key_lengths=lengths, first=room - q.shape[2])
@@ -368,3 +369,27 @@ def test_one_length_for_all_rows_of_a_cache(variant):
     )
     found = decode_attention(*(part.bfloat16() for part in (q, keys, values)), variant, lengths=lengths)
     assert_no_worse(variant, found, eager, exact)
+
+
+@pytest.mark.parametrize("sizes", [(6, 2, 2, 1, 64, 16), (6, 4, 2, 3, 64, 40), (1, 2, 2, 1, 2000, 64)], ids=str)
+@pytest.mark.parametrize("variant", [name for name, row in VARIANTS.items() if "fused" not in row.implementations])
+def test_variants_without_a_fused_kernel_decode_with_ancestors(variant, sizes):
+    """As `test_decoding` has it for the others; a graph of the same step gives the same."""
+    q, keys, values, lengths, new, index = decode_inputs(*sizes, torch.bfloat16, True)
+    room, caches = keys.shape[2], [keys.clone(), values.clone()]
+    for cache, part in zip(caches, new, strict=True):
+        cache[:, :, room - 4] = part[:, :, 0]
+    held = [follow(cache, index)[:, :, : room - 3] for cache in caches]
+    eager = attention(q, *held, variant, backend="reference")
+    exact = attention(q.double(), *(cache.double() for cache in held), variant, backend="reference")
+
+    def step():
+        return decode_attention(q, keys, values, variant, lengths=lengths, new=new, ancestors=index)
+
+    found = step()
+    assert_no_worse(variant, found, eager, exact)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = step()
+    graph.replay()
+    assert torch.equal(again, found)

@@ -25,11 +25,13 @@ EVERY = "all"
 
 @app.command("study")
 def study_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, all, list, or report.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, several as A,B, all, list, or report.")],
     folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Of report: where studies lie.")] = None,
     scale: Annotated[str, option("smoke, small or paper.", "--scale", one_of=tuple(SCALES))] = "smoke",
     out: Annotated[Path | None, option("Folder for trainings and results; it may hold some already.", "--out")] = None,
-    data: Annotated[Path | None, option("Folder of the corpus; by default where the study says.", "--data")] = None,
+    data: Annotated[
+        Path | None, option("Folder of the corpus; of several studies, that of all corpora.", "--data")
+    ] = None,
     jobs: Annotated[int, option("Trainings side by side.", min=1)] = 1,
     minutes: Annotated[float, option("Stop after so long, everything saved; 0 goes on to the end.", min=0)] = 0.0,
     only: Annotated[str, option("Only trainings with this in their names, or one of A,B.", metavar="PART")] = "",
@@ -38,10 +40,12 @@ def study_command(
     """Check a claim of the papers: train what it takes, measure, compare.
 
     A study that was stopped or killed goes on with the same command; what is finished is never trained again. Its
-    tables are shown at the end; `report` writes a page and figures of all studies in a folder.
+    tables are shown at the end; `report` writes a page and figures of all studies in a folder. Several studies share
+    the jobs, so that a GPU is never idle between them.
 
         rectiformer study list
         rectiformer study memory-swap --scale smoke --out studies
+        rectiformer study ablations,document-length --scale small --out studies --jobs 8
         rectiformer study report studies
     """
     if name == "list":
@@ -84,23 +88,22 @@ def report(folder: Path | None) -> None:
 
 def run(name: str, scale: str, data: Path | None, out: Path, jobs: int, minutes: float, only: str) -> None:
     from rectiformer.studies.catalog import STUDIES, find_study
-    from rectiformer.studies.running import run_study
+    from rectiformer.studies.running import run_studies
     from rectiformer.terminal import Terminal
 
-    studies = list(STUDIES.values()) if name == EVERY else [find_study(name)]
-    if name == EVERY and (data is not None or only):
-        raise ArgumentError("--data and --only are about one study; name it in place of all")
+    studies = list(STUDIES.values()) if name == EVERY else [find_study(each) for each in name.split(",") if each]
+    if not studies:
+        raise ArgumentError(f"{name!r} names no study; rectiformer study list shows them")
+    shared = data if len(studies) > 1 else None
+    plans = [(study, study.under(scale, shared) if shared else study.at(scale, data)) for study in studies]
     deadline = time.monotonic() + 60 * minutes if minutes else None
-    failures = 0
     with Terminal() as terminal:
         for study in studies:
             terminal.note(f"{study.title}: {study.question}")
-            results = run_study(
-                study, study.at(scale, data), out, jobs=jobs, only=only, reporter=terminal, deadline=deadline
-            )
+        found = run_studies(plans, out, jobs=jobs, only=only, reporter=terminal, deadline=deadline)
+        for study, results in zip(studies, found, strict=True):
             show(terminal, study, results, out)
-            failures += len(results.failures)
-    if failures:
+    if failures := sum(len(results.failures) for results in found if STUDIES[results.study].shows is None):
         raise RectiformerError(f"{failures} trainings failed; their reasons are above and in {out}; try them again")
 
 

@@ -162,4 +162,5 @@ EFFICIENCY = Study(
     trainings=trainings,
     measure=measure,
     tables=tables,
+    alone=True,
 )

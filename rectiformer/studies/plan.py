@@ -93,6 +93,8 @@ class Study:
     """Draws into a folder whatever the results allow, and says which files."""
     reads: str = ""
     """The study whose models are measured, where it trains none of its own."""
+    alone: bool = False
+    """Whether it measures time, so that nothing may run beside it."""
     shows: Study | None = None
     """The study whose results it shows in another way, where it neither trains nor measures."""
 
@@ -105,6 +107,11 @@ class Study:
         """The scale of this name, with the corpus in `data` or where this study looks for it."""
         default = self.folders.get(scale)
         return Scale(scale, data if data is not None else Path(default) if default else None)
+
+    def under(self, scale: str, root: Path) -> Scale:
+        """The scale of this name, with `root` in place of the folder `data`, where this study looks for its corpus."""
+        default = self.folders.get(scale)
+        return Scale(scale, root / Path(default).relative_to("data") if default else None)
 
 
 def configure(settings: tuple[str, ...], scale: Scale, *more: str) -> Config:
@@ -133,15 +140,23 @@ def seeded(
     return [Training(name, seed, with_seed(seed), labels, form) for seed in seeds]
 
 
+def start_folder(config: Config, out: Path, scale: Scale) -> Path | None:
+    """The folder in `out` of the training that one starts from, if it does."""
+    if not config.training.start:
+        return None
+    study, key = config.training.start.split("/")
+    return out / study / scale.name / key
+
+
 def locate_start(config: Config, out: Path, scale: Scale) -> Config:
     """The same with the folder in `out` of the run that it starts from, and with the subwords of that.
 
     ArgumentError where that one is not trained.
     """
-    if not config.training.start:
+    folder = start_folder(config, out, scale)
+    if folder is None:
         return config
-    study, key = config.training.start.split("/")
-    run = out / study / scale.name / key / RUN
+    (study, key), run = config.training.start.split("/"), folder / RUN
     if not is_created(run):
         raise ArgumentError(
             f"it starts from {key} of {study}, which is not trained in {out}; first run "

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from studying import run_study
 
 from rectiformer.errors import DeviceMemoryError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, seeded
-from rectiformer.studies.running import run_study
 from rectiformer.studies.single import Places, describe, run_single
 from rectiformer.train.reporting import Silent
 
@@ -49,7 +49,7 @@ def play(tmp_path, monkeypatch):
     """Runs three trainings that are refused memory so often: the results, what was said, and who ran when."""
     script = tmp_path / "play.py"
     script.write_text(PLAYED)
-    monkeypatch.setattr("rectiformer.studies.running.COMMAND", (sys.executable, "-S", str(script)))
+    monkeypatch.setattr("rectiformer.studies.pool.COMMAND", (sys.executable, "-S", str(script)))
     said = []
 
     class Telling(Silent):

@@ -144,10 +144,26 @@ def test_lines_of_a_figure_differ_without_color_too():
 
 
 def test_trainings_are_chosen_by_parts_of_their_names():
-    study = STUDIES["document-length"]
-    chosen = choose(study, Scale("small"), "softmax-1024,rela-g-512-seed1")
-    assert [each.key for each in chosen] == [*(f"softmax-1024-seed{seed}" for seed in (1, 2, 3)), "rela-g-512-seed1"]
-    assert choose(study, Scale("small"), "softmax-1024,") == chosen[:3]
-    assert choose(study, Scale("small")) == study.trainings(Scale("small"))
+    documents, quality = ((STUDIES[name], Scale("small")) for name in ("document-length", "translation-quality"))
+
+    def keys(only, *plans):
+        return [task.training.key for task in choose(plans, Path("out"), only)]
+
+    chosen = keys("softmax-1024,rela-g-512-seed1", documents)
+    assert chosen == [*(f"softmax-1024-seed{seed}" for seed in (1, 2, 3)), "rela-g-512-seed1"]
+    assert keys("softmax-1024,", documents) == chosen[:3]
+    assert keys("", documents) == [training.key for training in documents[0].trainings(documents[1])]
+    assert keys("softmax-1024", quality, documents) == chosen[:3]
+    assert keys("document-length/softmax-1024,nobody", quality, documents) == chosen[:3]
+    assert keys("quality/europarl-en-de-rela-i,length/softmax-512", quality, documents) == [
+        "europarl-en-de-rela-i-seed1",
+        "softmax-512-seed1",
+    ]
     with pytest.raises(ArgumentError, match="no training of document-length has ',' in its name"):
-        choose(study, Scale("small"), ",")
+        keys(",", documents)
+
+
+def test_several_studies_find_their_corpora_under_one_folder():
+    folders = {name: STUDIES[name].under("small", Path("texts")).data for name in ("ablations", "translation-quality")}
+    assert folders == {"ablations": Path("texts/multi30k"), "translation-quality": Path("texts")}
+    assert STUDIES["ablations"].under("smoke", Path("texts")) == Scale("smoke")

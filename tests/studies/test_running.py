@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from studying import run_study
 
 from rectiformer.errors import ArgumentError, CheckpointError, DataError
 from rectiformer.runs.checkpoint import newest_checkpoints
@@ -18,7 +19,7 @@ from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale
 from rectiformer.studies.report import write_report
 from rectiformer.studies.results import read_result
-from rectiformer.studies.running import load_results, run_study
+from rectiformer.studies.running import load_results
 from rectiformer.studies.single import Places, run_single
 from rectiformer.train.reporting import Silent
 from rectiformer.translate.translator import Translator

@@ -1,0 +1,111 @@
+"""Trainings of several studies share the jobs: who waits for whom, who runs alone, and nobody waits for ever."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from rectiformer.studies.catalog import STUDIES
+from rectiformer.studies.plan import Scale, seeded
+from rectiformer.studies.running import run_studies
+from rectiformer.studies.single import Places, describe
+from rectiformer.train.reporting import Silent
+
+SMOKE, SEARCH = Scale("smoke"), STUDIES["reluformer-search"]
+CONFIG = SEARCH.trainings(SMOKE)[0].config
+# Plays a training: after a while it is trained, and a while later measured.
+PLAYED = """
+import sys, time
+from pathlib import Path
+
+name, out, key = sys.argv[1], Path(sys.argv[-3]), sys.argv[-1]
+folder = out / name / "smoke" / key
+
+def tell(word):
+    with (out / "journal").open("a") as file:
+        file.write(f"{word} {name}/{key}\\n")
+
+tell("begins")
+time.sleep(0.5)
+(folder / "cost").rename(folder / "cost.json")
+tell("is trained")
+time.sleep(0.5)
+tell("ends")
+(folder / "result").rename(folder / "result.json")
+"""
+
+
+def study(name, rows, start="", **others):
+    """A study of one training a row."""
+    config = replace(CONFIG, training=replace(CONFIG.training, start=start))
+    return replace(
+        SEARCH,
+        name=name,
+        trainings=lambda scale: [training for row in rows for training in seeded(row, (1,), config)],
+        tables=lambda results: [],
+        **others,
+    )
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Runs studies, so many trainings side by side: what was said, and what happened in which order."""
+    script = tmp_path / "play.py"
+    script.write_text(PLAYED)
+    monkeypatch.setattr("rectiformer.studies.pool.COMMAND", (sys.executable, "-S", str(script)))
+    said = []
+
+    class Telling(Silent):
+        def note(self, text):
+            said.append(text)
+
+    def call(*studies, jobs):
+        for each in studies:
+            places = Places(each, SMOKE, tmp_path)
+            for training in each.trainings(SMOKE):
+                folder = places.folder(training)
+                folder.mkdir(parents=True)
+                describe(places, training).write(folder)
+                (folder / "result.json").rename(folder / "result")
+                (folder / "cost").write_text(json.dumps({"seconds": 1, "peak_bytes": 1}))
+                places.data(training).mkdir(parents=True, exist_ok=True)
+        found = run_studies([(each, SMOKE) for each in studies], tmp_path, jobs=jobs, reporter=Telling())
+        assert [len(results.finished) for results in found] == [len(each.trainings(SMOKE)) for each in studies]
+        return said, (tmp_path / "journal").read_text().split("\n")[:-1]
+
+    return call
+
+
+def place(journal, event):
+    return journal.index(event)
+
+
+def test_studies_run_side_by_side_and_say_whose_a_training_is(play):
+    said, journal = play(study("first", ["a"]), study("second", ["b"]), jobs=2)
+    assert place(journal, "begins second/b-seed1") < place(journal, "ends first/a-seed1")
+    assert {line.split(":")[0] for line in said} == {"first/a-seed1", "second/b-seed1"}
+
+
+def test_what_starts_from_a_model_waits_until_that_is_trained_and_not_longer(play):
+    _, journal = play(study("second", ["b"], start="first/a-seed1"), study("first", ["a"]), jobs=2)
+    trained, begun = place(journal, "is trained first/a-seed1"), place(journal, "begins second/b-seed1")
+    assert trained < begun < place(journal, "ends first/a-seed1") + 2
+
+
+def test_what_measures_a_model_waits_until_nobody_else_does(play):
+    _, journal = play(study("second", ["a"], reads="first"), study("first", ["a"]), jobs=2)
+    assert place(journal, "ends first/a-seed1") < place(journal, "begins second/a-seed1")
+
+
+def test_who_measures_time_runs_alone(play):
+    _, journal = play(study("first", ["c"]), study("timed", ["a", "b"], alone=True), study("last", ["d", "e"]), jobs=3)
+    for key in ("timed/a-seed1", "timed/b-seed1"):
+        begun = place(journal, f"begins {key}")
+        assert journal[begun + 1 : begun + 3] == [f"is trained {key}", f"ends {key}"]
+    assert place(journal, "ends last/e-seed1") < place(journal, "begins timed/a-seed1")
+
+
+def test_what_nobody_trains_is_not_waited_for(play):
+    _, journal = play(study("second", ["b"], start="first/a-seed1"), jobs=1)
+    assert journal[0] == "begins second/b-seed1"

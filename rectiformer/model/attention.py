@@ -101,6 +101,7 @@ class MultiHeadAttention(nn.Module):
         self.output = nn.Linear(width, width, bias=bias)
         self.learned = build_learned(row, learn, heads, self.options, start)
         self.learned_divides = self.learned is not None and row.row_scale is not None
+        self.settled: tuple[Tensor, Tensor | None] | None = None
         self.observer = None
         self.row_observer = None
         self.reset_parameters()
@@ -244,14 +245,28 @@ class MultiHeadAttention(nn.Module):
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
         rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
+        if self.settled is None:
+            return F.linear(x, *self._projection(rows))
+        weight, bias = self.settled
+        return F.linear(x, weight[rows], None if bias is None else bias[rows])
+
+    def _projection(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of these rows of the projections, with what the opening and a learned number do to them."""
         weight, bias = self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows]
         if self.opening is not None:
             weight, bias = self.opening(weight, bias, rows)
-        if self.learned_divides and first == 0:
+        if self.learned_divides and rows.start == 0:
             scale = self.head_scales().repeat_interleave(self.width // self.heads).to(weight.dtype)
             scale = F.pad(scale, (0, len(weight) - self.width), value=1.0)
             weight, bias = weight * scale[:, None], None if bias is None else bias * scale
-        return F.linear(x, weight, bias)
+        return weight, bias
+
+    def settle(self) -> None:
+        """Make the projections once and for all, for a model that learns no more: a step of decoding would otherwise
+        spend more launches on them than on anything else."""
+        if self.opening is not None or self.learned_divides:
+            with torch.no_grad():
+                self.settled = self._projection(slice(0, sum(self.sizes)))
 
     def head_scales(self) -> Tensor:
         """What multiplies the scores of each head, [H], where that stands for dividing its weights: [x / gamma]+ is

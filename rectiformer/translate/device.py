@@ -11,9 +11,14 @@ PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 
 
 def hold_weights(model: Transformer, dtype: torch.dtype) -> None:
-    """Hold every parameter in `dtype`, tied ones still tied; position signals stay as they are, exact."""
+    """Hold every parameter in `dtype`, tied ones still tied; position signals stay as they are, exact.
+
+    For a model that learns no more: what projections are multiplied with is multiplied in.
+    """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+    for site in model.sites():
+        site.attention.settle()
 
 
 def find_device(device: str | torch.device) -> torch.device:

@@ -1,0 +1,52 @@
+"""Weights held in fewer bits: the same numbers as cast ones, and nothing left to multiply at each step."""
+
+import copy
+
+import pytest
+import torch
+
+from rectiformer.model.transformer import Transformer
+from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
+from rectiformer.toml import load_config
+from rectiformer.translate.device import hold_weights
+
+WORDS, START = 23, 2
+SMALL = ("model.width=16", "model.heads=2", "model.slots=16", "model.encoder_layers=1", "model.decoder_layers=2")
+
+
+def build(kind):
+    torch.manual_seed(1)
+    model = Transformer(load_config(None, [*SMALL, *attention_settings(kind)]).model, WORDS, WORDS, START).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["rela-g", "reluformer", OPEN, THRESHOLD])
+def test_held_weights_are_cast_ones(kind):
+    cast = build(kind)
+    held = copy.deepcopy(cast)
+    for parameter in cast.parameters():
+        parameter.data = parameter.data.bfloat16()
+    hold_weights(held, torch.bfloat16)
+    source, target, lengths = torch.randint(4, WORDS, (2, 9)), torch.randint(4, WORDS, (2, 7)), torch.tensor([9, 4])
+    with torch.inference_mode():
+        assert torch.equal(held(source, lengths, target), cast(source, lengths, target))
+        states = [model.begin_fixed(model.encode(source, lengths), lengths, 1, 16) for model in (held, cast)]
+        for index in range(7):
+            ours, theirs = (
+                model.step(target[:, index], state) for model, state in zip((held, cast), states, strict=True)
+            )
+            assert torch.equal(ours, theirs)
+    assert held.output.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["reluformer", OPEN])
+def test_a_step_multiplies_no_weights_any_more(kind, monkeypatch):
+    held = build(kind)
+    hold_weights(held, torch.bfloat16)
+    for site in held.sites():
+        monkeypatch.setattr(site.attention, "_projection", lambda *_: pytest.fail("a projection was made again"))
+    with torch.inference_mode():
+        held(torch.randint(4, WORDS, (2, 9)), torch.tensor([9, 4]), torch.randint(4, WORDS, (2, 7)))

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rectiformer.errors import ArgumentError, CheckpointError
-from rectiformer.runs.folder import changed_keys, value_of
+from rectiformer.runs.folder import changed_keys, is_created, value_of
 from rectiformer.runs.lock import RunLock
 from rectiformer.studies.held_out import require_folder
-from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable
+from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable, start_folder
 from rectiformer.studies.pool import Pool, Task
 from rectiformer.studies.results import Results, read_result, read_saved
 from rectiformer.studies.single import Places, is_finished
@@ -52,37 +52,43 @@ def run_studies(
             reporter.note(f"{study.name} shows what {study.shows.name} has measured; that is the study to run")
         else:
             require_folder(scale)
-    chosen = choose(plans, out, only)
+    every = list_tasks(plans, out)
+    chosen = choose(every, only)
     for task in chosen:
         refuse_changed(task.places, task.training)
+    left = list_left(chosen, every)
     with ExitStack() as stack:
-        for root in dict.fromkeys(task.places.root for task in chosen):
+        for root in dict.fromkeys(task.places.root for task in (*chosen, *left)):
             root.mkdir(parents=True, exist_ok=True)
             stack.enter_context(RunLock(root, reporter.note))
         stop = stack.enter_context(StopRequest())
-        left = [task for task in chosen if not is_finished(task.places, task.training)]
 
         def time_is_up() -> bool:
             return stop.requested or (deadline is not None and time.monotonic() > deadline)
 
-        Pool(left, len(chosen), jobs, reporter).run(time_is_up)
+        count = len({task.folder for task in (*chosen, *left)})
+        Pool(left, count, jobs, reporter).run(time_is_up)
         if stop.requested:
-            undone = sum(not is_finished(task.places, task.training) for task in chosen)
+            undone = sum(not is_finished(task.places, task.training) for task in left)
             raise StoppedError(f"stopped as asked with {undone} trainings left; the same command goes on with them")
     return [load_results(study, scale, out) for study, scale in plans]
 
 
-def choose(plans: Sequence[tuple[Study, Scale]], out: Path, only: str = "") -> list[Task]:
-    """The trainings whose names have one of the parts of `only` in them; ArgumentError where none has."""
-    tasks = [
+def list_tasks(plans: Sequence[tuple[Study, Scale]], out: Path) -> list[Task]:
+    """All trainings, study by study, each in the order of its plan."""
+    return [
         Task(Places(study, scale, out), training)
         for study, scale in plans
         if study.shows is None
         for training in study.trainings(scale)
     ]
+
+
+def choose(tasks: Sequence[Task], only: str = "") -> list[Task]:
+    """The trainings whose names have one of the parts of `only` in them; ArgumentError where none has."""
     parts = [part for part in only.split(",") if part]
     if not only:
-        return tasks
+        return list(tasks)
 
     def is_meant(task: Task) -> bool:
         key = task.training.key
@@ -91,9 +97,29 @@ def choose(plans: Sequence[tuple[Study, Scale]], out: Path, only: str = "") -> l
     chosen = [task for task in tasks if is_meant(task)]
     if not chosen:
         known = ", ".join(dict.fromkeys(task.training.name for task in tasks))
-        names = ", ".join(study.name for study, _ in plans)
+        names = ", ".join(dict.fromkeys(task.places.study.name for task in tasks))
         raise ArgumentError(f"no training of {names} has {only!r} in its name; there are {known}")
     return chosen
+
+
+def list_left(chosen: Sequence[Task], every: Sequence[Task]) -> list[Task]:
+    """Those without a result, done here or saved here, after the models of `every` that they start from and that are
+    not here."""
+    saved = {
+        places.root: read_saved(places.out, places.study.name, places.scale.name)
+        for places in {task.places.root: task.places for task in chosen}.values()
+    }
+
+    def is_done(task: Task) -> bool:
+        result = saved[task.places.root].get(task.training.key)
+        known = result is not None and not result.failed and result.config == hash_config(task.training.config)
+        return known or is_finished(task.places, task.training)
+
+    left = [task for task in chosen if not is_done(task)]
+    starts = {start_folder(task.training.config, task.places.out, task.places.scale) for task in left}
+    starts -= {task.folder for task in left}
+    missing = [task for task in every if task.folder in starts and not is_created(task.places.run(task.training))]
+    return [*missing, *left]
 
 
 def refuse_changed(places: Places, training: Training) -> None:

@@ -16,7 +16,7 @@ from rectiformer.studies.corpora import IWSLT14, MULTI30K, OPEN, THRESHOLD, atte
 from rectiformer.studies.figures import look
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
 from rectiformer.studies.quality_corpora import CORPORA
-from rectiformer.studies.running import choose
+from rectiformer.studies.running import choose, list_tasks
 from rectiformer.text.files import check_files
 from rectiformer.toml import load_config
 from rectiformer.train.refusals import require_model
@@ -147,7 +147,7 @@ def test_trainings_are_chosen_by_parts_of_their_names():
     documents, quality = ((STUDIES[name], Scale("small")) for name in ("document-length", "translation-quality"))
 
     def keys(only, *plans):
-        return [task.training.key for task in choose(plans, Path("out"), only)]
+        return [task.training.key for task in choose(list_tasks(plans, Path("out")), only)]
 
     chosen = keys("softmax-1024,rela-g-512-seed1", documents)
     assert chosen == [*(f"softmax-1024-seed{seed}" for seed in (1, 2, 3)), "rela-g-512-seed1"]

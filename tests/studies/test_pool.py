@@ -8,6 +8,7 @@ import pytest
 
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, seeded
+from rectiformer.studies.results import Results, save_results
 from rectiformer.studies.running import run_studies
 from rectiformer.studies.single import Places, describe
 from rectiformer.train.reporting import Silent
@@ -60,7 +61,7 @@ def play(tmp_path, monkeypatch):
         def note(self, text):
             said.append(text)
 
-    def call(*studies, jobs):
+    def call(*studies, jobs, only=""):
         for each in studies:
             places = Places(each, SMOKE, tmp_path)
             for training in each.trainings(SMOKE):
@@ -70,8 +71,9 @@ def play(tmp_path, monkeypatch):
                 (folder / "result.json").rename(folder / "result")
                 (folder / "cost").write_text(json.dumps({"seconds": 1, "peak_bytes": 1}))
                 places.data(training).mkdir(parents=True, exist_ok=True)
-        found = run_studies([(each, SMOKE) for each in studies], tmp_path, jobs=jobs, reporter=Telling())
-        assert [len(results.finished) for results in found] == [len(each.trainings(SMOKE)) for each in studies]
+        found = run_studies([(each, SMOKE) for each in studies], tmp_path, jobs=jobs, only=only, reporter=Telling())
+        if not only:
+            assert [len(results.finished) for results in found] == [len(each.trainings(SMOKE)) for each in studies]
         return said, (tmp_path / "journal").read_text().split("\n")[:-1]
 
     return call
@@ -109,3 +111,35 @@ def test_who_measures_time_runs_alone(play):
 def test_what_nobody_trains_is_not_waited_for(play):
     _, journal = play(study("second", ["b"], start="first/a-seed1"), jobs=1)
     assert journal[0] == "begins second/b-seed1"
+
+
+def save(tmp_path, *studies, **changes):
+    """Write down results, as a report does, of trainings that were done elsewhere."""
+    for each in studies:
+        places = Places(each, SMOKE, tmp_path)
+        entries = [replace(describe(places, training), **changes) for training in each.trainings(SMOKE)]
+        save_results(Results(each.name, "smoke", len(entries), entries), tmp_path)
+
+
+def test_what_was_done_elsewhere_is_not_done_again(play, tmp_path):
+    first, second = study("first", ["a"]), study("second", ["b"])
+    save(tmp_path, first)
+    said, journal = play(first, second, jobs=1)
+    assert {line.split()[-1] for line in journal} == {"second/b-seed1"}
+    assert said[-1].endswith("(2 of 2)")
+
+
+@pytest.mark.parametrize("changes", [{"config": "other"}, {"failed": "no memory"}], ids=["other settings", "failed"])
+def test_what_was_done_otherwise_or_failed_elsewhere_is_done(play, tmp_path, changes):
+    first = study("first", ["a"])
+    save(tmp_path, first, **changes)
+    _, journal = play(first, jobs=1)
+    assert journal[0] == "begins first/a-seed1"
+
+
+def test_a_model_to_start_from_is_trained_though_its_result_is_known_and_nobody_named_it(play, tmp_path):
+    first, second = study("first", ["a"]), study("second", ["b"], start="first/a-seed1")
+    save(tmp_path, first)
+    said, journal = play(first, second, jobs=2, only="second/")
+    assert place(journal, "is trained first/a-seed1") < place(journal, "begins second/b-seed1")
+    assert said[-1].endswith("(2 of 2)")

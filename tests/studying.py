@@ -1,7 +1,41 @@
-"""One study run by itself."""
+"""Studies run by themselves, and played: their trainings are scripts that pretend."""
+
+import sys
 
 from rectiformer.studies.running import run_studies
+from rectiformer.studies.single import describe
+from rectiformer.train.reporting import Silent
 
 
 def run_study(study, scale, out, **how):
     return run_studies([(study, scale)], out, **how)[0]
+
+
+class Telling(Silent):
+    """Keeps what is said, and touches a file, so that trainings which are played can wait for it."""
+
+    def __init__(self, told):
+        self.said, self.told = [], told
+
+    def note(self, text):
+        self.said.append(text)
+        self.told.touch()
+
+
+def play_trainings(folder, monkeypatch, script):
+    """From now on a training is this script, with the arguments of one; a reporter for its study."""
+    path = folder / "play.py"
+    path.write_text(script)
+    monkeypatch.setattr("rectiformer.studies.pool.COMMAND", (sys.executable, "-S", str(path)))
+    return Telling(folder / "told")
+
+
+def lay_out(places, training, **files):
+    """The folder of a training that is to be played, with its text prepared and its result under another name."""
+    folder = places.folder(training)
+    folder.mkdir(parents=True)
+    describe(places, training).write(folder)
+    (folder / "result.json").rename(folder / "result")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    places.data(training).mkdir(parents=True, exist_ok=True)

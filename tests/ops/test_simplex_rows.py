@@ -105,12 +105,21 @@ def test_first_and_second_derivatives(variant):
 
 def test_what_the_kernels_do_not_do_goes_through_plain_operations(monkeypatch):
     q, k, v, _ = (tensor.float() for tensor in grid_inputs(1, 1, 1, 3, 4, 4, 4))
-    monkeypatch.setattr(products, "simplex_weights", lambda *_: pytest.fail("a kernel was taken"))
-    attention(q, k, v, "entmax", backend="products")
-    attention(q.double(), k.double(), v.double(), "sparsemax", backend="products")
-    torch.func.jvp(lambda x: attention(x, k, v, "sparsemax", backend="products"), (q,), (q,))
+    taken, weigh = [], products.simplex_weights
+    monkeypatch.setattr(products, "simplex_weights", lambda *a: taken.append(1) or weigh(*a))
+
+    def takes_kernel(variant, *tensors):
+        taken.clear()
+        attention(*(tensors or (q, k, v)), variant, backend="products")
+        return bool(taken)
+
+    assert takes_kernel("sparsemax")
+    assert not takes_kernel("entmax")
+    assert not takes_kernel("sparsemax", q.double(), k.double(), v.double())
+    torch.func.jvp(lambda x: attention(x, k, v, "entmax15", backend="products"), (q,), (q,))
+    assert not taken
     monkeypatch.setattr(simplex_rows, "WIDEST", 3)
-    attention(q, k, v, "sparsemax", backend="products")
+    assert not takes_kernel("sparsemax")
     monkeypatch.setattr(simplex_rows, "WIDEST", 4)
     monkeypatch.setattr(launching, "TRITON", False)
-    attention(q, k, v, "sparsemax", backend="products")
+    assert not takes_kernel("sparsemax")

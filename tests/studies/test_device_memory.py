@@ -1,17 +1,16 @@
 """Trainings side by side that need more memory than the device has go on with fewer, and nothing fails by that."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from studying import run_study
+from studying import lay_out, play_trainings, run_study
 
 from rectiformer.errors import DeviceMemoryError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, seeded
-from rectiformer.studies.single import Places, describe, run_single
+from rectiformer.studies.single import Places, run_single
 from rectiformer.train.reporting import Silent
 
 SEARCH, SMOKE = STUDIES["reluformer-search"], Scale("smoke")
@@ -47,27 +46,13 @@ tell("ends")
 @pytest.fixture
 def play(tmp_path, monkeypatch):
     """Runs three trainings that are refused memory so often: the results, what was said, and who ran when."""
-    script = tmp_path / "play.py"
-    script.write_text(PLAYED)
-    monkeypatch.setattr("rectiformer.studies.pool.COMMAND", (sys.executable, "-S", str(script)))
-    said = []
-
-    class Telling(Silent):
-        def note(self, text):
-            said.append(text)
-            (tmp_path / "told").touch()
+    reporter = play_trainings(tmp_path, monkeypatch, PLAYED)
 
     def call(*refused, jobs, only=""):
-        places = Places(THREE, SMOKE, tmp_path)
         for training, times in zip(THREE.trainings(SMOKE), refused, strict=True):
-            folder = places.folder(training)
-            folder.mkdir(parents=True)
-            describe(places, training).write(folder)
-            (folder / "result.json").rename(folder / "result")
-            (folder / "refused").write_text("x" * times)
-            places.data(training).mkdir(parents=True, exist_ok=True)
-        results = run_study(THREE, SMOKE, tmp_path, jobs=jobs, only=only, reporter=Telling())
-        return results, said, (tmp_path / "journal").read_text().split("\n")[:-1]
+            lay_out(Places(THREE, SMOKE, tmp_path), training, refused="x" * times)
+        results = run_study(THREE, SMOKE, tmp_path, jobs=jobs, only=only, reporter=reporter)
+        return results, reporter.said, (tmp_path / "journal").read_text().split("\n")[:-1]
 
     return call
 

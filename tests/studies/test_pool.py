@@ -1,17 +1,16 @@
 """Trainings of several studies share the jobs: who waits for whom, who runs alone, and nobody waits for ever."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
+from studying import lay_out, play_trainings
 
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, seeded
 from rectiformer.studies.results import Results, save_results
 from rectiformer.studies.running import run_studies
 from rectiformer.studies.single import Places, describe
-from rectiformer.train.reporting import Silent
 
 SMOKE, SEARCH = Scale("smoke"), STUDIES["reluformer-search"]
 CONFIG = SEARCH.trainings(SMOKE)[0].config
@@ -52,29 +51,17 @@ def study(name, rows, start="", **others):
 @pytest.fixture
 def play(tmp_path, monkeypatch):
     """Runs studies, so many trainings side by side: what was said, and what happened in which order."""
-    script = tmp_path / "play.py"
-    script.write_text(PLAYED)
-    monkeypatch.setattr("rectiformer.studies.pool.COMMAND", (sys.executable, "-S", str(script)))
-    said = []
-
-    class Telling(Silent):
-        def note(self, text):
-            said.append(text)
+    reporter = play_trainings(tmp_path, monkeypatch, PLAYED)
 
     def call(*studies, jobs, only=""):
         for each in studies:
-            places = Places(each, SMOKE, tmp_path)
             for training in each.trainings(SMOKE):
-                folder = places.folder(training)
-                folder.mkdir(parents=True)
-                describe(places, training).write(folder)
-                (folder / "result.json").rename(folder / "result")
-                (folder / "cost").write_text(json.dumps({"seconds": 1, "peak_bytes": 1}))
-                places.data(training).mkdir(parents=True, exist_ok=True)
-        found = run_studies([(each, SMOKE) for each in studies], tmp_path, jobs=jobs, only=only, reporter=Telling())
+                lay_out(Places(each, SMOKE, tmp_path), training, cost=json.dumps({"seconds": 1, "peak_bytes": 1}))
+        plans = [(each, SMOKE) for each in studies]
+        found = run_studies(plans, tmp_path, jobs=jobs, only=only, reporter=reporter)
         if not only:
             assert [len(results.finished) for results in found] == [len(each.trainings(SMOKE)) for each in studies]
-        return said, (tmp_path / "journal").read_text().split("\n")[:-1]
+        return reporter.said, (tmp_path / "journal").read_text().split("\n")[:-1]
 
     return call
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from rectiformer.model.attention import MultiHeadAttention
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
@@ -44,9 +45,14 @@ def test_held_weights_are_cast_ones(kind):
 
 @pytest.mark.parametrize("kind", ["reluformer", OPEN])
 def test_a_step_multiplies_no_weights_any_more(kind, monkeypatch):
-    held = build(kind)
-    hold_weights(held, torch.bfloat16)
-    for site in held.sites():
-        monkeypatch.setattr(site.attention, "_projection", lambda *_: pytest.fail("a projection was made again"))
+    made, project = [], MultiHeadAttention._projection
+    monkeypatch.setattr(MultiHeadAttention, "_projection", lambda *a: made.append(1) or project(*a))
+    inputs = torch.randint(4, WORDS, (2, 9)), torch.tensor([9, 4]), torch.randint(4, WORDS, (2, 7))
+    model = build(kind)
     with torch.inference_mode():
-        held(torch.randint(4, WORDS, (2, 9)), torch.tensor([9, 4]), torch.randint(4, WORDS, (2, 7)))
+        model(*inputs)
+        assert made
+        hold_weights(model, torch.bfloat16)
+        made.clear()
+        model(*inputs)
+    assert not made

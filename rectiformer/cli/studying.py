@@ -30,7 +30,7 @@ def study_command(
     scale: Annotated[str, option("smoke, small or paper.", "--scale", one_of=tuple(SCALES))] = "smoke",
     out: Annotated[Path | None, option("Folder for trainings and results; it may hold some already.", "--out")] = None,
     data: Annotated[
-        Path | None, option("Folder of the corpus; of several studies, that of all corpora.", "--data")
+        Path | None, option("Folder of the corpus, of several studies that of all; else where they say.", "--data")
     ] = None,
     jobs: Annotated[int, option("Trainings side by side.", min=1)] = 1,
     minutes: Annotated[float, option("Stop after so long, everything saved; 0 goes on to the end.", min=0)] = 0.0,
@@ -91,7 +91,11 @@ def run(name: str, scale: str, data: Path | None, out: Path, jobs: int, minutes:
     from rectiformer.studies.running import run_studies
     from rectiformer.terminal import Terminal
 
-    studies = list(STUDIES.values()) if name == EVERY else [find_study(each) for each in name.split(",") if each]
+    studies = (
+        list(STUDIES.values())
+        if name == EVERY
+        else [find_study(each) for each in dict.fromkeys(name.split(",")) if each]
+    )
     if not studies:
         raise ArgumentError(f"{name!r} names no study; rectiformer study list shows them")
     shared = data if len(studies) > 1 else None

@@ -263,7 +263,7 @@ class MultiHeadAttention(nn.Module):
 
     def settle(self) -> None:
         """Make the projections once and for all, for a model that learns no more: a step of decoding would otherwise
-        spend more launches on them than on anything else."""
+        make them again, with several launches for each attention."""
         if self.opening is not None or self.learned_divides:
             with torch.no_grad():
                 self.settled = self._projection(slice(0, sum(self.sizes)))

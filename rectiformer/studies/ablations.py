@@ -29,7 +29,7 @@ RELA = "model.variant=rela-g"
 SITES = ("encoder", "decoder", "cross")
 HEADS = (2, 4, 8, 16)
 POST = ("model.order=post", "training.rate=1e-3", "training.warmup=1000")
-"""The papers' order of norms, which does not learn with the short warm-up of the other rows (docs/log.md)."""
+"""The papers' order of norms, which learns slowly with a short warm-up (docs/log.md)."""
 DIVERGES = "no-norm"
 """The paper says that it does, without a number."""
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rectiformer.errors import ArgumentError
 from rectiformer.studies.catalog import STUDIES
 
 
@@ -38,3 +39,15 @@ def test_mistakes_are_one_line(rectiformer, tmp_path, arguments, says, monkeypat
     assert found.code in (2, 3)
     assert says in found.err
     assert found.err.count("\n") == 1
+
+
+def test_a_study_named_twice_is_done_once(rectiformer, tmp_path, monkeypatch):
+    asked = []
+
+    def ask(plans, out, **_):
+        asked.extend(study.name for study, _ in plans)
+        raise ArgumentError("nothing is run here")
+
+    monkeypatch.setattr("rectiformer.studies.running.run_studies", ask)
+    assert "nothing is run here" in rectiformer("study", "slot-sweep,memory-swap,slot-sweep", "--out", tmp_path).err
+    assert asked == ["slot-sweep", "memory-swap"]

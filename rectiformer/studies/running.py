@@ -34,10 +34,10 @@ def run_studies(
 ) -> list[Results]:
     """Train and measure what is not yet finished in `out`, and return all that is, study by study.
 
-    The trainings of all studies share `jobs`, in the order of the studies and of their plans; one that starts from
-    another's model, or measures it, waits for that. A training that fails is recorded with its reason, and tried again
-    by the next call; the others go on. StoppedError where this process is asked to stop: the trainings save, and the
-    next call goes on with them.
+    The trainings of all studies share `jobs`, in the order of the studies and of their plans, but models that others
+    start from come first; one that starts from another's model, or measures it, waits for that. A training that fails
+    is recorded with its reason, and tried again by the next call; the others go on. StoppedError where this process is
+    asked to stop: the trainings save, and the next call goes on with them.
 
     Args:
         jobs: trainings side by side; fewer, once the device has no memory for so many. Beside several, others that are
@@ -103,8 +103,8 @@ def choose(tasks: Sequence[Task], only: str = "") -> list[Task]:
 
 
 def list_left(chosen: Sequence[Task], every: Sequence[Task]) -> list[Task]:
-    """Those without a result, done here or saved here, after the models of `every` that they start from and that are
-    not here."""
+    """Those without a result, done here or saved here, and before them the models of `every` that they start from and
+    that are not here."""
     saved = {
         places.root: read_saved(places.out, places.study.name, places.scale.name)
         for places in {task.places.root: task.places for task in chosen}.values()
@@ -117,9 +117,11 @@ def list_left(chosen: Sequence[Task], every: Sequence[Task]) -> list[Task]:
 
     left = [task for task in chosen if not is_done(task)]
     starts = {start_folder(task.training.config, task.places.out, task.places.scale) for task in left}
-    starts -= {task.folder for task in left}
-    missing = [task for task in every if task.folder in starts and not is_created(task.places.run(task.training))]
-    return [*missing, *left]
+    undone = {task.folder for task in left}
+    missing = [
+        task for task in every if task.folder in starts - undone and not is_created(task.places.run(task.training))
+    ]
+    return sorted([*missing, *left], key=lambda task: task.folder not in starts)
 
 
 def refuse_changed(places: Places, training: Training) -> None:

@@ -82,6 +82,12 @@ def test_what_starts_from_a_model_waits_until_that_is_trained_and_not_longer(pla
     assert trained < begun < place(journal, "ends first/a-seed1") + 2
 
 
+def test_a_model_that_others_start_from_is_trained_first(play):
+    _, journal = play(study("first", ["a", "b", "c"]), study("second", ["d"], start="first/c-seed1"), jobs=1)
+    begun = [line.split("/")[1] for line in journal if line.startswith("begins")]
+    assert begun == ["c-seed1", "a-seed1", "b-seed1", "d-seed1"]
+
+
 def test_what_measures_a_model_waits_until_nobody_else_does(play):
     _, journal = play(study("second", ["a"], reads="first"), study("first", ["a"]), jobs=2)
     assert place(journal, "ends first/a-seed1") < place(journal, "begins second/a-seed1")

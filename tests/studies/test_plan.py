@@ -13,7 +13,6 @@ from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.ablations import CLAIMS as ABLATION_CLAIMS
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.corpora import IWSLT14, MULTI30K, OPEN, THRESHOLD, attention_settings
-from rectiformer.studies.figures import look
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
 from rectiformer.studies.quality_corpora import CORPORA
 from rectiformer.studies.running import choose, list_tasks
@@ -136,11 +135,6 @@ def test_a_hash_does_not_depend_on_folders_or_the_device():
     assert hash_text(changed) == hash_text(here)
     # Of defaults nothing is hashed: a key that a later version adds does not have text prepared again.
     assert hash_text(Config()) == hashlib.sha256(b"").hexdigest()[:16]
-
-
-def test_lines_of_a_figure_differ_without_color_too():
-    looks = [(look(number)["linestyle"], look(number)["marker"]) for number in range(40)]
-    assert len(set(looks)) == 40
 
 
 def test_trainings_are_chosen_by_parts_of_their_names():

@@ -1,0 +1,32 @@
+"""Figures of studies: who is shown, and by which look."""
+
+from rectiformer.studies.figures import MARKED, draw_panels, look
+from rectiformer.studies.heads import above_zero
+
+
+def colors(svg):
+    return [number for number in range(3) if look(number)["color"].lower() in svg.lower()]
+
+
+def test_lines_of_a_figure_differ_without_color_too():
+    looks = [(look(number)["linestyle"], look(number)["marker"]) for number in range(40)]
+    assert len(set(looks)) == 40
+
+
+def test_a_model_that_has_nothing_but_zeros_is_not_drawn_and_the_others_look_as_ever(tmp_path):
+    panels = [{"softmax": {1: [0.0, 0.0]}, "rela-g": {1: [0.0]}, "relu2": {1: [0.4]}}, {"rela-g": {1: [0.3]}}]
+    (path,) = draw_panels(tmp_path / "a.svg", ["one", "two"], above_zero(panels), "layer")
+    assert colors(path.read_text()) == [1, 2]
+    assert above_zero(panels)[0]["rela-g"] == {1: [0.0]}  # not zero in the other panel
+
+
+def test_nothing_is_drawn_where_all_are_zero(tmp_path):
+    assert draw_panels(tmp_path / "a.svg", ["one"], above_zero([{"softmax": {1: [0.0]}}]), "layer") == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_many_places_some_are_marked(tmp_path):
+    lines = {name: {place: [float(place)] for place in range(10 * MARKED)} for name in ("a", "b")}
+    (path,) = draw_panels(tmp_path / "a.svg", ["one"], [lines], "updates")
+    marks_and_ticks = path.read_text().count("<use ")
+    assert 2 * MARKED < marks_and_ticks < 2 * 10 * MARKED

@@ -108,25 +108,25 @@ def diversity_claims(results: Results) -> Table:
 def sparsity_figures(results: Results, folder: Path) -> list[Path]:
     """Each measure by layer, and zeros by the length of the source; a panel a kind of attention. Attention that has no
     zeros, or always attends to something, is not shown as a line along the floor."""
-    made = []
+    made, variants = [], [variant_of(results, name) for name in results.names()]
     for corpus in corpora_of(results):
         for measure, about in SITE_MEASURES.items():
-            panels = above_zero([by_layer(results, corpus, site_values(kind, measure)) for kind in KINDS])
+            panels = above_zero([by_layer(results, corpus, site_values(kind, measure)) for kind in KINDS], variants)
             made += draw_panels(folder / f"{corpus}-{measure}.svg", list(KINDS), panels, "layer", about)
-        panels = above_zero([by_length(results, corpus, kind) for kind in KINDS])
+        panels = above_zero([by_length(results, corpus, kind) for kind in KINDS], variants)
         made += draw_panels(
             folder / f"{corpus}-zeros-by-length.svg", list(KINDS), panels, "subwords of the source", "zeros"
         )
     return made
 
 
-def above_zero(panels: Sequence[Lines]) -> list[Lines]:
-    """The panels without the points of models that have 0 everywhere."""
+def above_zero(panels: Sequence[Lines], names: Iterable[str]) -> list[Lines]:
+    """Panels of all these models, which so look the same in every figure, with points where one is not 0 everywhere."""
 
     def has_any(name: str) -> bool:
         return any(value for panel in panels for several in panel.get(name, {}).values() for value in several)
 
-    return [{name: line if has_any(name) else {} for name, line in panel.items()} for panel in panels]
+    return [{name: panel.get(name, {}) if has_any(name) else {} for name in names} for panel in panels]
 
 
 def site_values(kind: str, measure: str) -> SiteValue:

@@ -15,13 +15,20 @@ def test_lines_of_a_figure_differ_without_color_too():
 
 def test_a_model_that_has_nothing_but_zeros_is_not_drawn_and_the_others_look_as_ever(tmp_path):
     panels = [{"softmax": {1: [0.0, 0.0]}, "rela-g": {1: [0.0]}, "relu2": {1: [0.4]}}, {"rela-g": {1: [0.3]}}]
-    (path,) = draw_panels(tmp_path / "a.svg", ["one", "two"], above_zero(panels), "layer")
+    shown = above_zero(panels, ["softmax", "rela-g", "relu2"])
+    (path,) = draw_panels(tmp_path / "a.svg", ["one", "two"], shown, "layer")
     assert colors(path.read_text()) == [1, 2]
-    assert above_zero(panels)[0]["rela-g"] == {1: [0.0]}  # not zero in the other panel
+    assert shown[0]["rela-g"] == {1: [0.0]}  # not zero in the other panel
+
+
+def test_a_model_looks_the_same_in_a_figure_that_lacks_those_before_it(tmp_path):
+    shown = above_zero([{"relu2": {1: [0.4]}}], ["softmax", "rela-g", "relu2"])
+    (path,) = draw_panels(tmp_path / "a.svg", ["one"], shown, "layer")
+    assert colors(path.read_text()) == [2]
 
 
 def test_nothing_is_drawn_where_all_are_zero(tmp_path):
-    assert draw_panels(tmp_path / "a.svg", ["one"], above_zero([{"softmax": {1: [0.0]}}]), "layer") == []
+    assert draw_panels(tmp_path / "a.svg", ["one"], above_zero([{"softmax": {1: [0.0]}}], ["softmax"]), "layer") == []
     assert not list(tmp_path.iterdir())
 
 

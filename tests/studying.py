@@ -6,6 +6,21 @@ from rectiformer.studies.running import run_studies
 from rectiformer.studies.single import describe
 from rectiformer.train.reporting import Silent
 
+# What every training that is played begins with.
+PREAMBLE = """
+import sys, time
+from pathlib import Path
+
+name, out, key = sys.argv[1], Path(sys.argv[-3]), sys.argv[-1]
+folder = out / name / "smoke" / key
+
+def tell(word):
+    with (out / "journal").open("a") as file:
+        file.write(f"{word} {name}/{key}\\n")
+
+tell("begins")
+"""
+
 
 def run_study(study, scale, out, **how):
     return run_studies([(study, scale)], out, **how)[0]
@@ -25,7 +40,7 @@ class Telling(Silent):
 def play_trainings(folder, monkeypatch, script):
     """From now on a training is this script, with the arguments of one; a reporter for its study."""
     path = folder / "play.py"
-    path.write_text(script)
+    path.write_text(PREAMBLE + script)
     monkeypatch.setattr("rectiformer.studies.pool.COMMAND", (sys.executable, "-S", str(path)))
     return Telling(folder / "told")
 

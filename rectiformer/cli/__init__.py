@@ -53,7 +53,8 @@ def demo(out: Annotated[Path, option("Run folder to make.", "--out")] = Path("ru
 @app.command()
 def variants(name: Annotated[str, typer.Argument(help="Show everything about one variant.")] = "") -> None:
     """List every attention variant: formula, paper, what runs it."""
-    from rectiformer.terminal import Terminal, print_variant, print_variants
+    from rectiformer.cli.printing import print_variant, print_variants
+    from rectiformer.terminal import Terminal
 
     if name:
         print_variant(Terminal(), name)

@@ -103,7 +103,7 @@ def format_documents(
     found: Iterable[tuple[DocumentLines, DocumentTranslation]], line: int, as_json: bool
 ) -> Iterator[str]:
     """Lines as they came in, the first of this number, translated; as JSON, a record a document."""
-    from rectiformer.terminal import to_json
+    from rectiformer.cli.writing import to_json
 
     for original, translation in found:
         line += len(original.borders)

@@ -148,8 +148,9 @@ class Way:
         as_json: bool,
     ) -> None:
         """Scores by each metric, of documents at both levels; with two systems, the second against the first."""
+        from rectiformer.cli.printing import print_scores
         from rectiformer.measure.bleu import by_level, check_documents
-        from rectiformer.terminal import Terminal, print_scores
+        from rectiformer.terminal import Terminal
 
         if self.documents == "none":
             levels = {"": ({name: lines for name, [lines] in systems.items()}, references[0])}
@@ -184,7 +185,8 @@ def describe_segments(documents: int, segments: int, fallbacks: int) -> str:
 
 def print_agreement(found: AgreementEvaluation, as_json: bool) -> None:
     """A row a kind of word that earlier sentences decide, and one of all."""
-    from rectiformer.terminal import Terminal, to_json
+    from rectiformer.cli.writing import to_json
+    from rectiformer.terminal import Terminal
 
     terminal = Terminal()
     if as_json:

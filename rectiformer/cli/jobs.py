@@ -53,7 +53,7 @@ class Job:
 
     def write_chunk(self, translator: Translator, chunk: LineChunk) -> Iterator[str]:
         """A text for each line."""
-        from rectiformer.terminal import to_json
+        from rectiformer.cli.writing import to_json
         from rectiformer.translate.align import to_records
         from rectiformer.translate.lines import translate_chunk
 
@@ -104,7 +104,8 @@ def run_job(
 
 def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[str]) -> None:
     """Translate and write as lines come."""
-    from rectiformer.terminal import count_lines, with_progress, write_all
+    from rectiformer.cli.writing import write_all
+    from rectiformer.terminal import count_lines, with_progress
     from rectiformer.text.lines import read_lines
 
     texts = chain.from_iterable(chunk() for chunk in job.chunks(translator, read_lines(job.file, job.bad_utf8)))
@@ -114,7 +115,7 @@ def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[s
 
 def run_shared(job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str]) -> None:
     """Chunks are shared by the processes of a team through a folder beside `out`; rank 0 writes them in order."""
-    from rectiformer.terminal import write_all
+    from rectiformer.cli.writing import write_all
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.chunks import WorkFolder, do_chunks, finish_job, gather_chunks, hold_folder, open_job
 
@@ -166,8 +167,8 @@ def require_same_weights(team: Team, translator: Translator) -> None:
 
 def run_together(job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str]) -> None:
     """All processes translate the same, each a part of every source; rank 0 reads and writes."""
+    from rectiformer.cli.writing import write_all
     from rectiformer.model.sharded import sharded_source
-    from rectiformer.terminal import write_all
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.ranks import stream_lines
 

@@ -60,7 +60,8 @@ def print_findings(
 ) -> None:
     """A row an attention, all heads of it together; as JSON, everything."""
     from rectiformer.analyze.record import KINDS
-    from rectiformer.terminal import Terminal, to_json
+    from rectiformer.cli.writing import to_json
+    from rectiformer.terminal import Terminal
 
     terminal = Terminal()
     if as_json:

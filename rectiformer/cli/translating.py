@@ -147,7 +147,7 @@ def score(
 
     A line each: natural logarithm of the probability, and its mean over the subwords and the end, with a tab between.
     """
-    from rectiformer.terminal import to_json, write_all
+    from rectiformer.cli.writing import to_json, write_all
     from rectiformer.translate.score import score_pairs
 
     pairs = read_pairs(source, target)
@@ -191,9 +191,9 @@ def align(
 
         rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
     """
+    from rectiformer.cli.writing import write_all
     from rectiformer.measure.alignment import write_links
     from rectiformer.measure.symmetrize import check_heuristic, symmetrize
-    from rectiformer.terminal import write_all
     from rectiformer.translate.directions import align_backward, align_direction
 
     if not gold and (table or intervals or "best" in (layer, head, induction)):
@@ -223,8 +223,9 @@ def report_scores(
     ways: list[Direction], links: list[set[Link]], gold: list[Links], how: str, table: bool, intervals: bool
 ) -> None:
     """The errors of each direction and, where there are two, of both together."""
+    from rectiformer.cli.printing import print_alignments
     from rectiformer.measure.alignment import score_with_intervals
-    from rectiformer.terminal import Terminal, print_alignments
+    from rectiformer.terminal import Terminal
 
     report = Terminal(stderr=not table)
     for name, way in zip(("forward, ", "backward, ") if how else ("",), ways, strict=True):

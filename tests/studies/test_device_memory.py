@@ -18,17 +18,6 @@ THREE = replace(SEARCH, trainings=lambda scale: seeded("rela-g", (1, 2, 3), SEAR
 NO_ROOM = "the device has no memory left"
 # Plays a training on a full device: it runs out of memory as often as `refused` has letters, then it has its result.
 PLAYED = f"""
-import sys, time
-from pathlib import Path
-
-name, out, key = sys.argv[1], Path(sys.argv[-3]), sys.argv[-1]
-folder = out / name / "smoke" / key
-
-def tell(word):
-    with (out / "journal").open("a") as file:
-        file.write(f"{{word}} {{key}}\\n")
-
-tell("begins")
 refused = (folder / "refused").read_text()
 if refused:
     (folder / "refused").write_text(refused[1:])
@@ -63,8 +52,8 @@ def test_a_training_without_memory_beside_others_goes_on_beside_fewer(play):
     assert said[-1].endswith("(3 of 3)")
     assert len(said) == 4
     assert [entry.failed for entry in results.entries] == ["", "", ""]
-    refused = journal.index("ends rela-g-seed1") + 1
-    again = journal.index("begins rela-g-seed1", refused)
+    refused = journal.index("ends reluformer-search/rela-g-seed1") + 1
+    again = journal.index("begins reluformer-search/rela-g-seed1", refused)
     assert any(line.startswith("ends") for line in journal[refused:again])
     assert len(journal) == 8
 
@@ -83,7 +72,7 @@ def test_a_training_without_memory_alone_fails(play, jobs):
     results, said, journal = play(9, 0, 0, jobs=jobs, only="seed1")
     assert [entry.failed for entry in results.entries] == [NO_ROOM]
     assert said == [f"rela-g-seed1: failed: {NO_ROOM} (1 of 1)"]
-    assert journal == ["begins rela-g-seed1", "ends rela-g-seed1"]
+    assert journal == ["begins reluformer-search/rela-g-seed1", "ends reluformer-search/rela-g-seed1"]
 
 
 def full(*given):

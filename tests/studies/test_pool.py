@@ -16,17 +16,6 @@ SMOKE, SEARCH = Scale("smoke"), STUDIES["reluformer-search"]
 CONFIG = SEARCH.trainings(SMOKE)[0].config
 # Plays a training: after a while it is trained, and a while later measured.
 PLAYED = """
-import sys, time
-from pathlib import Path
-
-name, out, key = sys.argv[1], Path(sys.argv[-3]), sys.argv[-1]
-folder = out / name / "smoke" / key
-
-def tell(word):
-    with (out / "journal").open("a") as file:
-        file.write(f"{word} {name}/{key}\\n")
-
-tell("begins")
 time.sleep(0.5)
 (folder / "cost").rename(folder / "cost.json")
 tell("is trained")

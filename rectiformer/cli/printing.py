@@ -1,0 +1,107 @@
+"""What commands tell of what they found: tables and lines for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from rectiformer.cli.writing import to_json
+
+if TYPE_CHECKING:
+    from rectiformer.measure.bleu import Score
+    from rectiformer.terminal import Terminal
+    from rectiformer.text.prepared import Prepared
+    from rectiformer.train.state import State
+    from rectiformer.translate.align import Row
+
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "loss": "loss"}
+
+
+def training_summary(state: State, metric: str, folder: Path) -> str:
+    """One line: what was best, where the run is, how to translate with it."""
+    found = "nothing was validated, so the latest weights are taken as best"
+    if state.best is not None:
+        found = f"best {METRIC_NAMES[metric]} {abs(state.best):.3f} at step {state.best_step:,}"
+    return (
+        f"trained {state.step:,} steps; {found}; the run is in {folder}; "
+        f"translate with: rectiformer translate {shlex.quote(str(folder))} FILE"
+    )
+
+
+def print_variants(terminal: Terminal) -> None:
+    """All attention variants, one a row."""
+    from rectiformer.ops.variants import VARIANTS
+
+    rows = [(each.name, each.formula, each.paper, ", ".join(each.implementations)) for each in VARIANTS.values()]
+    terminal.table(("variant", "weight of a key", "paper", "runs as"), rows)
+    terminal.note("\nx score, n keys the row sees, [.]+ ReLU. `rectiformer variants NAME` shows norm, options and use.")
+
+
+def print_variant(terminal: Terminal, name: str) -> None:
+    """Everything about one variant."""
+    from rectiformer.ops.variants import find_variant
+
+    variant = find_variant(name)
+    rows = [("weight", variant.formula), ("row scale", variant.scale), ("output norm", variant.output_norm)]
+    for key, option in variant.options.items():
+        learned = ", learnable" if option.learn else ""
+        rows.append(("option", f"{key} = {option.default:g}: {option.about} ({option.needs}{learned})"))
+    rows += [("paper", variant.paper), ("use", variant.use), ("runs as", ", ".join(variant.implementations))]
+    terminal.table(("variant", variant.name), rows)
+
+
+def print_prepared(terminal: Terminal, prepared: Prepared) -> None:
+    """What became of the text of each split, the sizes of the vocabularies, and the hash of it all."""
+    from rectiformer.text.corpus import Counts
+
+    for name, split in prepared.manifest["splits"].items():
+        counts = Counts(**split["counts"]).describe()
+        terminal.note(
+            f"{name}: {counts}; {split['source_tokens']:,} source, {split['target_tokens']:,} target subwords"
+        )
+    sizes = f"{prepared.source.size:,}"
+    if prepared.target is not prepared.source:
+        sizes += f" and {prepared.target.size:,}"
+    terminal.note(f"vocabulary {sizes}; data hash {prepared.hash[:12]}; written to {prepared.folder}")
+
+
+def print_scores(
+    terminal: Terminal, scores: Sequence[tuple[str, Score, float | None]], lines: int, as_json: bool
+) -> None:
+    """Scores of systems, each with its p-value against the first system if there are several."""
+    if as_json:
+        for system, score, p_value in scores:
+            terminal.note(to_json({"system": system, **dataclasses.asdict(score), "p_value": p_value, "lines": lines}))
+        return
+    compared = len({system for system, _, _ in scores}) > 1
+    measured = any(score.low is not None for _, score, _ in scores)
+    columns = [*["system"] * compared, "metric", "score", *["95 % interval"] * measured, *["p"] * compared]
+    rows = []
+    for system, score, p_value in scores:
+        interval = "" if score.low is None else f"{score.low:.2f} to {score.high:.2f}"
+        chance = "" if p_value is None else f"{p_value:.4f}"
+        row = [*[system] * compared, score.name, f"{score.value:.2f}", *[interval] * measured, *[chance] * compared]
+        rows.append(row)
+    terminal.table(columns, rows, numbers=("score", "p"))
+    for name, signature in {score.name: score.signature for _, score, _ in scores}.items():
+        terminal.note(f"{name} is {signature}")
+    empty = max(score.empty for _, score, _ in scores)
+    blank = f", at most {empty:,} of them empty" if empty else ""
+    terminal.note(f"rectiformer {scores[0][1].version}; {lines:,} lines{blank}")
+
+
+def print_alignments(terminal: Terminal, rows: Sequence[Row], chosen: Row) -> None:
+    """Alignment error, precision and recall of every layer, head and induction; what was chosen is bold."""
+    columns = ("layer", "head", "induction", "AER", "precision", "recall")
+    lines = []
+    for row in rows:
+        score = row.score
+        numbers = (f"{value:.4f}" for value in (score.aer, score.precision, score.recall))
+        cells = (str(row.layer), str(row.head), row.induction, *numbers)
+        lines.append([Text(cell, style="bold" if row is chosen else "") for cell in cells])
+    terminal.table(columns, lines, numbers=columns[3:])

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,12 +55,14 @@ def study_command(
         report(folder or out)
     elif folder is not None:
         raise ArgumentError(f"{folder} beside study {name!r}; only report takes a folder; name it with --out")
-    elif out is None:
-        raise ArgumentError(f"study {name!r} needs --out, a folder for its trainings and results")
-    elif one:
-        run_one(name, scale, data, out, one)
     else:
-        run(name, scale, data, out, jobs, minutes, only)
+        studies = find_studies(name)
+        if out is None:
+            raise ArgumentError(f"study {name!r} needs --out, a folder for its trainings and results")
+        if one:
+            run_one(studies[0], scale, data, out, one)
+        else:
+            run(studies, scale, data, out, jobs, minutes, only)
 
 
 def list_studies() -> None:
@@ -86,18 +89,25 @@ def report(folder: Path | None) -> None:
     Terminal().note(f"wrote {write_report(folder)}")
 
 
-def run(name: str, scale: str, data: Path | None, out: Path, jobs: int, minutes: float, only: str) -> None:
+def find_studies(name: str) -> list[Study]:
+    """Those that NAME means, each once; ArgumentError where it means none, or one that is not known."""
     from rectiformer.studies.catalog import STUDIES, find_study
+
+    if name == EVERY:
+        return list(STUDIES.values())
+    studies = [find_study(each) for each in dict.fromkeys(name.split(",")) if each]
+    if not studies:
+        raise ArgumentError(f"{name!r} names no study; rectiformer study list shows them")
+    return studies
+
+
+def run(
+    studies: Sequence[Study], scale: str, data: Path | None, out: Path, jobs: int, minutes: float, only: str
+) -> None:
+    from rectiformer.studies.catalog import STUDIES
     from rectiformer.studies.running import run_studies
     from rectiformer.terminal import Terminal
 
-    studies = (
-        list(STUDIES.values())
-        if name == EVERY
-        else [find_study(each) for each in dict.fromkeys(name.split(",")) if each]
-    )
-    if not studies:
-        raise ArgumentError(f"{name!r} names no study; rectiformer study list shows them")
     shared = data if len(studies) > 1 else None
     plans = [(study, study.under(scale, shared) if shared else study.at(scale, data)) for study in studies]
     deadline = time.monotonic() + 60 * minutes if minutes else None
@@ -124,14 +134,12 @@ def show(terminal: Terminal, study: Study, results: Results, out: Path) -> None:
     terminal.note(f"report: rectiformer study report {out}\n")
 
 
-def run_one(name: str, scale: str, data: Path | None, out: Path, key: str) -> None:
+def run_one(study: Study, scale: str, data: Path | None, out: Path, key: str) -> None:
     """One training, for the process that runs the study: it ends when that one does."""
-    from rectiformer.studies.catalog import find_study
     from rectiformer.studies.single import Places, run_single
     from rectiformer.terminal import Terminal
 
     threading.Thread(target=stop_with_parent, daemon=True).start()
-    study = find_study(name)
     with Terminal() as terminal:
         run_single(Places(study, study.at(scale, data), out), key, terminal)
 

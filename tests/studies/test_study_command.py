@@ -17,6 +17,7 @@ def test_list_shows_every_study(rectiformer):
     ("arguments", "says"),
     [
         (["memory-swop", "--out", "OUT"], "unknown study 'memory-swop'; did you mean 'memory-swap'?"),
+        (["memory-swop"], "unknown study 'memory-swop'; did you mean 'memory-swap'?"),
         (["memory-swap"], "study 'memory-swap' needs --out, a folder for its trainings and results"),
         (["memory-swap", "--out", "OUT", "--scale", "smal"], "unknown value of --scale 'smal'; did you mean 'small'"),
         (["memory-swap", "OUT", "--out", "OUT"], "only report takes a folder"),

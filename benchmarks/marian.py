@@ -16,11 +16,11 @@ SIZES = {
 def our_config(size: dict[str, int], variant: str, **others: Any) -> ModelConfig:
     """Our model of this size."""
     return ModelConfig(
-        width=size["width"],
-        heads=size["heads"],
+        hidden_size=size["width"],
+        num_heads=size["heads"],
         encoder_layers=size["layers"],
         decoder_layers=size["layers"],
-        slots=size["slots"],
+        ffn_size=size["slots"],
         variant=variant,
         **others,
     )

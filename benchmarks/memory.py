@@ -43,7 +43,13 @@ CONTESTANTS = {
 
 def build(variant: str, penalized: bool, device: str) -> Updater:
     model_config = ModelConfig(
-        variant=variant, width=512, heads=8, encoder_layers=2, decoder_layers=2, slots=2048, attention_dropout=0.0
+        variant=variant,
+        hidden_size=512,
+        num_heads=8,
+        encoder_layers=2,
+        decoder_layers=2,
+        ffn_size=2048,
+        attention_dropout=0.0,
     )
     weight = 0.1 if penalized else 0.0
     training = TrainingConfig(precision="bf16", compile="no", mass_penalty=weight, entropy_penalty=weight)

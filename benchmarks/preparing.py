@@ -32,7 +32,7 @@ SENTENCES = 20_000
 SPEED_LINES = 200_000
 """A side, by which sentencepiece's own speed is taken."""
 BATCH = 4_096
-TRAINING = ["model.width=64", "model.slots=128", "training.steps=30", "log.every=10", "training.device=cpu"]
+TRAINING = ["model.hidden_size=64", "model.ffn_size=128", "training.steps=30", "log.every=10", "training.device=cpu"]
 
 
 def write_corpus(folder: Path, lines: int) -> None:

@@ -86,7 +86,9 @@ def work(rank: int, ranks: int, engine: str, size: str, updates: int, meet: str,
     torch.manual_seed(1)
     model = Transformer(config, vocabulary, vocabulary).train()
     derived = derive_bytes(model, engine, ranks)
-    settings = Config(model=config, training=TrainingConfig(parallel=engine, compile="no", accumulate=MICRO_BATCHES))
+    settings = Config(
+        model=config, training=TrainingConfig(parallel=engine, compile="no", grad_accumulation=MICRO_BATCHES)
+    )
     updater = build(model, settings, team, vocabulary)
     batches = [draw_batch(SENTENCES, LENGTH, vocabulary) for _ in range(MICRO_BATCHES // ranks)]
     whole = Whole(range(rank, MICRO_BATCHES, ranks), MICRO_BATCHES * SENTENCES * LENGTH, MICRO_BATCHES * SENTENCES)

@@ -35,9 +35,9 @@ def build(variant: str, **others: str) -> Translator:
     words = Vocabulary.train([pair.source for pair in draw_sentences(200, seed=1)], VocabularyConfig(size=120))
     torch.manual_seed(1)
     config = ModelConfig(
-        width=32,
-        heads=2,
-        slots=32,
+        hidden_size=32,
+        num_heads=2,
+        ffn_size=32,
         encoder_layers=1,
         decoder_layers=1,
         variant=variant,
@@ -57,7 +57,7 @@ def attempt(format: str, variant: str) -> str:
                 return "no"
         try:
             find_exporter(format)(build(variant, center="no"), Path(folder) / "out")
-            return 'with `model.center = "no"`'
+            return 'with `model.center_keys = "no"`'
         except ArgumentError:
             return "no"
 

@@ -47,16 +47,16 @@ class DataConfig:
     document_tables: Files = ()
     """A TSV for each `source` file, a row a document in order, its first line naming the columns: `lines`, `date` and
     `section` are read. Consecutive documents with the same date and section are one debate, and joined."""
-    segment: int = within(0, 0)
+    segment_length: int = within(0, 0)
     """Join consecutive sentences of a document into training pairs of up to so many subwords a side, one separator a
     sentence counted; 0 trains on sentences."""
     mixed: bool = False
-    """With `segment`, cut one document at that limit, the next at half of it, and so on down to sentences, so that
+    """With `segment_length`, cut one document at that limit, the next at half of it, and so on down to sentences, so that
     short and long pairs are learned together: long ones alone need far more text. Validation has the long ones."""
     bad_utf8: str = choices("error", "replace", "skip")
     """What to do with a line that is not UTF-8."""
-    longest: int = within(256, 1)
-    """Most subwords on a side of a training pair; with `segment`, which says it instead, not used."""
+    max_length: int = within(256, 1)
+    """Most subwords on a side of a training pair; `segment_length`, where it is set, takes its place."""
     too_long: str = choices("drop", "truncate", "error")
     """What to do with a longer pair; what was done is counted and said."""
     grammar: str = choices("sentences", "documents")
@@ -101,14 +101,14 @@ class VocabularyConfig:
 class ModelConfig:
     """The Transformer. A variant may be named for each place where attention happens."""
 
-    width: int = within(128, 1)
+    hidden_size: int = within(128, 1)
     """Size of the residual stream; the heads share it equally."""
-    heads: int = within(4, 1)
-    """Heads of every attention. Must divide `width`."""
+    num_heads: int = within(4, 1)
+    """Heads of every attention. Must divide `hidden_size`."""
     encoder_layers: int = within(2, 1)
     decoder_layers: int = within(2, 1)
-    slots: int = within(256, 1)
-    """Slots of every feed-forward memory: its inner size."""
+    ffn_size: int = within(256, 1)
+    """Inner size of every feed-forward layer: the slots of a key-value memory."""
     variant: str = "rela-g"
     """Attention in all places; `rectiformer variants` lists the names."""
     encoder_variant: str = ""
@@ -119,42 +119,46 @@ class ModelConfig:
     """Attention of the decoder to the source, where it is to differ."""
     memory: str = "relu"
     """Feed-forward layers; docs/variants.md lists the names."""
-    order: str = choices("post", "pre")
+    norm: str = choices("post", "pre")
     """LayerNorm after each residual sum, as in ReLA, or before each sublayer with one more at the end."""
-    tie: str = choices("all", "target", "none")
+    tie_embeddings: str = choices("all", "target", "none")
     """Embeddings that are one matrix: source, target, output (with a shared vocabulary); target and output; none."""
     positions: str = choices("sequence", "sentence")
     """What positions are counted in: all that a model reads at once, or each sentence of it, whose number then turns
     queries and keys (model/turning.py). A model of single sentences goes on with segments of documents nearly where it
-    was (`training.start`)."""
+    was (`training.init_from`)."""
     output_norm: str = ""
     """Norm of what the heads give together, in place of the variant's own: "none", "rms", "rms-small", "gated-rms",
     "head-rms" (each head by itself) or "layer"."""
-    learn: str = choices("head", "layer", "model", "fixed")
-    """How gamma of reluformer and alpha of entmax are held: one a head, a layer or a model, or fixed."""
-    learned_start: float = within(0.0, 0.0)
-    """Where that number starts; 0 for what suits the variant: 4 for gamma, so that attention adds little at first."""
-    center: str = choices("auto", "yes", "no")
-    """Whether keys have the mean of their sentence subtracted, in the encoder and in attention to the source. A softmax
-    never sees what all scores of a row have in common; a ReLU lets it switch whole rows on and off. "auto" does it
-    where the variant does not train well without: for reluformer."""
-    open: bool = False
-    """Whether rectified attention begins open, [x + p]+^p with its power p: for small scores, of centered keys, that is
-    what a softmax is, where [x]+^p has cut half of the keys before anything is learned. What each query adds to p is
-    learned."""
-    threshold: bool = False
-    """Whether each query of rectified attention learns a number that is added to all its scores, 0 at first. Centered
-    keys otherwise leave it no way to look at fewer of them. `open` includes it."""
+    gamma_sharing: str = choices("head", "layer", "model", "fixed")
+    """How many gammas reluformer learns: one per head, per layer or per model, or none ("fixed")."""
+    gamma_init: float = within(0.0, 0.0)
+    """Initial gamma; 0 for the variant's own: 4, so that attention adds little at first."""
+    alpha_sharing: str = choices("head", "layer", "model", "fixed")
+    """How many alphas entmax learns, likewise."""
+    alpha_init: float = within(0.0, 0.0)
+    """Initial alpha; 0 for the variant's own."""
+    center_keys: str = choices("auto", "yes", "no")
+    """Whether the mean over a sentence is subtracted from its keys, in the encoder and in cross-attention. A softmax
+    ignores whatever all scores of a row have in common; through a ReLU it switches whole rows on and off. "auto" centers
+    where the variant does not train well otherwise: for reluformer."""
+    score_bias: str = choices("none", "zero", "open")
+    """A learned number that each query of rectified attention adds to all its scores: none, or one that starts at zero
+    (a learned threshold: with centered keys a query cannot attend to fewer keys without it), or at the power p of the
+    variant. [x + p]+^p of small scores is what a softmax is, so attention starts open, where [x]+^p has already cut half
+    of the keys."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)
     """Of attention weights."""
-    slot_dropout: float = within(0.1, 0.0, 1.0)
+    ffn_dropout: float = within(0.1, 0.0, 1.0)
     """Of feed-forward activations."""
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ConfigError(f"model.heads = {self.heads} does not divide model.width = {self.width}")
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"model.num_heads = {self.num_heads} does not divide model.hidden_size = {self.hidden_size}"
+            )
 
     def variant_of(self, kind: str) -> str:
         """The variant used by attention of `kind`: "encoder", "decoder" or "cross"."""
@@ -167,27 +171,32 @@ class TrainingConfig:
 
     steps: int = within(2_000, 1)
     """Updates."""
-    tokens: int = within(2_000, 1)
+    batch_tokens: int = within(2_000, 1)
     """Padded tokens of the longer side in one micro-batch."""
-    accumulate: int = within(1, 1)
+    grad_accumulation: int = within(1, 1)
     """Micro-batches summed into one update."""
     optimizer: str = choices("adam", "adamw")
     """Adam, with weight decay apart from the gradient in "adamw"."""
-    schedule: str = choices("noam", "inverse-sqrt", "constant")
-    """noam: rate * width^-0.5 * min(t^-0.5, t * warmup^-1.5). inverse-sqrt: to `rate`, then times (warmup / t)^0.5."""
-    rate: float = within(1.0, 0.0)
-    """Learning rate: a factor for noam, the highest rate for the others."""
+    schedule: str = choices("noam", "inverse-sqrt", "constant", "linear", "cosine", "wsd")
+    """All rise linearly over `warmup` updates. noam, of update t: learning_rate * hidden_size^-0.5 * min(t^-0.5, t *
+    warmup^-1.5). inverse-sqrt: then times (warmup / t)^0.5. constant: then stays. linear, cosine: then falls to 0 at the
+    last of `steps`, in a line or half a cosine. wsd (warm-up, stable, decay): then stays, and falls to 0 in a line over
+    the last `decay_fraction` of `steps`."""
+    learning_rate: float = within(1.0, 0.0)
+    """A factor for noam, the peak rate for the others."""
     warmup: int = within(4_000, 1)
     """Updates over which the rate rises."""
+    decay_fraction: float = within(0.2, 0.0, 1.0)
+    """Share of `steps` over which the rate of `wsd` falls."""
     beta1: float = within(0.9, 0.0, 1.0)
     beta2: float = within(0.98, 0.0, 1.0)
     epsilon: float = within(1e-8, 0.0)
     weight_decay: float = within(0.0, 0.0)
-    clip: float = within(0.0, 0.0)
+    clip_grad_norm: float = within(0.0, 0.0)
     """Largest norm of the gradient; 0 does not clip, as in both papers."""
-    smoothing: float = within(0.1, 0.0, 1.0)
+    label_smoothing: float = within(0.1, 0.0, 1.0)
     """Label smoothing."""
-    smoothing_over: str = choices("others", "all")
+    label_smoothing_over: str = choices("others", "all")
     """Where the smoothed mass goes: the V-1 other words, constant subtracted (ReLA), or all V words (fairseq)."""
     loss_mean: str = choices("token", "sentence")
     """Loss of an update: mean over its target tokens, or over sentences of their token means (ReLA)."""
@@ -203,7 +212,7 @@ class TrainingConfig:
     """Weight of the balance of experts, where the memory has any."""
     ema: float = within(0.0, 0.0, 1.0)
     """Decay of a moving average of the weights that is validated and kept instead of them; 0 for none."""
-    average: int = within(1, 1)
+    average_checkpoints: int = within(1, 1)
     """Newest checkpoints averaged into the final weights."""
     precision: str = choices("fp32", "bf16")
     """Of matrix products; weights and sums stay in float32."""
@@ -212,9 +221,9 @@ class TrainingConfig:
     or two, so "auto" does it for 10,000 steps and more, and only captures for fewer. On a CPU nothing is compiled."""
     parallel: str = choices("auto", "ddp", "fsdp")
     """With several ranks of torchrun: "ddp", which "auto" is, has the whole model on each; "fsdp" deals out its rows.
-    The micro-batches of an update are dealt out to the ranks, so `accumulate` must be a multiple of their number."""
+    The micro-batches of an update are dealt out to the ranks, so `grad_accumulation` must be a multiple of their number."""
     device: str = choices("auto", "cpu", "cuda")
-    start: str = ""
+    init_from: str = ""
     """A run folder to start from: its best weights and, where no others are named, its subwords. The model must have
     the same sizes; everything else may differ. A run of longer segments needs a separator, which the subwords of text
     with documents have."""
@@ -245,8 +254,8 @@ class CheckpointConfig:
     """Updates between checkpoints."""
     keep: int = within(2, 2)
     """Newest checkpoints kept, beside the best one."""
-    wait: bool = True
-    """Train on only when a checkpoint is on disk; otherwise it is copied to main memory and written meanwhile."""
+    async_save: bool = False
+    """Go on training while a checkpoint is written from a copy in main memory; otherwise wait until it is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)

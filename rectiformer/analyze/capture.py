@@ -161,5 +161,5 @@ def model_card(model: Transformer, name: str = "") -> ModelCard:
         digest.hexdigest(),
         variants,
         {"encoder": config.encoder_layers, "decoder": config.decoder_layers},
-        config.heads,
+        config.num_heads,
     )

@@ -94,7 +94,7 @@ def cut_test_set(test: TestSet, translators: list[Translator], names: list[str])
     cuts = []
     for name, translator in zip(names, translators, strict=True):
         if not translator.segment:
-            warn(f"{name} was trained on sentences (data.segment = 0), so it reads each one by itself")
+            warn(f"{name} was trained on sentences (data.segment_length = 0), so it reads each one by itself")
         cuts.append(cut_documents(trained if translator.segment else [translator], test.documents))
     return cuts
 

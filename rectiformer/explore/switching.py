@@ -45,7 +45,7 @@ def check_heads(model: Transformer, heads: Collection[Head]) -> None:
             config = model.config
             raise ArgumentError(
                 f"there is no head {head} of {kind} layer {layer}; the encoder has {config.encoder_layers} layers, the "
-                f"decoder {config.decoder_layers}, and each attention {config.heads} heads, all counted from 0"
+                f"decoder {config.decoder_layers}, and each attention {config.num_heads} heads, all counted from 0"
             )
 
 

@@ -73,7 +73,7 @@ def write_model(
 
     config = model.config
     spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=False, no_final_norm=True
+        (config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=False, no_final_norm=True
     )
     for part, embedding in ((spec.encoder, model.source_embedding), (spec.decoder, model.target_embedding)):
         embedding.reserve(positions)

@@ -75,12 +75,12 @@ def find_attention(model: Transformer) -> str:
         raise ArgumentError(f"MarianMT has one attention for all places, this model {variants}; export with --to onnx")
     if any(site.attention.center for site in model.sites()):
         raise ArgumentError(
-            f"MarianMT cannot center keys, as model.center = {config.center!r} does for {config.variant!r}; "
-            'export with --to onnx, or train with model.center = "no"'
+            f"MarianMT cannot center keys, as model.center_keys = {config.center_keys!r} does for {config.variant!r}; "
+            'export with --to onnx, or train with model.center_keys = "no"'
         )
     if any(site.attention.opening is not None for site in model.sites()):
         raise ArgumentError(
-            "MarianMT cannot raise scores, as model.open = true and model.threshold = true do; export with --to onnx"
+            f"MarianMT cannot add model.score_bias = {config.score_bias!r} to its scores; export with --to onnx"
         )
     return find_registered(find_variant(variants["cross"]))
 
@@ -123,13 +123,17 @@ def configure(translator: Translator, attention: str, positions: int) -> dict[st
     config, target = translator.model.config, translator.target
     sizes: dict[str, Any] = {}
     for part, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        sizes |= {f"{part}_layers": layers, f"{part}_attention_heads": config.heads, f"{part}_ffn_dim": config.slots}
+        sizes |= {
+            f"{part}_layers": layers,
+            f"{part}_attention_heads": config.num_heads,
+            f"{part}_ffn_dim": config.ffn_size,
+        }
     return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "attn_implementation": attention,
         "dtype": "float32",
-        "d_model": config.width,
+        "d_model": config.hidden_size,
         **sizes,
         **dropouts(config),
         "vocab_size": translator.source.size,
@@ -152,7 +156,7 @@ def dropouts(config: ModelConfig) -> dict[str, float]:
     return {
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
-        "activation_dropout": config.slot_dropout,
+        "activation_dropout": config.ffn_dropout,
     }
 
 

@@ -35,9 +35,9 @@ class Residual(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = LayerNorm(config.width)
+        self.norm = LayerNorm(config.hidden_size)
         self.drop = Dropout(config.dropout)
-        self.after = config.order == "post"
+        self.after = config.norm == "post"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.after:
@@ -49,16 +49,16 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
     """Attention of `kind` "encoder", "decoder" or "cross"; `shared` holds the numbers one model learns once."""
     variant = config.variant_of(kind)
     return MultiHeadAttention(
-        config.width,
-        config.heads,
+        config.hidden_size,
+        config.num_heads,
         variant,
         cross=kind == "cross",
         dropout=config.attention_dropout,
-        learn=shared.get(variant, "fixed") if config.learn == "model" else config.learn,
+        learn=find_sharing(config, variant, shared),
         start=find_start(config, variant),
         norm=config.output_norm or None,
         center=kind != "decoder"
-        and (find_variant(variant).centered if config.center == "auto" else config.center == "yes"),
+        and (find_variant(variant).centered if config.center_keys == "auto" else config.center_keys == "yes"),
         opening=find_opening(config, variant),
     )
 
@@ -66,19 +66,27 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
 def find_opening(config: ModelConfig, variant: str) -> float | None:
     """What is added to the scores at first, where queries learn to add to it; None where they do not."""
     power = find_variant(variant).power
-    if not power or not (config.open or config.threshold):
+    if not power or config.score_bias == "none":
         return None
-    return float(power) if config.open else 0.0
+    return float(power) if config.score_bias == "open" else 0.0
 
 
 def find_start(config: ModelConfig, variant: str) -> float | None:
-    """Where a learned number starts, or None for the option's own default."""
-    return config.learned_start or find_variant(variant).learned_start or None
+    """Initial value of the variant's learned gamma or alpha, or None for the option's own default."""
+    name = LearnedOption.name_in(find_variant(variant))
+    return (getattr(config, f"{name}_init") if name else 0.0) or find_variant(variant).learned_start or None
+
+
+def find_sharing(config: ModelConfig, variant: str, shared: dict[str, LearnedOption]) -> str | LearnedOption:
+    """How many gammas or alphas the variant learns, or the one that all layers share."""
+    name = LearnedOption.name_in(find_variant(variant))
+    sharing = getattr(config, f"{name}_sharing") if name else "fixed"
+    return shared[variant] if sharing == "model" else sharing
 
 
 def build_memory(config: ModelConfig) -> KeyValueMemory:
     layers = config.encoder_layers + config.decoder_layers
-    return KeyValueMemory(config.width, config.slots, config.memory, dropout=config.slot_dropout, layers=layers)
+    return KeyValueMemory(config.hidden_size, config.ffn_size, config.memory, dropout=config.ffn_dropout, layers=layers)
 
 
 class EncoderLayer(nn.Module):
@@ -155,13 +163,11 @@ class DecoderLayer(nn.Module):
 
 
 def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
-    """One learned number a variant, for all layers of a model, where the configuration asks for that."""
-    if config.learn != "model":
-        return {}
+    """The gamma or alpha of each variant that all layers of the model share, where the configuration asks for that."""
     names = dict.fromkeys(config.variant_of(kind) for kind in ("encoder", "decoder", "cross"))
     learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
     return {
         name: LearnedOption(find_variant(name), option, start=find_start(config, name))
         for name, option in learnable.items()
-        if option
+        if option and getattr(config, f"{option}_sharing") == "model"
     }

@@ -43,7 +43,7 @@ class LearnedOption(nn.Module):
         if not least < value < most:
             raise ConfigError(
                 f"{self.name} is learned between {least} and {most} and cannot start at {value:g}; start it inside of "
-                "that (model.learned_start)"
+                f"that (model.{self.name}_init)"
             )
         if self.transform == "exp":
             return math.log(value)

@@ -41,7 +41,7 @@ class Opening(nn.Module):
         if head < 2:
             raise ConfigError(
                 f"heads of {head} dimension have none left for scores beside the one that opens them; use fewer heads, "
-                "or model.open = false and model.threshold = false"
+                "or model.score_bias = 'none'"
             )
         self.amount, self.head = amount, head
         queries, keys = (torch.arange(size) % head == 0 for size in sizes[:2])

@@ -83,35 +83,37 @@ class Transformer(nn.Module):
         separators: tuple[int | None, int | None] = (None, None),
     ) -> None:
         super().__init__()
-        if config.tie == "all" and source_size != target_size:
+        if config.tie_embeddings == "all" and source_size != target_size:
             raise ConfigError(
-                f'model.tie = "all" needs one vocabulary, but the source has {source_size} entries and the target '
-                f'{target_size}; use model.tie = "target" or vocabulary.shared = true'
+                f'model.tie_embeddings = "all" needs one vocabulary, but the source has {source_size} entries and the target '
+                f'{target_size}; use model.tie_embeddings = "target" or vocabulary.shared = true'
             )
         self.config = config
-        tables = [nn.Parameter(torch.empty(size, config.width)) for size in (source_size, target_size)]
-        if config.tie == "all":
+        tables = [nn.Parameter(torch.empty(size, config.hidden_size)) for size in (source_size, target_size)]
+        if config.tie_embeddings == "all":
             tables[0] = tables[1]
         borders = find_borders(config, separators)
         self.source_embedding = Embedding(tables[0], config.dropout, None, borders[0])
         self.target_embedding = Embedding(tables[1], config.dropout, start, borders[1])
-        self.output = tables[1] if config.tie != "none" else nn.Parameter(torch.empty(target_size, config.width))
+        self.output = (
+            tables[1] if config.tie_embeddings != "none" else nn.Parameter(torch.empty(target_size, config.hidden_size))
+        )
         shared = build_shared(config)
         self.encoder = nn.ModuleList(EncoderLayer(config, shared) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config, shared) for _ in range(config.decoder_layers))
-        final = config.order == "pre"
-        self.encoder_norm = LayerNorm(config.width) if final else nn.Identity()
-        self.decoder_norm = LayerNorm(config.width) if final else nn.Identity()
+        final = config.norm == "pre"
+        self.encoder_norm = LayerNorm(config.hidden_size) if final else nn.Identity()
+        self.decoder_norm = LayerNorm(config.hidden_size) if final else nn.Identity()
         with torch.no_grad():
             for table in tables:
-                nn.init.normal_(table, std=config.width**-0.5)
-            if config.tie == "none":
+                nn.init.normal_(table, std=config.hidden_size**-0.5)
+            if config.tie_embeddings == "none":
                 variance_scaling_(self.output)
 
     @property
     def encoded_width(self) -> int:
         """Columns of encoded sources: those of the residual stream, and the numbers of sentences if they count."""
-        return self.config.width + 2 * (self.source_embedding.separator is not None)
+        return self.config.hidden_size + 2 * (self.source_embedding.separator is not None)
 
     def encode(self, source: Tensor, lengths: Tensor | None) -> Tensor:
         """Source ids [B, N] to [B, N, E], with the numbers of their sentences where those count (`encoded_width`);
@@ -130,7 +132,7 @@ class Transformer(nn.Module):
         padded = F.pad(source, (0, -source.shape[1] % (2 * ranks.size)))  # until the ranks can share them
         where = own_shard(torch.arange(padded.shape[1], device=source.device), ranks, 0)
         if embedding.separator is None:
-            return embedding.embed(padded[:, where], position_signals(where, self.config.width)), None
+            return embedding.embed(padded[:, where], position_signals(where, self.config.hidden_size)), None
         embedding.reserve(padded.shape[1])
         positions, numbers = embedding.places(padded)[:, where].unbind(-1)
         return embedding.embed(padded[:, where], embedding.positions[positions]), numbers
@@ -139,12 +141,12 @@ class Transformer(nn.Module):
         """What the numbers [B, M] of their sentences turn queries and keys by."""
         if numbers is None:
             return None
-        return turn_by(numbers, self.config.width // self.config.heads, working_dtype(self.output))
+        return turn_by(numbers, self.config.hidden_size // self.config.num_heads, working_dtype(self.output))
 
     def decode(self, target: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
         """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""
         x, turn = self.target_embedding(target), self.turn(self.target_embedding.numbers(target))
-        source, numbers = without_numbers(source, self.config.width)
+        source, numbers = without_numbers(source, self.config.hidden_size)
         source_turn = self.turn(numbers)
         for layer in self.decoder:
             x = layer(x, source, source_lengths, turn, source_turn)
@@ -171,9 +173,9 @@ class Transformer(nn.Module):
         Nothing in a step of this state depends on numbers held by Python, so it can be captured as a CUDA graph.
         """
         self.target_embedding.reserve(room)
-        heads, layers = self.config.heads, len(self.decoder)
+        heads, layers = self.config.num_heads, len(self.decoder)
         counted = self.target_embedding.separator is not None
-        held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.width // heads, counted)
+        held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.hidden_size // heads, counted)
         position = torch.zeros(1, dtype=torch.long, device=source.device)
         own = [FixedCache(held, layer) for layer in range(layers)]
         cross = [ReadyCache(*pair) for pair in self.project_source(source, source_lengths)]
@@ -181,7 +183,7 @@ class Transformer(nn.Module):
 
     def project_source(self, source: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
-        states, numbers = without_numbers(source, self.config.width)
+        states, numbers = without_numbers(source, self.config.hidden_size)
         turns = Turns(keys=self.turn(numbers))
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
@@ -197,7 +199,7 @@ class Transformer(nn.Module):
         x = self.target_embedding.embed(ids[:, None], self.next_signals(ids, state))
         turn = self.turn(None if state.places is None else state.places[:, 1:])
         written = None if state.room is None else (state.position + 1).expand(len(ids))
-        source = state.source[..., : self.config.width]
+        source = state.source[..., : self.config.hidden_size]
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer.step(x, source, state.source_lengths, own, cross, written, turn)
@@ -239,6 +241,6 @@ def find_borders(config: ModelConfig, separators: tuple[int | None, int | None])
     if None in separators:
         raise ConfigError(
             'model.positions = "sentence" needs a vocabulary with a separator, which that of data with documents has; '
-            "set data.documents or data.segment"
+            "set data.documents or data.segment_length"
         )
     return separators

@@ -36,8 +36,6 @@ from rectiformer.toml import load_config, to_toml
 
 FORMAT = 1
 RECORD_LIMIT = 2**20  # bytes of run.json; ours have some hundreds
-LATER_KEYS = ("learned_start", "center", "output_norm", "positions", "open", "threshold")
-"""Keys of [model] that the first runs did not have yet; they still open."""
 FREE_KEYS = (
     "log.",
     "checkpoint.",
@@ -189,11 +187,8 @@ def value_of(config: Config, key: str) -> Any:
 
 
 def hash_model(config: Config) -> str:
-    """SHA-256 of the section that decides which weights fit; of `LATER_KEYS`, where they are not at their defaults."""
-    default = dataclasses.asdict(ModelConfig())
-    section = dataclasses.asdict(config.model)
-    told = {key: value for key, value in section.items() if key not in LATER_KEYS or value != default[key]}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of the section that decides which weights fit."""
+    return hashlib.sha256(json.dumps(dataclasses.asdict(config.model), sort_keys=True).encode()).hexdigest()
 
 
 def load_model(

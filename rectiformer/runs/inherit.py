@@ -1,4 +1,4 @@
-"""What a run takes over from another one, as `training.start` asks: its best weights and its subwords."""
+"""What a run takes over from another one, as `training.init_from` asks: its best weights and its subwords."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rectiformer.text.vocabulary import Vocabulary
 
 def adopt_subwords(config: Config) -> Config:
     """The same, with the vocabularies of the run that it starts from, unless it starts from none or names its own."""
-    if not config.training.start or config.vocabulary.source_model or config.vocabulary.target_model:
+    if not config.training.init_from or config.vocabulary.source_model or config.vocabulary.target_model:
         return config
-    run = open_run(Path(config.training.start))
+    run = open_run(Path(config.training.init_from))
     target = "" if config.vocabulary.shared else str(run.path / "target.model")
     vocabulary = dataclasses.replace(
         config.vocabulary, source_model=str(run.path / "source.model"), target_model=target
@@ -33,7 +33,7 @@ def require_fit(config: Config, source: Vocabulary | None, target: Vocabulary | 
     Args:
         source, target: the vocabularies, None where they are not chosen yet.
     """
-    start = open_run(Path(config.training.start))
+    start = open_run(Path(config.training.init_from))
     require_same_subwords(start, source or start.source, target or start.target)
     with torch.device("meta"):
         ours, theirs = (dataclasses.replace(start, config=each).build_model() for each in (config, start.config))
@@ -45,7 +45,7 @@ def inherit_weights(model: Transformer, run: Run, note: Callable[[str], None]) -
 
     Subwords must be the same, since rows of the embeddings stand for them; dropout and all of [training] may differ.
     """
-    start = open_run(Path(run.config.training.start))
+    start = open_run(Path(run.config.training.init_from))
     require_same_subwords(start, run.source, run.target)
     trained, step = load_model(start, notice=note)
     load_weights(model, weights_of(trained), str(start.path))

@@ -28,7 +28,7 @@ SMOKE_ROWS = 2
 RELA = "model.variant=rela-g"
 SITES = ("encoder", "decoder", "cross")
 HEADS = (2, 4, 8, 16)
-POST = ("model.order=post", "training.rate=1e-3", "training.warmup=1000")
+POST = ("model.norm=post", "training.learning_rate=1e-3", "training.warmup=1000")
 """The papers' order of norms, which learns slowly with a short warm-up (docs/log.md)."""
 DIVERGES = "no-norm"
 """The paper says that it does, without a number."""
@@ -47,7 +47,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     **{f"cross-{name}": ("model.variant=softmax", f"model.cross_variant={name}") for name in ("sparsemax", "entmax15")},
     **{f"{name}-post": (f"model.variant={name}", *POST) for name in ("softmax", "rela-g")},
     **{
-        f"{name}-{heads}-heads": (f"model.variant={name}", f"model.heads={heads}")
+        f"{name}-{heads}-heads": (f"model.variant={name}", f"model.num_heads={heads}")
         for name in ("softmax", "rela-g")
         for heads in HEADS
     },

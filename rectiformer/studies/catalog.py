@@ -11,6 +11,7 @@ from rectiformer.studies.heads import SPARSITY
 from rectiformer.studies.memory import MEMORY_DIAGNOSTICS, MEMORY_SWAP, SLOT_SWEEP
 from rectiformer.studies.plan import Study
 from rectiformer.studies.quality import TRANSLATION_QUALITY
+from rectiformer.studies.rates import LEARNING_RATE
 from rectiformer.studies.search import RELUFORMER_SEARCH
 from rectiformer.studies.skipping import SKIPPING
 
@@ -27,6 +28,7 @@ STUDIES: dict[str, Study] = {
         MEMORY_DIAGNOSTICS,
         DOCUMENT_LENGTH,
         SKIPPING,
+        LEARNING_RATE,
         RELUFORMER_SEARCH,
     )
 }

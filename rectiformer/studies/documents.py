@@ -82,14 +82,14 @@ def trainings(scale: Scale) -> list[Training]:
 def start_of(scale: Scale, variant: str) -> list[str]:
     """The model of sentences with the same attention, where there is one to start from; one for all seeds."""
     corpus = STARTS.get(scale.name)
-    return [f"training.start=translation-quality/{corpus}-{variant}-seed1"] if corpus else []
+    return [f"training.init_from=translation-quality/{corpus}-{variant}-seed1"] if corpus else []
 
 
 def at_length(scale: Scale, length: int) -> list[str]:
     """What a length sets: segments, batches that hold one, updates of the same size, debates where speeches end."""
     tokens = max(length, MICRO[scale.name])
-    settings = [f"data.segment={length}", f"training.tokens={tokens}"]
-    settings.append(f"training.accumulate={max(1, UPDATE[scale.name] // tokens)}")
+    settings = [f"data.segment_length={length}", f"training.batch_tokens={tokens}"]
+    settings.append(f"training.grad_accumulation={max(1, UPDATE[scale.name] // tokens)}")
     if scale.name == "small" and length >= LONGER_THAN_A_SPEECH:
         settings.append(EUROPARL_DEBATES)
     return settings

@@ -17,16 +17,16 @@ from rectiformer.text.batches import Batch
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 SHORT = {
-    "smoke": ("data.segment=64", "training.tokens=300"),
+    "smoke": ("data.segment_length=64", "training.batch_tokens=300"),
     "small": (
-        "data.segment=2048",
+        "data.segment_length=2048",
         EUROPARL_DEBATES,
         "data.valid_source=valid_long.en.xz",  # whole debates
         "data.valid_target=valid_long.de.xz",
-        "training.tokens=16384",
-        "training.start=translation-quality/europarl-en-de-rela-g-seed1",
+        "training.batch_tokens=16384",
+        "training.init_from=translation-quality/europarl-en-de-rela-g-seed1",
     ),
-    "paper": ("data.segment=2048", "training.tokens=4096", "training.accumulate=4"),
+    "paper": ("data.segment_length=2048", "training.batch_tokens=4096", "training.grad_accumulation=4"),
 }
 """What is set beside the settings of documents; the model is there for its zeros."""
 CAPTURED = "training.compile=capture"
@@ -41,7 +41,13 @@ BY_LENGTH = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15")
 UPDATE = {"smoke": 64, "small": 16_384, "paper": 16_384}
 """Subwords of such an update on each side, whatever the length."""
 TIMED = {"smoke": ("softmax", "rela-g"), "small": EVERY, "paper": EVERY}
-BASE = ("model.width=512", "model.heads=8", "model.encoder_layers=6", "model.decoder_layers=6", "model.slots=2048")
+BASE = (
+    "model.hidden_size=512",
+    "model.num_heads=8",
+    "model.encoder_layers=6",
+    "model.decoder_layers=6",
+    "model.ffn_size=2048",
+)
 """The size of the models that are timed, but at smoke."""
 PAPER = {
     "softmax": ("1.00x", "1.00x"),
@@ -63,8 +69,8 @@ def measure(run: Trained) -> dict[str, Any]:
     config, translator = run.training.config, open_model(run)
     timed = replace(config, model=replace(config.model, positions="sequence"))  # random words have no separators
     if run.scale.name != "smoke":
-        sized = configure(BASE, Scale("smoke"), f"model.order={config.model.order}").model
-        timed = replace(config, model=sized, training=replace(config.training, accumulate=1))
+        sized = configure(BASE, Scale("smoke"), f"model.norm={config.model.norm}").model
+        timed = replace(config, model=sized, training=replace(config.training, grad_accumulation=1))
     # Documents are trained without attention dropout, with which softmax has no kernel for more than 128 keys.
     documents = replace(timed, model=replace(timed.model, attention_dropout=0.0))
     batch = next(valid_batches(translator, run))

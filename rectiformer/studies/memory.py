@@ -52,11 +52,11 @@ def nearest_slots(memory: str, slots: int) -> int:
 
 def swap_trainings(scale: Scale) -> list[Training]:
     """Every memory of the table, but at smoke, at the slots of the scale."""
-    slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.slots
+    slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.ffn_size
     found = []
     for memory in SWAPPED[scale.name]:
         own = nearest_slots(memory, slots)
-        config = configure(MEMORY_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={own}")
+        config = configure(MEMORY_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={own}")
         found += seeded(memory, SEEDS[scale.name], config, memory=memory, slots=own)
     return found
 
@@ -67,7 +67,7 @@ def sweep_trainings(scale: Scale) -> list[Training]:
     places += [(memory, PRODUCT_SLOTS) for memory in (PRODUCTS[-1:] if scale.name == "smoke" else PRODUCTS)]
     found = []
     for memory, slots in places:
-        config = configure(SWEEP_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.slots={slots}")
+        config = configure(SWEEP_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={slots}")
         found += seeded(f"{memory}-{slots}", SEEDS[scale.name], config, memory=memory, slots=slots)
     return found
 

@@ -48,7 +48,7 @@ class Training:
     """What all its seeds have in common; a row of a table, and with the seed the name of a folder."""
     seed: int
     config: Config
-    """Where it starts from a training of another study, `training.start` is that one's `study/key`."""
+    """Where it starts from a training of another study, `training.init_from` is that one's `study/key`."""
     labels: Mapping[str, str | int | float] = field(default_factory=dict)
     """What the tables and figures sort it by."""
     form: str = ""
@@ -142,9 +142,9 @@ def seeded(
 
 def start_folder(config: Config, out: Path, scale: Scale) -> Path | None:
     """The folder in `out` of the training that one starts from, if it does."""
-    if not config.training.start:
+    if not config.training.init_from:
         return None
-    study, key = config.training.start.split("/")
+    study, key = config.training.init_from.split("/")
     return out / study / scale.name / key
 
 
@@ -156,13 +156,15 @@ def locate_start(config: Config, out: Path, scale: Scale) -> Config:
     folder = start_folder(config, out, scale)
     if folder is None:
         return config
-    (study, key), run = config.training.start.split("/"), folder / RUN
+    (study, key), run = config.training.init_from.split("/"), folder / RUN
     if not is_created(run):
         raise ArgumentError(
             f"it starts from {key} of {study}, which is not trained in {out}; first run "
             f"`rectiformer study {study} --only {key}` with the same --scale and --out"
         )
-    return adopt_subwords(dataclasses.replace(config, training=dataclasses.replace(config.training, start=str(run))))
+    return adopt_subwords(
+        dataclasses.replace(config, training=dataclasses.replace(config.training, init_from=str(run)))
+    )
 
 
 def portable(config: Config) -> Config:
@@ -172,13 +174,13 @@ def portable(config: Config) -> Config:
         data=rename_files(config.data, lambda name: Path(name).name),
         training=dataclasses.replace(config.training, device="auto", compile="auto"),
     )
-    start = Path(config.training.start)
+    start = Path(config.training.init_from)
     if start.name != RUN:
         return found
     named = f"{start.parts[-4]}/{start.parts[-2]}"  # what `locate_start` was given
     return dataclasses.replace(
         found,
-        training=dataclasses.replace(found.training, start=named),
+        training=dataclasses.replace(found.training, init_from=named),
         vocabulary=dataclasses.replace(found.vocabulary, source_model="", target_model=""),
     )
 

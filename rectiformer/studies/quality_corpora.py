@@ -18,6 +18,7 @@ from rectiformer.studies.corpora import (
     OPEN,
     THRESHOLD,
     WMT,
+    to_the_end,
 )
 from rectiformer.studies.forms import MARKER, rewrite
 from rectiformer.studies.held_out import Pair
@@ -103,7 +104,7 @@ FRENCH_SPEECHES = (
     "data.valid_source=valid_long.en.xz",
     "data.valid_target=valid_long.fr.xz",
 )
-HALF_RATE = {"sparsemax": ("training.rate=1e-3",)}
+HALF_RATE = {"sparsemax": ("training.learning_rate=1e-3",)}
 """On Europarl sparsemax breaks at the rate of the others (docs/log.md)."""
 SMALLER_VOCABULARY = "vocabulary.size=12000"
 """Text in small letters has fewer words."""
@@ -152,6 +153,18 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             form="words",
             own=HALF_RATE,
             gold=(BICICI, SILVER),
+        ),
+        *(
+            Corpus(
+                name=f"europarl-en-de-words-{norm}",
+                folder="europarl-doc-ende",
+                settings=to_the_end(norm),
+                test=("test.en.xz", "test.de.xz"),
+                seeds={"softmax": THREE, "rela-g": THREE},
+                form="words",
+                gold=(BICICI, SILVER),
+            )
+            for norm in ("post", "pre")
         ),
         Corpus(
             name="europarl-en-fr-words",

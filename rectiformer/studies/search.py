@@ -30,12 +30,12 @@ SHORT = {
 """What the search changes in the settings of a scale."""
 SEEDS = (1,)
 WEIGHTS = (0.01, 0.1, 1.0)
-RELUFORMER = ("model.variant=reluformer", "model.center=yes", "model.learned_start=1")
-PAPER = ("model.variant=reluformer", "model.center=no", "model.learned_start=1")
+RELUFORMER = ("model.variant=reluformer", "model.center_keys=yes", "model.gamma_init=1")
+PAPER = ("model.variant=reluformer", "model.center_keys=no", "model.gamma_init=1")
 """The paper's formula as it stands."""
 SQUARED = ("model.variant=relu2", "model.output_norm=gated-rms")
 """ReLA-g with weights squared."""
-FAST = "training.rate=2e-3"
+FAST = "training.learning_rate=2e-3"
 
 
 def penalties(mass: float, entropy: float) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "others and the formula as it stands": {
         "softmax": ("model.variant=softmax",),
         "rela-g": ("model.variant=rela-g",),
-        "rela-centered": ("model.variant=rela-g", "model.center=yes"),
+        "rela-centered": ("model.variant=rela-g", "model.center_keys=yes"),
         "paper": PAPER,
         **{f"paper-penalties-{weight:g}": (*PAPER, *penalties(weight, weight)) for weight in WEIGHTS},
     },
@@ -63,30 +63,33 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         },
     },
     "gamma": {
-        **{f"gamma-{learn}": (*RELUFORMER, f"model.learn={learn}") for learn in ("layer", "model", "fixed")},
-        **{f"start-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}") for gamma in (0.25, 0.5, 2.0, 4.0, 8.0)},
+        **{f"gamma-{learn}": (*RELUFORMER, f"model.gamma_sharing={learn}") for learn in ("layer", "model", "fixed")},
+        **{f"start-{gamma:g}": (*RELUFORMER, f"model.gamma_init={gamma}") for gamma in (0.25, 0.5, 2.0, 4.0, 8.0)},
     },
     "order of norms": {
-        **{f"post-{name}": (f"model.variant={name}", "model.order=post") for name in ("softmax", "rela-g")},
-        "post-reluformer": (*RELUFORMER, "model.order=post"),
-        "post-paper": (*PAPER, "model.order=post"),
+        **{f"post-{name}": (f"model.variant={name}", "model.norm=post") for name in ("softmax", "rela-g")},
+        "post-reluformer": (*RELUFORMER, "model.norm=post"),
+        "post-paper": (*PAPER, "model.norm=post"),
     },
     "rate and warm-up": {
-        **{f"rate-{rate:g}": (*RELUFORMER, f"training.rate={rate}") for rate in (3e-4, 2e-3)},
+        **{f"rate-{rate:g}": (*RELUFORMER, f"training.learning_rate={rate}") for rate in (3e-4, 2e-3)},
         **{f"warmup-{steps}": (*RELUFORMER, f"training.warmup={steps}") for steps in (400, 1600)},
-        "start-4-entropy": (*RELUFORMER, "model.learned_start=4", *penalties(0, 0.1)),
-        **{f"start-{gamma:g}-fast": (*RELUFORMER, f"model.learned_start={gamma}", FAST) for gamma in (2.0, 4.0)},
+        "start-4-entropy": (*RELUFORMER, "model.gamma_init=4", *penalties(0, 0.1)),
+        **{f"start-{gamma:g}-fast": (*RELUFORMER, f"model.gamma_init={gamma}", FAST) for gamma in (2.0, 4.0)},
         **{f"{name}-fast": (f"model.variant={name}", FAST) for name in ("softmax", "rela-g")},
-        "threshold-4-fast": (*RELUFORMER, "model.learned_start=4", "model.threshold=true", FAST),
+        "threshold-4-fast": (*RELUFORMER, "model.gamma_init=4", "model.score_bias=zero", FAST),
     },
     "squared, and open at first": {
-        **{f"open-{gamma:g}": (*RELUFORMER, f"model.learned_start={gamma}", "model.open=true") for gamma in (1.0, 4.0)},
-        "rela-open": ("model.variant=rela-g", "model.open=true"),
-        "rela-centered-open": ("model.variant=rela-g", "model.center=yes", "model.open=true"),
-        "squared": (*SQUARED, "model.center=no"),
-        "squared-centered": (*SQUARED, "model.center=yes"),
-        "squared-open": (*SQUARED, "model.center=no", "model.open=true"),
-        "squared-centered-open": (*SQUARED, "model.center=yes", "model.open=true"),
+        **{
+            f"open-{gamma:g}": (*RELUFORMER, f"model.gamma_init={gamma}", "model.score_bias=open")
+            for gamma in (1.0, 4.0)
+        },
+        "rela-open": ("model.variant=rela-g", "model.score_bias=open"),
+        "rela-centered-open": ("model.variant=rela-g", "model.center_keys=yes", "model.score_bias=open"),
+        "squared": (*SQUARED, "model.center_keys=no"),
+        "squared-centered": (*SQUARED, "model.center_keys=yes"),
+        "squared-open": (*SQUARED, "model.center_keys=no", "model.score_bias=open"),
+        "squared-centered-open": (*SQUARED, "model.center_keys=yes", "model.score_bias=open"),
     },
 }
 """What was tried, by what it is about. Name of a row: what it sets. A row more is a line more."""
@@ -101,7 +104,7 @@ def trainings(scale: Scale) -> list[Training]:
     for name, overrides in ROWS.items():
         if scale.name == "smoke" and name not in SMOKE_ROWS:
             continue
-        config = configure(SENTENCES[scale.name], scale, "model.order=pre", *SHORT[scale.name], *overrides)
+        config = configure(SENTENCES[scale.name], scale, "model.norm=pre", *SHORT[scale.name], *overrides)
         found += seeded(name, SEEDS, config, settings=", ".join(overrides))
     return found
 

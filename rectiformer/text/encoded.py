@@ -135,7 +135,11 @@ def fit_lengths(
     counts.empty += int(empty.sum())
     if beyond.any() and config.too_long == "error":
         place = int(beyond.argmax())
-        limit = f"data.segment = {config.segment:,}" if config.segment else f"data.longest = {config.longest:,}"
+        limit = (
+            f"data.segment_length = {config.segment_length:,}"
+            if config.segment_length
+            else f"data.max_length = {config.max_length:,}"
+        )
         raise DataError(
             f"{name(place)} has {lengths[:, place].max():,} subwords on a side, but {limit}; raise it, "
             f'or use data.too_long = "drop" or "truncate"'

@@ -56,15 +56,21 @@ def check_files(config: DataConfig) -> None:
             f"data.document_tables names {len(config.document_tables)} files but data.source {len(config.source)}; "
             "name one for each, or none"
         )
-    if config.source and config.documents == "none" and (config.segment or config.document_tables):
-        key = "segment" if config.segment else "document_tables"
+    if config.source and config.documents == "none" and (config.segment_length or config.document_tables):
+        key = "segment" if config.segment_length else "document_tables"
         raise ConfigError(f'data.{key} needs documents: say where they start in data.documents, now "none"')
-    if config.mixed and not config.segment:
-        raise ConfigError("data.mixed = true, but data.segment = 0: there are no limits to mix; name the longest")
-    if config.segment == 1:
-        raise ConfigError("data.segment = 1, but a sentence needs a subword beside its separator; use 2 or more, or 0")
-    if config.segment and not config.source and config.grammar != "documents":
-        raise ConfigError(f'data.segment needs documents: use data.grammar = "documents", not "{config.grammar}"')
+    if config.mixed and not config.segment_length:
+        raise ConfigError(
+            "data.mixed = true, but data.segment_length = 0: there are no limits to mix; name the longest"
+        )
+    if config.segment_length == 1:
+        raise ConfigError(
+            "data.segment_length = 1, but a sentence needs a subword beside its separator; use 2 or more, or 0"
+        )
+    if config.segment_length and not config.source and config.grammar != "documents":
+        raise ConfigError(
+            f'data.segment_length needs documents: use data.grammar = "documents", not "{config.grammar}"'
+        )
     if input_files(config).count("-") > 1:
         raise ConfigError("standard input (`-`) is named more than once in [data], but it can be read once only")
     for name in input_files(config):

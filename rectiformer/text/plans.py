@@ -22,7 +22,7 @@ def plan_batches(
         ranks: how many processes train together.
     """
     require_stream(config, ranks)
-    name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.tokens
+    name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.batch_tokens
     if not config.data.stream:
         prepared.weigh(config.data.weights)
         return BatchPlan(prepared.train, tokens, symbols, name)
@@ -35,7 +35,7 @@ def require_stream(config: Config, ranks: int) -> None:
     """ConfigError where a stream is asked for what it cannot do."""
     if not config.data.stream:
         return
-    for key, value in {"segment": config.data.segment, "weights": config.data.weights}.items():
+    for key, value in {"segment": config.data.segment_length, "weights": config.data.weights}.items():
         if value:
             raise ConfigError(f"data.{key} needs prepared text, but data.stream = true; leave one of them out")
     if config.vocabulary.sampling:

@@ -166,7 +166,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
         progress("vocabulary", 0)
         require_text(config)
         sample = partial(corpus.sample_lines, data, config.vocabulary.sentences, TRAINING_CHARACTERS)
-        vocabularies = choose_vocabularies(config.vocabulary, sample, has_documents(data), data.segment > 0)
+        vocabularies = choose_vocabularies(config.vocabulary, sample, has_documents(data), data.segment_length > 0)
         for side, vocabulary in zip(SIDES, vocabularies, strict=True):
             vocabulary.save(folder / f"{side}.model")
         alpha = config.vocabulary.sampling
@@ -182,7 +182,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
     }
     hashes = {side: vocabulary.sha256 for side, vocabulary in zip(SIDES, vocabularies, strict=True)}
     manifest = {"format": FORMAT, "made_from": origin, "vocabularies": hashes, "splits": splits, "files": files}
-    manifest["segment"] = data.segment
+    manifest["segment"] = data.segment_length
     manifest |= {"stream": True} if data.stream else {}
     manifest["hash"] = hash_data(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -194,11 +194,11 @@ def write_split(
     data: DataConfig, folder: Path, vocabularies: tuple[Vocabulary, Vocabulary], alpha: float, progress: Progress
 ) -> dict[str, Any]:
     """Encode the pairs of one split or copy into the new `folder`, drawing subwords where alpha > 0; its summary."""
-    longest = data.segment - 1 if data.segment else data.longest  # a separator counts too
+    longest = data.segment_length - 1 if data.segment_length else data.max_length  # a separator counts too
     split, longest = ("valid", sys.maxsize) if folder.name == "valid" else ("train", longest)
     corpora = len(files_of(data, split)[0]) or 1
     counts, read, number = Counts(), Counts(), 1
-    with SplitWriter(folder, vocabularies, data.segment > 0, corpora) as writer:
+    with SplitWriter(folder, vocabularies, data.segment_length > 0, corpora) as writer:
         for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
             key = f"{data.seed}/{folder.name}/{number - 1}"
             sides = [
@@ -215,8 +215,8 @@ def write_split(
     if not counts.pairs:
         raise DataError(f"no sentence pairs left in {folder.name}: {counts.describe()}")
     borders = np.append(0, np.cumsum(writer.pairs))
-    if data.segment:
-        borders = cut_segments(folder, data.segment, borders, data.mixed and split == "train")
+    if data.segment_length:
+        borders = cut_segments(folder, data.segment_length, borders, data.mixed and split == "train")
         counts.segments = int(borders[-1])
     tokens = {f"{side}_tokens": count for side, count in zip(SIDES, writer.tokens, strict=True)}
     columns = {"pairs": np.diff(borders), **tokens}

@@ -154,7 +154,7 @@ class StreamPlan:
 
     def shapes(self) -> Iterator[tuple[int, int]]:
         """Rows and padded length of every static shape there can be."""
-        lengths = np.unique(round_up(np.arange(2, self.config.longest + 2)))
+        lengths = np.unique(round_up(np.arange(2, self.config.max_length + 2)))
         return ((max(1, self.tokens // length), length) for length in lengths.tolist())
 
     def _reach(self, index: int) -> tuple[Window, np.ndarray, int]:
@@ -234,7 +234,7 @@ class StreamPlan:
         ]
         found = np.stack([ids.lengths for ids in sides])
         lengths = fit_lengths(
-            found, self.config.longest, self.config, self.counts, lambda place: f"stdin:{numbers[place]}"
+            found, self.config.max_length, self.config, self.counts, lambda place: f"stdin:{numbers[place]}"
         )
         kept = lengths[0] > 0
         self.counts.pairs += int(kept.sum())

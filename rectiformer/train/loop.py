@@ -55,7 +55,7 @@ class Trainer:
         self.device, self.reporter, self.stop, self.team = device, reporter, stop, team
         torch.manual_seed(self.config.training.seed)
         self.model = run.build_model().to(device).train()
-        if fresh and self.config.training.start:
+        if fresh and self.config.training.init_from:
             team.lead(lambda: inherit_weights(self.model, run, reporter.note))
         team.copy_first(weights_of(self.model).values())  # processors of another kind draw others from the same seed
         self.plan = plan_batches(self.config, prepared, symbols_of(prepared), self._leave_if_asked_here, team.size)
@@ -143,7 +143,7 @@ class Trainer:
         raise StoppedError(f"stopped at step {self.state.step} as asked; all is saved in {saved}; go on with --resume")
 
     def _step(self) -> None:
-        step, accumulate = self.state.step + 1, self.config.training.accumulate
+        step, accumulate = self.state.step + 1, self.config.training.grad_accumulation
         first = self.state.step * accumulate
         batches, whole, everyone = take_share(self.plan, first, accumulate, self.team, self.updater.captured)
         self.updater.update(step, batches, whole)
@@ -185,14 +185,14 @@ class Trainer:
             self.team.lead(lambda: self._diverge(bad))
 
     def _diverge(self, bad: int) -> None:
-        accumulate = self.config.training.accumulate
+        accumulate = self.config.training.grad_accumulation
         pairs = [self.plan.pairs_of((bad - 1) * accumulate + index).tolist() for index in range(accumulate)]
         path = self.run_folder.path / "diverged.json"
         with writing(path):
             replace_file(path, json.dumps({"step": bad, "pairs": pairs}).encode())
         raise DivergedError(
             f"step {bad}: loss or gradient is not a finite number; nothing was updated with it, its pairs are in "
-            f"{path}, the last checkpoint is kept; lower training.rate or set training.clip, then --resume"
+            f"{path}, the last checkpoint is kept; lower training.learning_rate or set training.clip_grad_norm, then --resume"
         )
 
     def _log(self) -> None:
@@ -200,12 +200,12 @@ class Trainer:
         step = self.state.step
         record = {
             "step": step,
-            "epoch": self.plan.locate(step * self.config.training.accumulate - 1)[0],
+            "epoch": self.plan.locate(step * self.config.training.grad_accumulation - 1)[0],
             "loss": totals.smoothed,
             "nll": totals.plain,
             "penalty": totals.penalty,
             "norm": totals.norm,
-            "rate": learning_rate(self.config.training, self.config.model.width, step),
+            "rate": learning_rate(self.config.training, self.config.model.hidden_size, step),
             "batches": self.state.batches,
             "tokens_per_second": totals.tokens / max(1e-9, now - self.since),
         }
@@ -257,10 +257,12 @@ class Trainer:
     def _save(self, best: bool = False, averaged: dict[str, Tensor] | None = None, planned: bool = True) -> Path:
         self._refuse_non_finite()
         if planned:
-            self.state.planned = sorted({*self.state.planned, self.state.step})[-self.config.training.average :]
+            self.state.planned = sorted({*self.state.planned, self.state.step})[
+                -self.config.training.average_checkpoints :
+            ]
         self.state.sums, self.state.tokens, self.state.updates = self.updater.sums_so_far()
         if isinstance(self.plan, StreamPlan):
-            self.state.consumed = self.plan.consumed(self.state.step * self.config.training.accumulate)
+            self.state.consumed = self.plan.consumed(self.state.step * self.config.training.grad_accumulation)
         return self.saver.save(
             self.state.step,
             self.updater.tensors(),
@@ -272,7 +274,7 @@ class Trainer:
 
     def _finish(self) -> None:
         """Average the newest checkpoints where asked to, and say that the run is complete."""
-        count = self.config.training.average
+        count = self.config.training.average_checkpoints
         averaged: dict[str, Tensor] = {}  # on rank 0 only
         best = self.state.step == self.state.best_step
         if count > 1:
@@ -290,5 +292,5 @@ class Trainer:
         shapes = [f"{rows} x {length}" for rows, length in self.plan.shapes()]
         return (
             f"step {self.state.step + 1}: the device has no memory left; batches are {', '.join(shapes)} tokens; lower "
-            "training.tokens and raise training.accumulate as much; checkpoints are untouched, go on with --resume"
+            "training.batch_tokens and raise training.grad_accumulation as much; checkpoints are untouched, go on with --resume"
         )

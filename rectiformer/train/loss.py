@@ -41,12 +41,12 @@ def token_losses(logits: Tensor, target: Tensor, config: TrainingConfig) -> tupl
     total = wide.logsumexp(-1)
     right = wide.gather(-1, target[..., None]).squeeze(-1)
     plain = total - right
-    s = config.smoothing
+    s = config.label_smoothing
     if not s:
         return plain, plain
-    share = s / (V - 1) if config.smoothing_over == "others" else s / V
+    share = s / (V - 1) if config.label_smoothing_over == "others" else s / V
     smoothed = total - (1 - share * V) * right - share * wide.sum(-1)
-    if config.smoothing_over == "others":
+    if config.label_smoothing_over == "others":
         smoothed = smoothed + (1 - s) * math.log(1 - s) + s * math.log(share)
     return smoothed, plain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -17,14 +18,27 @@ def held_here(parameter: Tensor) -> Tensor:
     return parameter if to_local is None else to_local()
 
 
-def learning_rate(config: TrainingConfig, width: int, step: int) -> float:
-    """The rate of update `step`, counted from 1; a function of the step alone."""
+def learning_rate(config: TrainingConfig, hidden_size: int, step: int) -> float:
+    """The rate of update `step`, counted from 1; a function of the step alone, so that a resumed run needs no memory."""
     if config.schedule == "noam":
-        return config.rate * width**-0.5 * min(step**-0.5, step * config.warmup**-1.5)
-    rise = min(1.0, step / config.warmup)
+        return config.learning_rate * hidden_size**-0.5 * min(step**-0.5, step * config.warmup**-1.5)
+    if step <= config.warmup:
+        return config.learning_rate * step / config.warmup
+    return config.learning_rate * after_warmup(config, step)
+
+
+def after_warmup(config: TrainingConfig, step: int) -> float:
+    """The share of the peak rate that update `step`, after the warm-up, has."""
     if config.schedule == "constant":
-        return config.rate * rise
-    return config.rate * min(rise, (config.warmup / step) ** 0.5)
+        return 1.0
+    if config.schedule == "inverse-sqrt":
+        return (config.warmup / step) ** 0.5
+    left = max(0, config.steps - step)  # a run whose steps were lowered ends at 0 too
+    falling = config.steps - config.warmup
+    if config.schedule == "wsd":
+        falling = min(falling, round(config.decay_fraction * config.steps))
+    share = min(1.0, left / max(1, falling))
+    return 0.5 - 0.5 * math.cos(math.pi * share) if config.schedule == "cosine" else share
 
 
 def build_optimizer(config: TrainingConfig, parameters: Iterable[Tensor]) -> torch.optim.Adam:

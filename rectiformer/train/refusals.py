@@ -27,7 +27,7 @@ Subwords = tuple[Vocabulary | None, Vocabulary | None]  # of source and target; 
 
 def require_ranks(config: Config, ranks: int) -> None:
     """ConfigError where so many ranks cannot train a run, be it new or resumed."""
-    require_shares(config.training.accumulate, ranks)
+    require_shares(config.training.grad_accumulation, ranks)
     require_parallel(config.training, ranks)
     require_stream(config, ranks)
 
@@ -43,7 +43,7 @@ def require_trainable(config: Config, data: Path | None) -> None:
         check_files(config.data)
         require_text(config)
         require_validation(config, has_split(config.data, "valid"))
-        subwords = load_named(config.vocabulary, config.data.segment > 0)
+        subwords = load_named(config.vocabulary, config.data.segment_length > 0)
     else:
         prepared = Prepared.open(data, verify=False)  # all of it is read when it is opened to be trained on
         require_same_segments(config, prepared)
@@ -51,17 +51,17 @@ def require_trainable(config: Config, data: Path | None) -> None:
         require_validation(config, prepared.valid is not None)
         subwords = prepared.source, prepared.target
     require_model(config, subwords)
-    if config.training.start:
+    if config.training.init_from:
         require_fit(config, *subwords)
 
 
 def require_model(config: Config, subwords: Subwords) -> None:
     """ConfigError, or the model's own, where it cannot be built; here it is built without memory."""
     source, target = subwords
-    if config.model.tie == "all" and not are_one(config, subwords):
+    if config.model.tie_embeddings == "all" and not are_one(config, subwords):
         raise ConfigError(
-            'model.tie = "all" needs one vocabulary, but source and target each have their own; use '
-            'model.tie = "target" or vocabulary.shared = true'
+            'model.tie_embeddings = "all" needs one vocabulary, but source and target each have their own; use '
+            'model.tie_embeddings = "target" or vocabulary.shared = true'
         )
     sizes = [config.vocabulary.size if each is None else each.size for each in (source, target)]
     chosen = Vocabulary.EOS + 1 if has_documents(config.data) else None
@@ -79,10 +79,10 @@ def are_one(config: Config, subwords: Subwords) -> bool:
 
 def require_same_segments(config: Config, prepared: Prepared) -> None:
     """ConfigError where data was cut into other segments than those to train on."""
-    if prepared.segment != config.data.segment:
+    if prepared.segment != config.data.segment_length:
         raise ConfigError(
-            f"{prepared.folder} was prepared with data.segment = {prepared.segment}, but here it is "
-            f"{config.data.segment}; use the same for both"
+            f"{prepared.folder} was prepared with data.segment_length = {prepared.segment}, but here it is "
+            f"{config.data.segment_length}; use the same for both"
         )
 
 

@@ -21,13 +21,13 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 class Saver:
     """Saves what the ranks of one run hold, one checkpoint at a time.
 
-    With `checkpoint.wait = false` a copy of the tensors is made in main memory and a thread writes it, over connections
+    With `checkpoint.async_save = true` a copy of the tensors is made in main memory and a thread writes it, over connections
     of its own; the next save, `finish` and the end of training wait for it, and raise what it met.
     """
 
     def __init__(self, run: Run, config: CheckpointConfig, team: Team, splits: bool) -> None:
         self.run, self.config, self.splits = run, config, splits
-        self.team = team if config.wait else team.twin()
+        self.team = team.twin() if config.async_save else team
         self.thread: Thread | None = None
         self.failure: Exception | None = None
 
@@ -36,7 +36,7 @@ class Saver:
     ) -> Path:
         """Save `tensors`, of which each rank holds all or some rows, and `extra`, all of which rank 0 holds."""
         self.finish()
-        if self.config.wait:
+        if not self.config.async_save:
             self._write(step, tensors, extra, state, best, also)
         else:
             held = tensors if self.splits or self.team.leads else {}  # tensors on a CPU would be trained on, too

@@ -26,7 +26,10 @@ from rectiformer.train.update import Updater
 def shard(model: Transformer, device: torch.device, team: Team) -> None:
     """Leave this rank its rows of every parameter: a group a layer, and one of the rest with the tied embeddings."""
     mesh = init_device_mesh(device.type, (team.size,))
-    if model.config.learn != "model":  # otherwise layers share numbers, which can be in one group only
+    if "model" not in (
+        model.config.gamma_sharing,
+        model.config.alpha_sharing,
+    ):  # otherwise layers share numbers, which can be in one group only
         for layer in [*model.encoder, *model.decoder]:
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

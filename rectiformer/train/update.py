@@ -144,7 +144,7 @@ class Updater:
             run(tensors, divisor)
         self._add_up(before)
         self.step.fill_(step)
-        self.optimizer.param_groups[0]["lr"].fill_(learning_rate(self.config, self.model.config.width, step))
+        self.optimizer.param_groups[0]["lr"].fill_(learning_rate(self.config, self.model.config.hidden_size, step))
         self.apply()
         if self.memory is not None and self.apply == self._apply:  # the first ran plainly, so that Adam has its memory
             self.apply = self.memory.capture(self._apply)
@@ -217,8 +217,8 @@ class Updater:
         self.norm.copy_(self._norm())
         fine = self.norm.isfinite() & self.sums.isfinite().all()
         self.bad_step.copy_(torch.where((self.bad_step < 0) & ~fine, self.step, self.bad_step))
-        if self.config.clip:
-            self.flat.mul_((self.config.clip / (self.norm + 1e-12)).clamp_max(1.0))
+        if self.config.clip_grad_norm:
+            self.flat.mul_((self.config.clip_grad_norm / (self.norm + 1e-12)).clamp_max(1.0))
         # Adam itself looks at this flag on the device and leaves everything as it is.
         self.optimizer.found_inf.copy_(self.bad_step >= 0)  # type: ignore[attr-defined]
         self.optimizer.step()

@@ -80,7 +80,7 @@ class Validator:
         most, beam = self.config.validation.sentences, self.config.validation.beam
         how: dict[str, Any] = {
             "options": SearchOptions(beam=beam, extra_length=EXTRA_LENGTH),
-            "batch_tokens": max(1, self.config.training.tokens // beam),
+            "batch_tokens": max(1, self.config.training.batch_tokens // beam),
             "progress": lambda *_: self.check(),
         }
         if not self.prepared.segment:
@@ -118,7 +118,7 @@ class Validator:
         valid = self.prepared.valid
         assert valid is not None
         longer = np.maximum(valid.source_lengths, valid.target_lengths) + 1
-        return cut(np.argsort(longer, kind="stable"), longer, self.config.training.tokens)
+        return cut(np.argsort(longer, kind="stable"), longer, self.config.training.batch_tokens)
 
     def collate(self, pairs: np.ndarray) -> Batch:
         """Some of them on the device of the model."""

@@ -227,7 +227,7 @@ def alignment_table(
     places = [
         (layer, head, induction)
         for layer in range(config.decoder_layers)
-        for head in (*range(config.heads), AVERAGE)
+        for head in (*range(config.num_heads), AVERAGE)
         for induction in INDUCTIONS
     ]
     counts = np.zeros((len(places), 5), dtype=np.int64)
@@ -255,7 +255,7 @@ def choose(rows: Sequence[Row], *, layer: int | str = "best", head: int | str = 
 
 
 def check_place(model: Transformer, layer: int, head: int | str) -> None:
-    layers, heads = model.config.decoder_layers, model.config.heads
+    layers, heads = model.config.decoder_layers, model.config.num_heads
     if layer not in range(layers):
         raise ArgumentError(f"layer {layer!r} does not exist; the decoder has layers 0 to {layers - 1}")
     if head != AVERAGE and head not in range(heads):

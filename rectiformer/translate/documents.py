@@ -140,7 +140,7 @@ def check_request(translator: Translator, options: SearchOptions, limit: int | N
     if wanted and not translator.segment:
         raise ArgumentError(
             f"segments of {wanted} subwords, but this model knows single sentences only: it was trained with "
-            "data.segment = 0; leave the limit out"
+            "data.segment_length = 0; leave the limit out"
         )
     return wanted
 

@@ -83,7 +83,7 @@ class Translator:
         """The translator of a run folder, its weights held in `precision`; `checkpoint` as in `load_model`."""
         run = open_run(Path(folder))
         model, _ = load_model(run, checkpoint, notice=notice)
-        segment = run.config.data.segment
+        segment = run.config.data.segment_length
         translator = cls(
             model, run.source, run.target,
             device=device, precision=precision, longest=max(LONGEST, segment), segment=segment,

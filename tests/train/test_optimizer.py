@@ -17,25 +17,50 @@ from rectiformer.train.optimizer import (
     restore_optimizer,
 )
 
-STEPS = [1, 2, 99, 100, 101, 400, 10_000]
+STEPS = [1, 2, 99, 100, 101, 400, 5_050, 7_500, 7_501, 9_999, 10_000]
 FORMULAS = {
     "noam": lambda step: 2.0 * 64**-0.5 * min(step**-0.5, step * 100**-1.5),
     "inverse-sqrt": lambda step: 2.0 * step / 100 if step <= 100 else 2.0 * math.sqrt(100 / step),
     "constant": lambda step: 2.0 * min(step / 100, 1),
+    "linear": lambda step: 2.0 * min(step / 100, (10_000 - step) / 9_900),
+    "cosine": lambda step: 2.0 * min(step / 100, (1 + math.cos(math.pi * max(0, step - 100) / 9_900)) / 2),
+    "wsd": lambda step: 2.0 * min(step / 100, 1, (10_000 - step) / 2_500),
 }
+ENDING = ("linear", "cosine", "wsd")
 
 
 @pytest.mark.parametrize("schedule", FORMULAS)
 @pytest.mark.parametrize("step", STEPS)
 def test_rates_follow_their_formulas(schedule, step):
-    config = TrainingConfig(schedule=schedule, rate=2.0, warmup=100)
-    assert learning_rate(config, 64, step) == pytest.approx(FORMULAS[schedule](step), rel=1e-12)
+    config = TrainingConfig(schedule=schedule, learning_rate=2.0, warmup=100, steps=10_000, decay_fraction=0.25)
+    assert learning_rate(config, 64, step) == pytest.approx(FORMULAS[schedule](step), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("schedule", ENDING)
+def test_schedules_that_end_do_so_at_the_last_update(schedule):
+    config = TrainingConfig(schedule=schedule, learning_rate=0.5, warmup=10, steps=300)
+    rates = [learning_rate(config, 64, step) for step in range(1, 311)]
+    assert rates[298] > 0
+    assert rates[299:] == [0.0] * 11
+
+
+@pytest.mark.parametrize("warmup", [300, 400])
+@pytest.mark.parametrize("schedule", ENDING)
+def test_a_warm_up_as_long_as_the_training_only_rises(schedule, warmup):
+    config = TrainingConfig(schedule=schedule, learning_rate=0.5, warmup=warmup, steps=300)
+    assert [learning_rate(config, 64, step) for step in (1, 300)] == pytest.approx([0.5 / warmup, 150 / warmup])
+
+
+def test_a_decay_that_would_begin_within_the_warm_up_begins_after_it():
+    config = TrainingConfig(schedule="wsd", learning_rate=1.0, warmup=80, steps=100, decay_fraction=0.5)
+    rates = [learning_rate(config, 64, step) for step in (79, 80, 81, 90)]
+    assert rates == pytest.approx([79 / 80, 1.0, 19 / 20, 10 / 20])
 
 
 @pytest.mark.parametrize("warmup", [1, 4000])
 @pytest.mark.parametrize("schedule", FORMULAS)
 def test_the_rate_rises_to_the_end_of_the_warm_up_and_never_after(schedule, warmup):
-    config = TrainingConfig(schedule=schedule, rate=0.5, warmup=warmup)
+    config = TrainingConfig(schedule=schedule, learning_rate=0.5, warmup=warmup, steps=9_000)
     top = 0.5 * 64**-0.5 * warmup**-0.5 if schedule == "noam" else 0.5
     rates = [learning_rate(config, 64, step) for step in range(1, warmup + 50)]
     assert rates[warmup - 1] == pytest.approx(top, rel=1e-12)

@@ -1,0 +1,111 @@
+"""Peak learning rate and warm-up of each variant, by norm placement: what the comparisons of other studies rest on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rectiformer.studies.corpora import GRAMMAR_TINY, attention_settings, to_the_end
+from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.measures import curve_of, training_speed
+from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.results import Results
+from rectiformer.studies.tables import Table
+
+NORMS = ("post", "pre")
+VARIANTS = ("softmax", "rela-g")
+STEPS = {"smoke": 30, "small": 4_000, "paper": 4_000}
+RATES = {"post": (4e-4, 8e-4, 1.6e-3), "pre": (7.5e-4, 1.5e-3, 3e-3)}
+WARMUP = {"post": 0.25, "pre": 0.15}
+"""Share of the updates over which the rate rises."""
+LONGER = 0.5
+"""The longer warm-up, tried in post-norm, which is known to need one."""
+SMOKE_SETTINGS = [("post", 8e-4, 0.25)]
+
+
+def settings_of(scale: Scale) -> list[tuple[str, float, float]]:
+    """Norm placement, peak rate and warm-up of every row."""
+    if scale.name == "smoke":
+        return SMOKE_SETTINGS
+    swept = [(norm, rate, WARMUP[norm]) for norm in NORMS for rate in RATES[norm]]
+    return [*swept, ("post", RATES["post"][1], LONGER)]
+
+
+def trainings(scale: Scale) -> list[Training]:
+    found, steps = [], STEPS[scale.name]
+    for norm, rate, warmup in settings_of(scale):
+        for variant in VARIANTS:
+            base = GRAMMAR_TINY if scale.name == "smoke" else to_the_end(norm)
+            own = (f"training.learning_rate={rate}", f"training.warmup={round(warmup * steps)}")
+            length = (f"training.steps={steps}", f"validation.every={min(500, steps)}", f"checkpoint.every={steps}")
+            ends = (f"model.norm={norm}", "training.schedule=linear", "validation.metric=loss")
+            config = configure(base, scale, *attention_settings(variant), *ends, *length, *own)
+            labels: dict[str, str | float] = {"norm": norm, "variant": variant, "rate": rate, "warmup": warmup}
+            form = "" if scale.name == "smoke" else "words"
+            found += seeded(f"{norm}-{variant}-{rate:g}-warmup{warmup:g}", (1,), config, form=form, **labels)
+    return found
+
+
+def measure(run: Trained) -> dict[str, Any]:
+    """Loss on validation text while training and at its end; nothing is translated."""
+    curve = curve_of(run.folder, "valid_loss")
+    return {
+        "valid_loss": curve[-1][1],
+        "curve": curve,
+        "training_tokens_per_second": training_speed(run.folder),
+    }
+
+
+def tables(results: Results) -> list[Table]:
+    """Validation loss at the end, one row per norm placement, variant, rate and warm-up; the best of each marked."""
+    rows = []
+    for norm in NORMS:
+        for variant in VARIANTS:
+            names = [name for name in results.names() if is_of(results, name, norm, variant)]
+            best = min((results.values(name, "valid_loss")[0] for name in names), default=0.0)
+            for name in names:
+                labels, loss = results.labels(name), results.values(name, "valid_loss")[0]
+                cells = (f"{labels['rate']:g}", f"{float(labels['warmup']):.0%}", f"{loss:.3f}")
+                rows.append((norm, variant, *cells, "best" if loss == best else ""))
+    columns = ("norm", "variant", "peak rate", "warm-up, share of updates", "validation loss", "")
+    note = (
+        f"After {STEPS[results.scale]:,} updates, the rate falling linearly to 0, one seed. Other studies train with the "
+        "best of each norm placement and variant."
+    )
+    return [Table("Peak rate and warm-up", columns, rows, (note,))]
+
+
+def is_of(results: Results, name: str, norm: str, variant: str) -> bool:
+    labels = results.labels(name)
+    return labels["norm"] == norm and labels["variant"] == variant
+
+
+def figures(results: Results, folder: Path) -> list[Path]:
+    """Validation loss against updates with the best rate of each variant, one panel per norm placement."""
+    panels: list[dict[str, dict[float, list[float]]]] = []
+    for norm in NORMS:
+        lines = {}
+        for variant in VARIANTS:
+            entries = [entry for entry in results.finished if is_of(results, entry.name, norm, variant)]
+            if entries:
+                best = min(entries, key=lambda entry: float(entry.measures["valid_loss"]))
+                lines[variant] = {step: [loss] for step, loss in best.measures["curve"]}
+        panels.append(lines)
+    shown = [(f"{norm}-norm", lines) for norm, lines in zip(NORMS, panels, strict=True) if lines]
+    if not shown:
+        return []
+    titles, curves = zip(*shown, strict=True)
+    return draw_panels(folder / "learning-speed.svg", list(titles), list(curves), "updates", "validation loss")
+
+
+LEARNING_RATE = Study(
+    name="learning-rate",
+    title="Learning rate and warm-up",
+    question="Which peak rate and warm-up does each variant need, in post-norm and in pre-norm?",
+    paper="Zhang et al. 2021 train all variants in post-norm with one schedule: Noam, 4,000 updates of warm-up [S].",
+    folders={"small": "data/europarl-doc-ende", "paper": "data/europarl-doc-ende"},
+    trainings=trainings,
+    measure=measure,
+    tables=tables,
+    figures=figures,
+)

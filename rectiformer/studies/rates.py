@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rectiformer.studies.corpora import GRAMMAR_TINY, attention_settings, to_the_end
 from rectiformer.studies.figures import draw_panels
@@ -20,29 +20,46 @@ WARMUP = {"post": 0.25, "pre": 0.15}
 """Share of the updates over which the rate rises."""
 LONGER = 0.5
 """The longer warm-up, tried in post-norm, which is known to need one."""
-SMOKE_SETTINGS = [("post", 8e-4, 0.25)]
+TO_THE_END = 10_000
+"""Updates of the rows that show whether the order of short trainings is that of long ones."""
 
 
-def settings_of(scale: Scale) -> list[tuple[str, float, float]]:
-    """Norm placement, peak rate and warm-up of every row."""
+class Setting(NamedTuple):
+    """One row: everything that is varied."""
+
+    norm: str
+    variant: str
+    rate: float
+    warmup: float
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.norm}-{self.variant}-{self.rate:g}-warmup{self.warmup:g}-{self.steps}"
+
+
+def settings_of(scale: Scale) -> list[Setting]:
+    """Every row, short trainings first."""
+    steps = STEPS[scale.name]
     if scale.name == "smoke":
-        return SMOKE_SETTINGS
+        return [Setting("post", variant, 8e-4, 0.25, steps) for variant in VARIANTS]
     swept = [(norm, rate, WARMUP[norm]) for norm in NORMS for rate in RATES[norm]]
-    return [*swept, ("post", RATES["post"][1], LONGER)]
+    short = [*swept, ("post", RATES["post"][1], LONGER)]
+    found = [Setting(norm, variant, rate, warmup, steps) for norm, rate, warmup in short for variant in VARIANTS]
+    return [*found, Setting("post", "softmax", RATES["post"][0], WARMUP["post"], TO_THE_END)]
 
 
 def trainings(scale: Scale) -> list[Training]:
-    found, steps = [], STEPS[scale.name]
-    for norm, rate, warmup in settings_of(scale):
-        for variant in VARIANTS:
-            base = GRAMMAR_TINY if scale.name == "smoke" else to_the_end(norm)
-            own = (f"training.learning_rate={rate}", f"training.warmup={round(warmup * steps)}")
-            length = (f"training.steps={steps}", f"validation.every={min(500, steps)}", f"checkpoint.every={steps}")
-            ends = (f"model.norm={norm}", "training.schedule=linear", "validation.metric=loss")
-            config = configure(base, scale, *attention_settings(variant), *ends, *length, *own)
-            labels: dict[str, str | float] = {"norm": norm, "variant": variant, "rate": rate, "warmup": warmup}
-            form = "" if scale.name == "smoke" else "words"
-            found += seeded(f"{norm}-{variant}-{rate:g}-warmup{warmup:g}", (1,), config, form=form, **labels)
+    found = []
+    for setting in settings_of(scale):
+        norm, variant, rate, warmup, steps = setting
+        base = GRAMMAR_TINY if scale.name == "smoke" else to_the_end(norm)
+        own = (f"training.learning_rate={rate}", f"training.warmup={round(warmup * steps)}")
+        length = (f"training.steps={steps}", f"validation.every={min(500, steps)}", f"checkpoint.every={steps}")
+        ends = (f"model.norm={norm}", "training.schedule=linear", "validation.metric=loss")
+        config = configure(base, scale, *attention_settings(variant), *ends, *length, *own)
+        form = "" if scale.name == "smoke" else "words"
+        found += seeded(setting.name, (1,), config, form=form, **setting._asdict())
     return found
 
 
@@ -57,21 +74,17 @@ def measure(run: Trained) -> dict[str, Any]:
 
 
 def tables(results: Results) -> list[Table]:
-    """Validation loss at the end, one row per norm placement, variant, rate and warm-up; the best of each marked."""
+    """Validation loss at the end, one row per norm placement, variant, rate, warm-up and number of updates."""
     rows = []
     for norm in NORMS:
         for variant in VARIANTS:
             names = [name for name in results.names() if is_of(results, name, norm, variant)]
-            best = min((results.values(name, "valid_loss")[0] for name in names), default=0.0)
             for name in names:
                 labels, loss = results.labels(name), results.values(name, "valid_loss")[0]
-                cells = (f"{labels['rate']:g}", f"{float(labels['warmup']):.0%}", f"{loss:.3f}")
-                rows.append((norm, variant, *cells, "best" if loss == best else ""))
-    columns = ("norm", "variant", "peak rate", "warm-up, share of updates", "validation loss", "")
-    note = (
-        f"After {STEPS[results.scale]:,} updates, the rate falling linearly to 0, one seed. Other studies train with the "
-        "best of each norm placement and variant."
-    )
+                cells = (f"{int(labels['steps']):,}", f"{labels['rate']:g}", f"{float(labels['warmup']):.0%}")
+                rows.append((norm, variant, *cells, f"{loss:.3f}"))
+    columns = ("norm", "variant", "updates", "peak rate", "warm-up, share of updates", "validation loss")
+    note = "At the end of each training, the rate falling linearly to 0; one seed."
     return [Table("Peak rate and warm-up", columns, rows, (note,))]
 
 
@@ -81,13 +94,13 @@ def is_of(results: Results, name: str, norm: str, variant: str) -> bool:
 
 
 def figures(results: Results, folder: Path) -> list[Path]:
-    """Validation loss against updates with the best rate of each variant, one panel per norm placement."""
+    """Validation loss of short trainings with the best rate of each variant, one panel per norm placement."""
     panels: list[dict[str, dict[float, list[float]]]] = []
     for norm in NORMS:
         lines = {}
         for variant in VARIANTS:
-            entries = [entry for entry in results.finished if is_of(results, entry.name, norm, variant)]
-            if entries:
+            known = [entry for entry in results.finished if is_of(results, entry.name, norm, variant)]
+            if entries := [entry for entry in known if entry.labels["steps"] == STEPS[results.scale]]:
                 best = min(entries, key=lambda entry: float(entry.measures["valid_loss"]))
                 lines[variant] = {step: [loss] for step, loss in best.measures["curve"]}
         panels.append(lines)

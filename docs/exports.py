@@ -56,7 +56,7 @@ def attempt(format: str, variant: str) -> str:
             if "center" not in str(error):
                 return "no"
         try:
-            find_exporter(format)(build(variant, center="no"), Path(folder) / "out")
+            find_exporter(format)(build(variant, center_keys="no"), Path(folder) / "out")
             return 'with `model.center_keys = "no"`'
         except ArgumentError:
             return "no"

@@ -51,8 +51,8 @@ class DataConfig:
     """Join consecutive sentences of a document into training pairs of up to so many subwords a side, one separator a
     sentence counted; 0 trains on sentences."""
     mixed: bool = False
-    """With `segment_length`, cut one document at that limit, the next at half of it, and so on down to sentences, so that
-    short and long pairs are learned together: long ones alone need far more text. Validation has the long ones."""
+    """With `segment_length`, cut one document at that limit, the next at half of it, and so on down to sentences, so
+    that short and long pairs are learned together: long ones alone need far more text. Validation has the long ones."""
     bad_utf8: str = choices("error", "replace", "skip")
     """What to do with a line that is not UTF-8."""
     max_length: int = within(256, 1)
@@ -140,13 +140,13 @@ class ModelConfig:
     """Initial alpha; 0 for the variant's own."""
     center_keys: str = choices("auto", "yes", "no")
     """Whether the mean over a sentence is subtracted from its keys, in the encoder and in cross-attention. A softmax
-    ignores whatever all scores of a row have in common; through a ReLU it switches whole rows on and off. "auto" centers
-    where the variant does not train well otherwise: for reluformer."""
+    ignores whatever all scores of a row have in common; through a ReLU it switches whole rows on and off. "auto"
+    centers where the variant does not train well otherwise: for reluformer."""
     score_bias: str = choices("none", "zero", "open")
     """A learned number that each query of rectified attention adds to all its scores: none, or one that starts at zero
     (a learned threshold: with centered keys a query cannot attend to fewer keys without it), or at the power p of the
-    variant. [x + p]+^p of small scores is what a softmax is, so attention starts open, where [x]+^p has already cut half
-    of the keys."""
+    variant. [x + p]+^p of small scores is what a softmax is, so attention starts open, where [x]+^p has already cut
+    half of the keys."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)
@@ -178,10 +178,10 @@ class TrainingConfig:
     optimizer: str = choices("adam", "adamw")
     """Adam, with weight decay apart from the gradient in "adamw"."""
     schedule: str = choices("noam", "inverse-sqrt", "constant", "linear", "cosine", "wsd")
-    """All rise linearly over `warmup` updates. noam, of update t: learning_rate * hidden_size^-0.5 * min(t^-0.5, t *
-    warmup^-1.5). inverse-sqrt: then times (warmup / t)^0.5. constant: then stays. linear, cosine: then falls to 0 at the
-    last of `steps`, in a line or half a cosine. wsd (warm-up, stable, decay): then stays, and falls to 0 in a line over
-    the last `decay_fraction` of `steps`."""
+    """All rise linearly over `warmup` updates. noam, of update t: learning_rate * hidden_size^-0.5 *
+    min(t^-0.5, t * warmup^-1.5). inverse-sqrt: then times (warmup / t)^0.5. constant: then stays. linear, cosine: then
+    falls to 0 at the last of `steps`, in a line or half a cosine. wsd (warm-up, stable, decay): then stays, and falls
+    to 0 in a line over the last `decay_fraction` of `steps`."""
     learning_rate: float = within(1.0, 0.0)
     """A factor for noam, the peak rate for the others."""
     warmup: int = within(4_000, 1)
@@ -221,7 +221,8 @@ class TrainingConfig:
     or two, so "auto" does it for 10,000 steps and more, and only captures for fewer. On a CPU nothing is compiled."""
     parallel: str = choices("auto", "ddp", "fsdp")
     """With several ranks of torchrun: "ddp", which "auto" is, has the whole model on each; "fsdp" deals out its rows.
-    The micro-batches of an update are dealt out to the ranks, so `grad_accumulation` must be a multiple of their number."""
+    The micro-batches of an update are dealt out to the ranks, so `grad_accumulation` must be a multiple of their
+    number."""
     device: str = choices("auto", "cpu", "cuda")
     init_from: str = ""
     """A run folder to start from: its best weights and, where no others are named, its subwords. The model must have

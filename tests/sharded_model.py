@@ -25,7 +25,7 @@ class Case:
     order: str = "post"
     lengths: tuple[int, ...] = (18, 5, 11)
     positions: str = "sequence"
-    open: bool = False
+    score_bias: str = "none"
 
     def __str__(self):
         return f"{self.variant} {self.order}"
@@ -33,7 +33,7 @@ class Case:
 
 CASES = [
     Case("rela-g"),
-    Case("reluformer", open=True),
+    Case("reluformer", score_bias="open"),
     Case("relu-seqlen", "pre", positions="sentence"),
     Case("rela-i", "pre", (8, 2, 1)),
 ]
@@ -43,8 +43,9 @@ def build(case):
     """A small model, drawn at random and made to be sure of something."""
     torch.manual_seed(1)
     config = ModelConfig(
-        width=16, heads=2, encoder_layers=2, decoder_layers=2, slots=24, variant=case.variant, order=case.order,
-        dropout=0.0, attention_dropout=0.0, tie="none", positions=case.positions, open=case.open,
+        hidden_size=16, num_heads=2, encoder_layers=2, decoder_layers=2, ffn_size=24, variant=case.variant,
+        norm=case.order, dropout=0.0, attention_dropout=0.0, tie_embeddings="none", positions=case.positions,
+        score_bias=case.score_bias,
     )  # fmt: skip
     model = Transformer(config, VOCABULARY, VOCABULARY, separators=(4, 4)).eval()
     with torch.no_grad():

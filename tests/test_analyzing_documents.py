@@ -26,7 +26,7 @@ def world(tmp_path_factory):
     torch.set_num_threads(1)  # as in every test, whose own fixture comes later
     for name, (variant, segment) in RUNS.items():
         data = folder / "rela" / "data" if name == "softmax" else None
-        changes = {**SHORT, "model_variant": variant, "data_segment": segment}
+        changes = {**SHORT, "model_variant": variant, "data_segment_length": segment}
         train(load_config(None, overrides(**changes)), folder / name, data=data)
     openings = [document[:4] for document in draw_documents(3, 1, "test")]
     for side, name in (("de", "source"), ("en", "target")):
@@ -104,7 +104,7 @@ def test_a_run_of_sentences_reads_each_by_itself_and_that_is_said(world, analyze
     sentences = list(chain.from_iterable(documents_of(world)))
     data = [json.loads(line)["data"] for line in found.out.splitlines()]
     assert data[0]["segments"] < data[1]["segments"] == data[1]["sentences"] == len(sentences)
-    note = "sentences was trained on sentences (data.segment = 0), so it reads each one by itself"
+    note = "sentences was trained on sentences (data.segment_length = 0), so it reads each one by itself"
     assert own_notes(found.err)[0] == note
     shown = [read_record(tmp_path / name).examples for name in ("seen.json", "seen-2.json")]
     for whole, single in zip(*shown, strict=True):

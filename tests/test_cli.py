@@ -27,15 +27,15 @@ valid_sentences = 20
 [vocabulary]
 size = 300
 [model]
-width = 32
-heads = 2
+hidden_size = 32
+num_heads = 2
 encoder_layers = 1
 decoder_layers = 1
-slots = 32
+ffn_size = 32
 [training]
 steps = 30
-tokens = 300
-rate = 0.3
+batch_tokens = 300
+learning_rate = 0.3
 [validation]
 every = 15
 sentences = 5
@@ -173,7 +173,11 @@ def test_a_mistake_is_one_line_and_the_code_of_the_process():
         ("translate run test.de --prefix empty", 3, "only 0 prefixes, but line 1 follows"),
         ("translate run test.de --checkpoint 7", 4, "run/checkpoints/step-"),
         ("train --resume --out missing", 4, "there is no run folder missing"),
-        ("train --resume --out run --set model.width=64", 4, "cannot resume run with model.width = 64 (was 32)"),
+        (
+            "train --resume --out run --set model.hidden_size=64",
+            4,
+            "cannot resume run with model.hidden_size = 64 (was 32)",
+        ),
         ("evaluate --reference test.en", 2, "name one RUN or one --hypothesis"),
         ("evaluate run --reference test.en", 2, "a run needs --source"),
         ("evaluate --hypothesis longer.en --reference test.en", 3, "hypotheses: 13 lines for 12 references"),

@@ -1,5 +1,6 @@
 """Strict configuration: what is wrong is named, with the nearest right thing."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ def write(tmp_path, text):
 
 
 def test_defaults_file_and_overrides_in_that_order(tmp_path):
-    path = write(tmp_path, "[model]\nwidth = 32\n[training]\nsteps = 7\nrate = 2\n")
+    path = write(tmp_path, "[model]\nhidden_size = 32\n[training]\nsteps = 7\nlearning_rate = 2\n")
     config = load_config(path, ["training.steps=9", "model.variant=softmax"])
-    assert config.model.width == 32
+    assert config.model.hidden_size == 32
     assert config.model.variant == "softmax"
     assert config.training.steps == 9
-    assert config.training.rate == 2.0
-    assert config.training.tokens == Config().training.tokens
+    assert config.training.learning_rate == 2.0
+    assert config.training.batch_tokens == Config().training.batch_tokens
 
 
 def test_one_file_or_a_list_of_files(tmp_path):
@@ -39,7 +40,7 @@ def test_one_file_or_a_list_of_files(tmp_path):
     "overrides",
     [
         [],
-        ["model.heads=8", "training.epsilon=1e-9", "log.tensorboard=true"],
+        ["model.num_heads=8", "training.epsilon=1e-9", "log.tensorboard=true"],
         ["data.source='a \"b\\\\c\".de'", "data.target=['tab\\t.en', 'ü.en']"],
     ],
     ids=["defaults", "numbers", "hostile names"],
@@ -68,15 +69,15 @@ def test_tiny_writes_out_every_default():
     ("text", "words"),
     [
         ("[model]\nvarient = 'rela'", "unknown key 'model.varient'; did you mean 'variant' or"),
-        ("[modle]\nwidth = 3", "unknown key 'modle'; did you mean 'model'?"),
+        ("[modle]\nhidden_size = 3", "unknown key 'modle'; did you mean 'model'?"),
         ("model = 3", "'model' must be a section, not 3"),
-        ("[model]\nwidth = 'wide'", "model.width = 'wide', but it must be an int"),
-        ("[model]\nwidth = true", "model.width = True, but it must be an int"),
+        ("[model]\nhidden_size = 'wide'", "model.hidden_size = 'wide', but it must be an int"),
+        ("[model]\nhidden_size = true", "model.hidden_size = True, but it must be an int"),
         ("[log]\ntensorboard = 1", "log.tensorboard = 1, but it must be a bool"),
-        ("[model]\nwidth = 10\nheads = 4", "model.heads = 4 does not divide model.width = 10"),
-        ("[model]\nheads = 0", "model.heads = 0, but it must be at least 1"),
+        ("[model]\nhidden_size = 10\nnum_heads = 4", "model.num_heads = 4 does not divide model.hidden_size = 10"),
+        ("[model]\nnum_heads = 0", "model.num_heads = 0, but it must be at least 1"),
         ("[model]\ndropout = 1.0", "model.dropout = 1.0, but it must be at least 0 and below 1"),
-        ("[training]\nrate = nan", "training.rate = nan, but it must be at least 0"),
+        ("[training]\nlearning_rate = nan", "training.learning_rate = nan, but it must be at least 0"),
         (
             "[training]\noptimizer = 'adamx'",
             "unknown value of training.optimizer 'adamx'; did you mean 'adam' or 'adamw'?",
@@ -90,6 +91,60 @@ def test_mistakes_are_named(tmp_path, text, words):
         load_config(write(tmp_path, text))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+OLD_KEYS = {
+    "model.width": "hidden_size",
+    "model.heads": "num_heads",
+    "model.slots": "ffn_size",
+    "model.slot_dropout": "ffn_dropout",
+    "model.order": "norm",
+    "model.tie": "tie_embeddings",
+    "model.learn": "gamma_sharing",
+    "model.learned_start": "gamma_init",
+    "model.center": "center_keys",
+    "model.open": "score_bias",
+    "model.threshold": "score_bias",
+    "training.tokens": "batch_tokens",
+    "training.accumulate": "grad_accumulation",
+    "training.rate": "learning_rate",
+    "training.clip": "clip_grad_norm",
+    "training.smoothing": "label_smoothing",
+    "training.smoothing_over": "label_smoothing_over",
+    "training.start": "init_from",
+    "training.average": "average_checkpoints",
+    "data.longest": "max_length",
+    "data.segment": "segment_length",
+    "checkpoint.wait": "async_save",
+}
+"""Keys of earlier trees, and what is one instead."""
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_KEYS.items())
+def test_a_key_of_an_earlier_tree_is_no_key_and_the_message_names_todays(old, new):
+    section, key = old.split(".")
+    fields = {item.name for item in dataclasses.fields(getattr(Config(), section))}
+    assert new in fields
+    assert key not in fields
+    with pytest.raises(ConfigError, match=rf"^unknown key '{old}'; .*\b{new}\b") as caught:
+        load_config(None, [f"{old}=1"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.heads=4", "unknown key 'model.heads'; did you mean 'num_heads'?"),
+        ("training.rate=1", "unknown key 'training.rate'; did you mean 'learning_rate'?"),
+        ("training.clip=1", "unknown key 'training.clip'; did you mean 'clip_grad_norm'?"),
+        ("checkpoint.wait=true", "unknown key 'checkpoint.wait'; known are every, keep, async_save"),
+    ],
+    ids=["near", "last word of a key", "first word of a key", "nothing near"],
+)
+def test_an_unknown_key_is_told_the_nearest_or_all(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("override", ["steps=3", "training.steps", "training.=3", "=3", "training.steps="])

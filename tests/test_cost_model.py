@@ -49,7 +49,9 @@ def test_weights_are_counted_as_the_model_has_them():
     from rectiformer.config import ModelConfig
     from rectiformer.model.transformer import Transformer
 
-    config = ModelConfig(width=16, heads=2, encoder_layers=2, decoder_layers=3, slots=40, tie="target")
+    config = ModelConfig(
+        hidden_size=16, num_heads=2, encoder_layers=2, decoder_layers=3, ffn_size=40, tie_embeddings="target"
+    )
     matrices = [each for each in Transformer(config, 7, 50).parameters() if each.dim() == 2]
     network = cost_fits.Network(width=16, slots=40, encoder=2, decoder=3, vocabulary=50)
     assert network.weights == sum(each.numel() for each in matrices) - 7 * 16 - gates(config)
@@ -59,7 +61,7 @@ def gates(config):
     """Weights of norms that are matrices."""
     from rectiformer.model.attention import MultiHeadAttention
 
-    norm = MultiHeadAttention(config.width, config.heads, config.variant).norm
+    norm = MultiHeadAttention(config.hidden_size, config.num_heads, config.variant).norm
     count = config.encoder_layers + 2 * config.decoder_layers
     return count * sum(each.numel() for each in norm.parameters() if each.dim() == 2)
 

@@ -22,7 +22,13 @@ from rectiformer.translate.translator import Translator
 @pytest.fixture
 def short(monkeypatch):
     settings = ["data.sentences=300", "data.valid_sentences=20", "vocabulary.size=400", "training.steps=20"]
-    settings += ["model.width=32", "model.heads=2", "training.tokens=400", "validation.every=20", "log.every=5"]
+    settings += [
+        "model.hidden_size=32",
+        "model.num_heads=2",
+        "training.batch_tokens=400",
+        "validation.every=20",
+        "log.every=5",
+    ]
     monkeypatch.setattr(demo, "SETTINGS", (*settings, "checkpoint.every=20"))
     monkeypatch.setattr(demo, "TEST_SENTENCES", 12)
 

@@ -11,9 +11,10 @@ from rectiformer.toml import load_config
 from rectiformer.train.start import train
 
 TINY = [
-    "data.sentences=200", "data.valid_sentences=20", "vocabulary.size=300", "model.width=32", "model.heads=2",
-    "model.encoder_layers=1", "model.decoder_layers=1", "model.slots=32", "training.steps=6", "training.tokens=300",
-    "training.device=cpu", "validation.every=6", "validation.sentences=10", "data.grammar=documents",
+    "data.sentences=200", "data.valid_sentences=20", "vocabulary.size=300", "model.hidden_size=32", "model.num_heads=2",
+    "model.encoder_layers=1", "model.decoder_layers=1", "model.ffn_size=32", "training.steps=6",
+    "training.batch_tokens=300", "training.device=cpu", "validation.every=6", "validation.sentences=10",
+    "data.grammar=documents",
 ]  # fmt: skip
 HOSTILE = "vorher\n<d>\nDer Hund schläft.\n\n<sep> und <d>\n<d>\n<d>\nA\u2028B\u0085C\rD\n\0\n<d>"
 
@@ -24,7 +25,7 @@ def world(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("world")
     for name, segment in (("documents", 64), ("sentences", 0)):
-        train(load_config(None, [*TINY, f"data.segment={segment}"]), folder / name)
+        train(load_config(None, [*TINY, f"data.segment_length={segment}"]), folder / name)
     assert run_main("data", "generate", folder / "test", "--split", "test", "--documents", 3) == 0
     (folder / "fewer.en").write_text((folder / "test.en").read_text("utf-8").partition("\n<d>")[0] + "\n", "utf-8")
     return folder

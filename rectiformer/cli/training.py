@@ -86,7 +86,7 @@ def train(
 
     Ctrl-C saves and stops; --resume goes on with the batches that would have come next.
 
-    Several processes share the work, and end with the same model, where training.grad_accumulation is a multiple of them:
+    Several processes share the work, and end with the same model; training.grad_accumulation is a multiple of them:
 
         torchrun --nproc-per-node 2 -m rectiformer train --out runs/tiny --set training.grad_accumulation=2
     """

@@ -75,7 +75,7 @@ def require_sequence(config: ModelConfig, format: str) -> None:
 def require_plain(config: ModelConfig, format: str) -> None:
     """ArgumentError where layers are not those of the first Transformer, which is all that other engines have."""
     require_sequence(config, format)
-    for key, needed in (("order", "post"), ("memory", "relu"), ("output_norm", "")):
+    for key, needed in (("norm", "post"), ("memory", "relu"), ("output_norm", "")):
         if (value := getattr(config, key)) != needed:
             raise ArgumentError(
                 f"{format} has no layers with model.{key} = {value!r}, only with {needed!r}; export with --to onnx"

@@ -85,8 +85,8 @@ class Transformer(nn.Module):
         super().__init__()
         if config.tie_embeddings == "all" and source_size != target_size:
             raise ConfigError(
-                f'model.tie_embeddings = "all" needs one vocabulary, but the source has {source_size} entries and the target '
-                f'{target_size}; use model.tie_embeddings = "target" or vocabulary.shared = true'
+                f'model.tie_embeddings = "all" needs one vocabulary, but the source has {source_size} entries and '
+                f'the target {target_size}; use model.tie_embeddings = "target" or vocabulary.shared = true'
             )
         self.config = config
         tables = [nn.Parameter(torch.empty(size, config.hidden_size)) for size in (source_size, target_size)]

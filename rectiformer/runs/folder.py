@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import rectiformer
-from rectiformer.config import Config, ModelConfig
+from rectiformer.config import Config
 from rectiformer.errors import CheckpointError, ConfigError, DataError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import (

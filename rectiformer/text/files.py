@@ -57,7 +57,7 @@ def check_files(config: DataConfig) -> None:
             "name one for each, or none"
         )
     if config.source and config.documents == "none" and (config.segment_length or config.document_tables):
-        key = "segment" if config.segment_length else "document_tables"
+        key = "segment_length" if config.segment_length else "document_tables"
         raise ConfigError(f'data.{key} needs documents: say where they start in data.documents, now "none"')
     if config.mixed and not config.segment_length:
         raise ConfigError(

@@ -35,7 +35,7 @@ def require_stream(config: Config, ranks: int) -> None:
     """ConfigError where a stream is asked for what it cannot do."""
     if not config.data.stream:
         return
-    for key, value in {"segment": config.data.segment_length, "weights": config.data.weights}.items():
+    for key, value in {"segment_length": config.data.segment_length, "weights": config.data.weights}.items():
         if value:
             raise ConfigError(f"data.{key} needs prepared text, but data.stream = true; leave one of them out")
     if config.vocabulary.sampling:

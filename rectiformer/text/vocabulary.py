@@ -233,8 +233,8 @@ def load_named(config: VocabularyConfig, separated: bool) -> tuple[Vocabulary | 
     for name, vocabulary in zip(names, found, strict=True):
         if separated and vocabulary is not None and vocabulary.separator is None:
             raise ConfigError(
-                f"vocabulary {name} has no control symbol {SEPARATOR}, but data.segment_length needs one between sentences; "
-                f"train it with --control_symbols={SEPARATOR}, or let one be chosen here"
+                f"vocabulary {name} has no control symbol {SEPARATOR}, but data.segment_length needs one between "
+                f"sentences; train it with --control_symbols={SEPARATOR}, or let one be chosen here"
             )
     return found[0], found[-1]
 

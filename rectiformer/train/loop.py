@@ -192,7 +192,8 @@ class Trainer:
             replace_file(path, json.dumps({"step": bad, "pairs": pairs}).encode())
         raise DivergedError(
             f"step {bad}: loss or gradient is not a finite number; nothing was updated with it, its pairs are in "
-            f"{path}, the last checkpoint is kept; lower training.learning_rate or set training.clip_grad_norm, then --resume"
+            f"{path}, the last checkpoint is kept; lower training.learning_rate or set training.clip_grad_norm, then "
+            "--resume"
         )
 
     def _log(self) -> None:
@@ -292,5 +293,6 @@ class Trainer:
         shapes = [f"{rows} x {length}" for rows, length in self.plan.shapes()]
         return (
             f"step {self.state.step + 1}: the device has no memory left; batches are {', '.join(shapes)} tokens; lower "
-            "training.batch_tokens and raise training.grad_accumulation as much; checkpoints are untouched, go on with --resume"
+            "training.batch_tokens and raise training.grad_accumulation as much; checkpoints are untouched, go on with "
+            "--resume"
         )

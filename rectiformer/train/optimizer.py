@@ -19,7 +19,7 @@ def held_here(parameter: Tensor) -> Tensor:
 
 
 def learning_rate(config: TrainingConfig, hidden_size: int, step: int) -> float:
-    """The rate of update `step`, counted from 1; a function of the step alone, so that a resumed run needs no memory."""
+    """The rate of update `step`, counted from 1: a function of the step alone, so resuming needs nothing more."""
     if config.schedule == "noam":
         return config.learning_rate * hidden_size**-0.5 * min(step**-0.5, step * config.warmup**-1.5)
     if step <= config.warmup:

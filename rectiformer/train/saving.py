@@ -21,8 +21,8 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 class Saver:
     """Saves what the ranks of one run hold, one checkpoint at a time.
 
-    With `checkpoint.async_save = true` a copy of the tensors is made in main memory and a thread writes it, over connections
-    of its own; the next save, `finish` and the end of training wait for it, and raise what it met.
+    With `checkpoint.async_save = true` a copy of the tensors is made in main memory and a thread writes it, over
+    connections of its own; the next save, `finish` and the end of training wait for it, and raise what it met.
     """
 
     def __init__(self, run: Run, config: CheckpointConfig, team: Team, splits: bool) -> None:

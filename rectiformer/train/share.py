@@ -62,6 +62,6 @@ def require_shares(accumulate: int, ranks: int) -> None:
     if accumulate % ranks:
         fitting = -(-accumulate // ranks) * ranks
         raise ConfigError(
-            f"training.grad_accumulation = {accumulate} is not a multiple of the {ranks} ranks; set it to {fitting}, and "
-            "training.batch_tokens lower to keep the size of an update, or start another number of ranks"
+            f"training.grad_accumulation = {accumulate} is not a multiple of the {ranks} ranks; set it to {fitting}, "
+            "and training.batch_tokens lower to keep the size of an update, or start another number of ranks"
         )

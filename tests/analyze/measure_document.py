@@ -30,7 +30,9 @@ def main():
         [" ".join(words[start : start + 8]) for start in range(800)], VocabularyConfig(size=60)
     )
     # configs/base.toml in width, heads and slots; of its six layers one and two, which are looked at one by one.
-    config = ModelConfig(variant="rela-g", width=512, heads=8, encoder_layers=1, decoder_layers=2, slots=2048)
+    config = ModelConfig(
+        variant="rela-g", hidden_size=512, num_heads=8, encoder_layers=1, decoder_layers=2, ffn_size=2048
+    )
     translator = Translator(
         Transformer(config, vocabulary.size, vocabulary.size), vocabulary, vocabulary, longest=TOKENS
     )

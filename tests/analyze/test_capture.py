@@ -37,7 +37,7 @@ def vocabulary():
 
 def build_translator(vocabulary, variant="rela-g", longest=80, **sizes):
     torch.manual_seed(0)
-    sizes = {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 2, "slots": 16, **sizes}
+    sizes = {"hidden_size": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16, **sizes}
     model = Transformer(ModelConfig(variant=variant, **sizes), vocabulary.size, vocabulary.size).double()
     return Translator(model, vocabulary, vocabulary, longest=longest)
 
@@ -105,7 +105,7 @@ def test_a_record_of_a_model_survives_its_file(translator, tmp_path):
 
 
 def test_a_long_pair_in_blocks_is_the_same_as_at_once(vocabulary):
-    translator = build_translator(vocabulary, longest=700, heads=4)
+    translator = build_translator(vocabulary, longest=700, num_heads=4)
     line = " ".join(generate_lines(130, 3))
     example = record_pairs(translator, [(line, line)], kinds=["cross", "decoder"], layers=[1]).examples[0]
     expected = weights_by_hand(translator, line, line)
@@ -116,7 +116,7 @@ def test_a_long_pair_in_blocks_is_the_same_as_at_once(vocabulary):
 
 def test_memory_is_that_of_what_is_not_zero(vocabulary):
     """Heads that weigh few of 950 keys: not even one attention's dense weights may ever be held."""
-    translator = build_translator(vocabulary, longest=1200, width=64, heads=8, decoder_layers=1)
+    translator = build_translator(vocabulary, longest=1200, hidden_size=64, num_heads=8, decoder_layers=1)
     for site in translator.model.sites():  # a query and a key that point away from each other
         site.attention.input_bias.data[:64], site.attention.input_bias.data[64:128] = 1.5, -1.5
     line = " ".join(generate_lines(200, 3))

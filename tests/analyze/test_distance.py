@@ -38,7 +38,7 @@ DOCUMENTS = [list(zip(draw_lines(size, size), draw_lines(size, 50 + size), stric
 def build(variant="rela-g", segment=40, separator=True, longest=1000):
     torch.manual_seed(0)
     words = VOCABULARIES[separator]
-    sizes = {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 2, "slots": 16}
+    sizes = {"hidden_size": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
     model = Transformer(ModelConfig(variant=variant, **sizes), words.size, words.size)
     return Translator(model, words, words, segment=segment, longest=longest)
 

@@ -36,7 +36,14 @@ PAIRS = [*zip(generate_lines(16, 1), generate_lines(16, 2), strict=True), ("", "
 
 def build_translator(variant="rela-g", **changes):
     torch.manual_seed(0)
-    sizes = {"width": 32, "heads": 4, "encoder_layers": 1, "decoder_layers": 2, "slots": 48, "dropout": 0.1}
+    sizes = {
+        "hidden_size": 32,
+        "num_heads": 4,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "ffn_size": 48,
+        "dropout": 0.1,
+    }
     model = Transformer(ModelConfig(variant=variant, **{**sizes, **changes}), VOCABULARY.size, VOCABULARY.size)
     return Translator(model, VOCABULARY, VOCABULARY, longest=3000)
 
@@ -323,7 +330,7 @@ def test_tokenized_words_are_what_gold_counts(trained):
 
 def test_a_document_never_has_all_its_weights_in_memory():
     """All measures together take less than the weights of one attention, which would grow sixteenfold."""
-    translator = build_translator(width=32, heads=8, decoder_layers=1)
+    translator = build_translator(hidden_size=32, num_heads=8, decoder_layers=1)
     translator.model.double()
 
     def peak(words):

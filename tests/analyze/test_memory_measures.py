@@ -114,7 +114,7 @@ def test_anisotropy_is_the_mean_cosine_of_all_pairs():
 @pytest.mark.parametrize("order", ["post", "pre"])
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_what_is_watched_is_the_stream_and_what_is_added_to_it(memory, order):
-    layer = EncoderLayer(ModelConfig(width=8, heads=2, slots=16, memory=memory, order=order), {}).eval()
+    layer = EncoderLayer(ModelConfig(hidden_size=8, num_heads=2, ffn_size=16, memory=memory, norm=order), {}).eval()
     layer.memory.observer = before = lambda seen: None
     seen = []
     x = torch.randn(2, 5, 8)
@@ -131,7 +131,7 @@ def test_what_is_watched_is_the_stream_and_what_is_added_to_it(memory, order):
 
 
 def test_watching_ends_with_an_error_too():
-    layer = EncoderLayer(ModelConfig(width=8, heads=2, slots=16), {})
+    layer = EncoderLayer(ModelConfig(hidden_size=8, num_heads=2, ffn_size=16), {})
     with pytest.raises(ZeroDivisionError), watched(layer, lambda *_: 1 / 0):
         layer(torch.randn(1, 2, 8), None)
     assert layer.memory.observer is None

@@ -21,7 +21,7 @@ DOCUMENT = [(LINES[0], LINES[1]), (LINES[2], ""), (LINES[3], LINES[0])]
 def translator(request):
     torch.manual_seed(0)
     vocabulary = Vocabulary.train(LINES * 20, VocabularyConfig(size=60), separator=request.param)
-    sizes = {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "slots": 16}
+    sizes = {"hidden_size": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "ffn_size": 16}
     model = Transformer(ModelConfig(variant="rela-g", **sizes), vocabulary.size, vocabulary.size)
     return Translator(model, vocabulary, vocabulary, longest=100)
 

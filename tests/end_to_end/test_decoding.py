@@ -13,8 +13,8 @@ from rectiformer.text.prepared import Prepared
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
-SMALL = ModelConfig(width=32, heads=2, encoder_layers=1, decoder_layers=1, slots=32, tie="none")
-TRAINED = {"training_steps": 60, "training_rate": 0.5, "validation_every": 99}
+SMALL = ModelConfig(hidden_size=32, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=32, tie_embeddings="none")
+TRAINED = {"training_steps": 60, "training_learning_rate": 0.5, "validation_every": 99}
 
 
 @pytest.fixture(scope="module")

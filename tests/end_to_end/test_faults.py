@@ -101,9 +101,12 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(launcher, s
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_heads": 4}, "model.heads = 4 (was 2); undo this"),
+        ({"model_num_heads": 4}, "model.num_heads = 4 (was 2); undo this"),
         ({"vocabulary_size": 280}, "vocabulary.size = 280 (was 300); undo this"),
-        ({"data_seed": 2, "training_rate": 0.5}, "data.seed = 2 (was 1), training.rate = 0.5 (was 1.0); undo this"),
+        (
+            {"data_seed": 2, "training_learning_rate": 0.5},
+            "data.seed = 2 (was 1), training.learning_rate = 0.5 (was 1.0); undo this",
+        ),
     ],
 )
 def test_a_run_is_not_resumed_as_another(launcher, data, run, changes, said):

@@ -23,13 +23,13 @@ PATIENCE = 120
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", ["true", "false"], ids=["waiting for saves", "saving meanwhile"])
-def test_twenty_five_kills_at_random_moments_change_nothing(launcher, straight, data, tmp_path, wait):
+@pytest.mark.parametrize("async_save", ["false", "true"])
+def test_twenty_five_kills_at_random_moments_change_nothing(launcher, straight, data, tmp_path, async_save):
     """Moments are drawn over starting, preparing to resume, updates, validations and saves alike."""
     options = {"data": data, "training_steps": 150, "checkpoint_every": 3, "validation_every": 10}
-    folder, draw = tmp_path / "run", random.Random(wait)
+    folder, draw = tmp_path / "run", random.Random(async_save)
     for step in sorted(draw.choices(range(1, 130), k=25)):
-        process = launcher.start(folder, **options, checkpoint_wait=wait)
+        process = launcher.start(folder, **options, checkpoint_async_save=async_save)
         deadline = time.monotonic() + PATIENCE
         while max((record["step"] for record in read_metrics(folder / "metrics.jsonl")), default=0) < step:
             assert time.monotonic() < deadline, f"step {step} never came"
@@ -37,7 +37,7 @@ def test_twenty_five_kills_at_random_moments_change_nothing(launcher, straight, 
         time.sleep(draw.uniform(0, 0.1))
         os.kill(process, signal.SIGKILL)
         assert launcher.finish().exit == -signal.SIGKILL
-    ended = launcher.train(folder, **options, checkpoint_wait=wait)
+    ended = launcher.train(folder, **options, checkpoint_async_save=async_save)
     assert (ended.exit, ended.error) == (0, "")
     assert outcome(folder) == straight(**options)
 
@@ -62,8 +62,8 @@ def silence(attention):
 @pytest.mark.parametrize("variant", ["rela-g", "reluformer"])
 def test_a_model_whose_heads_all_attend_to_nothing_trains_on_and_says_so(data, tmp_path, variant):
     """With centered keys a bias of all keys would be nothing, so they are not."""
-    steps = {"training_steps": 40, "validation_every": 20, "training_accumulate": 1}
-    config = load_config(None, overrides(model_variant=variant, model_center="no", **steps))
+    steps = {"training_steps": 40, "validation_every": 20, "training_grad_accumulation": 1}
+    config = load_config(None, overrides(model_variant=variant, model_center_keys="no", **steps))
     prepared, witness = Prepared.open(data), Witness()
     with StopRequest() as stop:
         run = create_run(tmp_path / "run", config, prepared.source, prepared.target, prepared.hash)

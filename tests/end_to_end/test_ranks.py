@@ -27,7 +27,7 @@ from rectiformer.translate.translator import Translator
 pytestmark = pytest.mark.long
 TWENTY = {
     "training_steps": 20,
-    "training_accumulate": 4,
+    "training_grad_accumulation": 4,
     "training_warmup": 200,
     "checkpoint_every": 8,
     "validation_every": 99,
@@ -158,10 +158,10 @@ def assert_same_log(found, expected):
             assert record[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), key
 
 
-@pytest.mark.parametrize(("engine", "wait", "killed"), [("ddp", "true", 0), ("fsdp", "false", 1)])
-def test_a_killed_rank_ends_all_and_a_restart_ends_alike(ranks, many, data, tmp_path, engine, wait, killed):
+@pytest.mark.parametrize(("engine", "async_save", "killed"), [("ddp", "false", 0), ("fsdp", "true", 1)])
+def test_a_killed_rank_ends_all_and_a_restart_ends_alike(ranks, many, data, tmp_path, engine, async_save, killed):
     folder = tmp_path / "run"
-    options = {**FORTY, "data": data, "training_parallel": engine, "checkpoint_wait": wait}
+    options = {**FORTY, "data": data, "training_parallel": engine, "checkpoint_async_save": async_save}
     pids = ranks.start(folder, 2, **options)
     wait_for_step(folder, 13 + killed)
     os.kill(pids[killed], signal.SIGKILL)
@@ -205,9 +205,9 @@ def test_one_rank_that_is_asked_to_stop_stops_all(ranks, many, data, tmp_path, a
 
 REFUSED = {
     "micro-batches that cannot be dealt out": (
-        {"training_accumulate": 3},
+        {"training_grad_accumulation": 3},
         2,
-        {0: "training.accumulate = 3 is not a multiple of the 2 ranks; set it to 4"},
+        {0: "training.grad_accumulation = 3 is not a multiple of the 2 ranks; set it to 4"},
     ),
     "a disk too small for rank 1": (
         {"training_parallel": "fsdp", "limit": 50_000, "fails": 1},
@@ -215,7 +215,7 @@ REFUSED = {
         {1: "no space left while writing "},
     ),
     "a disk too small for rank 0": (
-        {"training_parallel": "ddp", "limit": 50_000, "fails": 0, "checkpoint_wait": "false"},
+        {"training_parallel": "ddp", "limit": 50_000, "fails": 0, "checkpoint_async_save": "true"},
         6,
         {0: "no space left while writing "},
     ),

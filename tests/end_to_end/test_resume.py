@@ -18,15 +18,15 @@ CASES = {
     "moving average": {
         **SHORT,
         "training_ema": 0.9,
-        "training_smoothing_over": "all",
+        "training_label_smoothing_over": "all",
         "training_loss_mean": "sentence",
-        "training_clip": 1.0,
+        "training_clip_grad_norm": 1.0,
         "log_every": 4,
     },
     "average of two": {
         **SHORT,
-        "training_average": 2,
-        "training_accumulate": 1,
+        "training_average_checkpoints": 2,
+        "training_grad_accumulation": 1,
         "training_optimizer": "adamw",
         "training_weight_decay": 0.01,
         "training_precision": "bf16",
@@ -193,11 +193,11 @@ def test_a_validation_that_could_not_end_is_done_again_and_logged_once(launcher,
 def test_an_average_that_was_killed_is_logged_once(launcher, straight, data, tmp_path):
     """The third save of the last step is the one after the averaged weights were validated."""
     folder, moment = tmp_path / "run", "open step-00000016.tmp/model.safetensors"
-    killed = launcher.train(folder, data=data, training_average=2, moments={moment: "SIGKILL 3"})
+    killed = launcher.train(folder, data=data, training_average_checkpoints=2, moments={moment: "SIGKILL 3"})
     assert killed.exit == -signal.SIGKILL
     assert "weights" in read_metrics(folder / "metrics.jsonl")[-1]
-    finish(launcher, folder, data=data, training_average=2)
-    assert outcome(folder) == straight(data=data, training_average=2)
+    finish(launcher, folder, data=data, training_average_checkpoints=2)
+    assert outcome(folder) == straight(data=data, training_average_checkpoints=2)
 
 
 def test_a_run_without_validation_data_resumes_where_one_would_be_due(launcher, straight, tmp_path):

@@ -19,7 +19,7 @@ from rectiformer.toml import load_config
 from rectiformer.train.start import train
 from rectiformer.train.update import Updater
 
-SMALL = ModelConfig(width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16)
+SMALL = ModelConfig(hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16)
 VOCABULARY = 40
 CPU = torch.device("cpu")
 
@@ -60,17 +60,17 @@ def test_nothing_is_updated_with_numbers_that_are_not_finite(launcher, straight,
     hook = torch.nn.modules.module.register_module_forward_hook(injection)
     try:
         with pytest.raises(DivergedError, match="step 7: loss or gradient is not a finite number") as caught:
-            train(load_config(None, overrides(training_clip=1.0)), folder, data=data)
+            train(load_config(None, overrides(training_clip_grad_norm=1.0)), folder, data=data)
     finally:
         hook.remove()
     assert caught.value.exit_code == 5
     assert all(torch.equal(weight, injection.weights[name]) for name, weight in weights_of(injection.model).items())
     assert steps_on_disk(folder)[-1] == 6
-    log = [record for record in straight(data=data, training_clip=1.0)["log"] if "loss" in record]
+    log = [record for record in straight(data=data, training_clip_grad_norm=1.0)["log"] if "loss" in record]
     assert_names_batches(folder / "diverged.json", log[5]["batches"], log[6]["batches"])
-    ended = launcher.train(folder, data=data, training_clip=1.0)
+    ended = launcher.train(folder, data=data, training_clip_grad_norm=1.0)
     assert (ended.exit, "resumed at step 6" in ended.notes) == (0, True)
-    assert outcome(folder) == straight(data=data, training_clip=1.0)
+    assert outcome(folder) == straight(data=data, training_clip_grad_norm=1.0)
 
 
 def assert_names_batches(path, before, after):
@@ -159,8 +159,8 @@ def test_one_large_batch_updates_like_four_small_ones(loss_mean, smoothing_over)
     lengths = torch.randint(1, 33, (2, 256), generator=torch.Generator().manual_seed(0)).tolist()
     batch = build_batch(*lengths)
     assert batch.source.numel() == 8192
-    model = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0, slot_dropout=0.0)
-    whole, parts = (build_updater(model, loss_mean=loss_mean, smoothing_over=smoothing_over) for _ in range(2))
+    model = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
+    whole, parts = (build_updater(model, loss_mean=loss_mean, label_smoothing_over=smoothing_over) for _ in range(2))
     whole.update(1, [batch])
     parts.update(1, list(cut(batch, 4)))
     assert (whole.flat - parts.flat).norm() <= 1e-6 * whole.flat.norm()

@@ -15,14 +15,14 @@ TINY = {
     "data.sentences": 150,
     "data.valid_sentences": 10,
     "vocabulary.size": 300,
-    "model.width": 32,
-    "model.heads": 2,
+    "model.hidden_size": 32,
+    "model.num_heads": 2,
     "model.encoder_layers": 1,
     "model.decoder_layers": 1,
-    "model.slots": 32,
+    "model.ffn_size": 32,
     "training.steps": 16,
-    "training.tokens": 200,
-    "training.accumulate": 2,
+    "training.batch_tokens": 200,
+    "training.grad_accumulation": 2,
     "training.warmup": 20,
     "training.device": "cpu",
     "validation.every": 6,
@@ -36,7 +36,7 @@ TIMES = ("tokens_per_second", "valid_seconds")
 
 
 def overrides(**changes):
-    """`section.key=value` strings of a tiny run; `training_rate=2` changes training.rate."""
+    """`section.key=value` strings of a tiny run; `training_learning_rate=2` changes training.learning_rate."""
     changed = {key.replace("_", ".", 1): value for key, value in changes.items()}
     return [f"{key}={value}" for key, value in {**TINY, **changed}.items()]
 

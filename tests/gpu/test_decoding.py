@@ -28,7 +28,7 @@ KINDS = {
 
 def build(kind):
     """The same model twice: in float64, and held in bf16 as a translator on a GPU holds it."""
-    sizes = ("width=512", "heads=8", "slots=64", "encoder_layers=1", "decoder_layers=2", "order=pre")
+    sizes = ("hidden_size=512", "num_heads=8", "ffn_size=64", "encoder_layers=1", "decoder_layers=2", "norm=pre")
     torch.manual_seed(1)
     settings = [*(f"model.{size}" for size in sizes), *KINDS[kind]]
     model = Transformer(load_config(None, settings).model, WORDS, WORDS, START).to(DEVICE).eval()

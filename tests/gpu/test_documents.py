@@ -14,12 +14,12 @@ from rectiformer.translate.translator import Translator
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's own warnings
 SETTINGS = [
     *SMALL_DOCUMENTS,
-    "data.segment=96",
+    "data.segment_length=96",
     "data.sentences=2000",
     "model.positions=sentence",
     "training.steps=150",
-    "training.tokens=2000",
-    "training.rate=3e-3",
+    "training.batch_tokens=2000",
+    "training.learning_rate=3e-3",
     "training.warmup=40",
     "training.precision=fp32",
     "training.compile=no",

@@ -18,11 +18,11 @@ from rectiformer.train.update import Updater
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's and inductor's own warnings
 SETTINGS = [
     *SMALL_DOCUMENTS,
-    "data.segment=48",
+    "data.segment_length=48",
     "data.sentences=600",
     "training.steps=24",
-    "training.tokens=400",
-    "training.rate=1e-3",
+    "training.batch_tokens=400",
+    "training.learning_rate=1e-3",
     "training.warmup=4",
     "training.ema=0.9",
     "validation.every=24",
@@ -69,7 +69,7 @@ def test_captured_and_compiled_steps_give_the_losses_of_plain_ones(case, precisi
 
 def test_graphs_of_many_shapes_hold_little_more_memory_than_a_step_needs():
     """A step of about as many tokens in each of 24 shapes, with tensors of up to 32 MiB."""
-    config = load_config(None, ["model.variant=rela-g", "model.width=256", "training.precision=bf16"])
+    config = load_config(None, ["model.variant=rela-g", "model.hidden_size=256", "training.precision=bf16"])
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     model = Transformer(config.model, 8000, 8000).cuda()
@@ -86,7 +86,9 @@ def test_graphs_of_many_shapes_hold_little_more_memory_than_a_step_needs():
 
 @pytest.mark.parametrize("positions", ["sequence", "sentence"])
 def test_a_longer_batch_leaves_graphs_with_the_positions_they_were_captured_with(positions):
-    model = Transformer(ModelConfig(width=64, heads=2, dropout=0.0, positions=positions), 23, 23, 2, (4, 4)).cuda()
+    model = Transformer(
+        ModelConfig(hidden_size=64, num_heads=2, dropout=0.0, positions=positions), 23, 23, 2, (4, 4)
+    ).cuda()
     embedding = model.source_embedding
     ids = torch.randint(0, 23, (3, 40), device="cuda")
     graph, expected = torch.cuda.CUDAGraph(), embedding(ids)

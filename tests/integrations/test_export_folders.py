@@ -26,7 +26,7 @@ def build(words):
 
     def build(**changes):
         torch.manual_seed(1)
-        config = ModelConfig(**{"width": 32, "heads": 2, "slots": 32, "variant": "softmax", **changes})
+        config = ModelConfig(**{"hidden_size": 32, "num_heads": 2, "ffn_size": 32, "variant": "softmax", **changes})
         model = Transformer(config, words.size, words.size, start=words.bos, separators=(4, 4)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -116,7 +116,7 @@ def test_special_tokens_have_the_names_other_engines_expect(words):
 
 
 CANNOT = {
-    "pre": ({"order": "pre"}, "no layers with model.order = 'pre', only with 'post'"),
+    "pre": ({"norm": "pre"}, "no layers with model.norm = 'pre', only with 'post'"),
     "memory": ({"memory": "softmax"}, "no layers with model.memory = 'softmax', only with 'relu'"),
 }
 
@@ -148,8 +148,8 @@ def test_positions_that_are_counted_in_sentences_are_refused(format, build, tmp_
     [
         ({"variant": "rela-g"}, "attention 'rela-g' is none that transformers can be given"),
         ({"variant": "sparsemax"}, "attention 'sparsemax' is none that transformers can be given"),
-        ({"variant": "reluformer"}, "cannot center keys, as model.center = 'auto' does for 'reluformer'"),
-        ({"variant": "rela", "open": True}, "MarianMT cannot raise scores, as model.open = true and model.threshold"),
+        ({"variant": "reluformer"}, "cannot center keys, as model.center_keys = 'auto' does for 'reluformer'"),
+        ({"variant": "rela", "score_bias": "open"}, "MarianMT cannot add model.score_bias = 'open' to its scores"),
         ({"cross_variant": "rela"}, "MarianMT has one attention for all places"),
     ],
 )

@@ -61,10 +61,10 @@ def test_marian_translates_as_the_run_does(translator, held_out, tmp_path):
     "changes",
     [
         {"variant": "rela"},
-        {"variant": "rela-i", "tie": "all"},
-        {"variant": "relu-seqlen", "tie": "target"},
-        {"variant": "reluformer", "center": "no", "learned_start": 0.7},
-        {"variant": "reluformer", "center": "no", "learned_start": 0.7, "learn": "fixed"},
+        {"variant": "rela-i", "tie_embeddings": "all"},
+        {"variant": "relu-seqlen", "tie_embeddings": "target"},
+        {"variant": "reluformer", "center_keys": "no", "gamma_init": 0.7},
+        {"variant": "reluformer", "center_keys": "no", "gamma_init": 0.7, "gamma_sharing": "fixed"},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
@@ -74,7 +74,7 @@ def test_rectified_models_are_the_same_in_transformers(changes, tmp_path):
     lines = [pair.source for pair in draw_sentences(60, seed=1)]
     words = Vocabulary.train(lines, VocabularyConfig(size=120))
     torch.manual_seed(1)
-    config = ModelConfig(**{"width": 32, "heads": 2, "slots": 32, "tie": "none", **changes})
+    config = ModelConfig(**{"hidden_size": 32, "num_heads": 2, "ffn_size": 32, "tie_embeddings": "none", **changes})
     model = Transformer(config, words.size, words.size, start=words.bos).eval()
     with torch.no_grad():
         for parameter in model.parameters():

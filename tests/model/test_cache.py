@@ -17,9 +17,9 @@ LENGTHS = torch.tensor([9, 5])
 
 OTHERS = {
     "by sentence": {"positions": "sentence"},
-    "open": {"variant": "reluformer", "open": True},
-    "with thresholds": {"variant": "reluformer", "threshold": True},
-    "open and squared": {"variant": "relu2", "output_norm": "gated-rms", "center": "yes", "open": True},
+    "open": {"variant": "reluformer", "score_bias": "open"},
+    "with thresholds": {"variant": "reluformer", "score_bias": "zero"},
+    "open and squared": {"variant": "relu2", "output_norm": "gated-rms", "center_keys": "yes", "score_bias": "open"},
     **{f"{name} norm": {"variant": "rela-g", "output_norm": name} for name in OUTPUT_NORMS},
 }
 
@@ -30,7 +30,7 @@ def model(request):
 
 
 def build(**settings):
-    config = ModelConfig(**{"width": 16, "heads": 2, "slots": 16, **settings})
+    config = ModelConfig(**{"hidden_size": 16, "num_heads": 2, "ffn_size": 16, **settings})
     model = Transformer(config, WORDS, WORDS, START, (3, 3)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -86,7 +86,7 @@ def test_hypotheses_continue_their_parents(model, fixed):
 
 @pytest.mark.parametrize("order", ["post", "pre"])
 def test_sentences_that_are_done_can_be_dropped(order):
-    model = build(variant="rela-g", order=order)
+    model = build(variant="rela-g", norm=order)
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
         state = model.begin(encoded, LENGTHS)

@@ -12,7 +12,7 @@ from rectiformer.model.embedding import sinusoids
 from rectiformer.model.transformer import Transformer
 
 START, SEPARATOR, WORDS = 2, 4, 23
-SIZES = {"width": 16, "heads": 2, "slots": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+SIZES = {"hidden_size": 16, "num_heads": 2, "ffn_size": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 
 
 def build(positions="sentence"):

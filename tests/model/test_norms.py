@@ -185,7 +185,9 @@ def test_a_layer_norm_subtracts_the_mean():
 
 def test_every_norm_of_the_table_can_be_named_in_a_configuration():
     for name in OUTPUT_NORMS:
-        config = load_config(None, [f"model.output_norm={name}", "model.width=16", "model.slots=8", "model.heads=2"])
+        config = load_config(
+            None, [f"model.output_norm={name}", "model.hidden_size=16", "model.ffn_size=8", "model.num_heads=2"]
+        )
         model = Transformer(config.model, 10, 10)
         assert all(type(site.attention.norm) is type(build_output_norm(name, 16, 2)) for site in model.sites())
 

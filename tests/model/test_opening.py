@@ -104,7 +104,9 @@ def test_a_head_of_centered_keys_can_close():
 
 
 def test_only_rectified_attention_of_a_model_is_opened():
-    config = ModelConfig(width=16, heads=2, slots=8, variant="softmax", cross_variant="relu2", open=True)
+    config = ModelConfig(
+        hidden_size=16, num_heads=2, ffn_size=8, variant="softmax", cross_variant="relu2", score_bias="open"
+    )
     sites = {site.kind: site.attention.opening for site in Transformer(config, 9, 9).sites()}
     assert sites["encoder"] is None
     assert sites["decoder"] is None
@@ -112,12 +114,9 @@ def test_only_rectified_attention_of_a_model_is_opened():
 
 
 def test_a_threshold_begins_at_0_and_is_learned():
-    config = {"width": 16, "heads": 2, "slots": 8, "variant": "reluformer"}
-    site = next(Transformer(ModelConfig(**config, threshold=True), 9, 9).sites())
+    config = {"hidden_size": 16, "num_heads": 2, "ffn_size": 8, "variant": "reluformer"}
+    site = next(Transformer(ModelConfig(**config, score_bias="zero"), 9, 9).sites())
     assert site.attention.opening.amount == 0
-    assert (
-        next(Transformer(ModelConfig(**config, threshold=True, open=True), 9, 9).sites()).attention.opening.amount == 1
-    )
     site.attention(torch.randn(2, 5, 16)).square().sum().backward()
     assert site.attention.input_bias.grad[:16:8].abs().min() > 0
 

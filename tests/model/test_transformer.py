@@ -16,12 +16,12 @@ from rectiformer.model.memory import MEMORIES
 from rectiformer.model.transformer import Transformer
 
 START, WORDS = 2, 23
-BASE = {"width": 512, "heads": 8, "encoder_layers": 6, "decoder_layers": 6, "slots": 2048}
+BASE = {"hidden_size": 512, "num_heads": 8, "encoder_layers": 6, "decoder_layers": 6, "ffn_size": 2048}
 
 
 def build(source_size=WORDS, target_size=WORDS, random=True, dtype=torch.float64, **settings):
     """A small model in evaluation mode; `random` makes every parameter matter, biases and norms too."""
-    config = ModelConfig(**{"width": 16, "heads": 2, "slots": 16, **settings})
+    config = ModelConfig(**{"hidden_size": 16, "num_heads": 2, "ffn_size": 16, **settings})
     model = Transformer(config, source_size, target_size, START).to(dtype).eval()
     if random:
         with torch.no_grad():
@@ -44,7 +44,7 @@ def count(parameters):
 
 def count_base(variant):
     """Parameters of the papers' base model without the rows of its embeddings, and without output norms."""
-    model = Transformer(ModelConfig(**BASE, variant=variant, tie="target"), 100, 100)
+    model = Transformer(ModelConfig(**BASE, variant=variant, tie_embeddings="target"), 100, 100)
     norms = count(parameter for site in model.sites() for parameter in site.attention.norm.parameters())
     return count(model.parameters()) - 2 * 100 * 512 - norms, norms
 
@@ -83,7 +83,7 @@ def relu_memory(module, x):
 
 @pytest.mark.parametrize("order", ["post", "pre"])
 def test_one_layer_of_each_kind_by_hand(order):
-    model = build(variant="softmax", order=order, encoder_layers=1, decoder_layers=1)
+    model = build(variant="softmax", norm=order, encoder_layers=1, decoder_layers=1)
     source, target = draw_ids(1, 7), draw_targets(1, 5)
 
     def around(residual, x, sublayer):
@@ -123,7 +123,7 @@ def test_embeddings_are_scaled_rows_with_bias_and_position():
 
 
 def test_the_start_reads_as_a_zero_vector():
-    model = build(tie="none")
+    model = build(tie_embeddings="none")
     first = model.target_embedding(draw_targets(1, 4))[0, 0]
     assert torch.equal(first, model.target_embedding.positions[0])
     first.sum().backward()
@@ -135,13 +135,13 @@ def test_the_start_reads_as_a_zero_vector():
     ("tie", "tables"), [("all", WORDS), ("target", 2 * WORDS), ("none", 3 * WORDS)], ids=lambda value: str(value)
 )
 def test_ties_share_one_matrix(tie, tables):
-    model = build(tie=tie)
+    model = build(tie_embeddings=tie)
     for state in (model, copy.deepcopy(model), copy.deepcopy(model).float()):
         matrices = state.source_embedding.table, state.target_embedding.table, state.output
         assert len({matrix.data_ptr() for matrix in matrices}) == tables // WORDS
         assert count({id(matrix): matrix for matrix in matrices}.values()) == tables * 16
     saved = model.state_dict()
-    other = build(tie=tie)
+    other = build(tie_embeddings=tie)
     other.load_state_dict(saved)
     ids = draw_ids(2, 5), None, draw_targets(2, 5)
     assert torch.equal(other(*ids), model(*ids))
@@ -149,9 +149,11 @@ def test_ties_share_one_matrix(tie, tables):
 
 
 def test_one_table_needs_one_vocabulary():
-    with pytest.raises(ConfigError, match=r"source has 20 entries and the target 30; use model.tie = \"target\""):
-        build(20, 30, tie="all")
-    assert build(20, 30, tie="target")(draw_ids(1, 3, 20), None, draw_targets(1, 3)).shape == (1, 3, 30)
+    with pytest.raises(
+        ConfigError, match=r"source has 20 entries and the target 30; use model.tie_embeddings = \"target\""
+    ):
+        build(20, 30, tie_embeddings="all")
+    assert build(20, 30, tie_embeddings="target")(draw_ids(1, 3, 20), None, draw_targets(1, 3)).shape == (1, 3, 30)
 
 
 def within(tensor, limit):
@@ -160,7 +162,7 @@ def within(tensor, limit):
 
 
 def test_initial_parameters_are_those_of_the_authors():
-    model = build(3000, 3000, random=False, width=64, slots=256, variant="rela-g", tie="none")
+    model = build(3000, 3000, random=False, hidden_size=64, ffn_size=256, variant="rela-g", tie_embeddings="none")
     for table in (model.source_embedding.table, model.target_embedding.table):
         entries = table.numel()
         assert abs(table.std() - 64**-0.5) < 5 * 64**-0.5 / math.sqrt(2 * entries)  # five standard errors
@@ -221,7 +223,7 @@ def test_each_site_has_its_variant():
 @pytest.mark.parametrize(("learn", "numbers"), [("model", 2), ("layer", 6), ("head", 12), ("fixed", 0)])
 def test_learned_numbers_are_held_as_told(learn, numbers):
     """reluformer in two places and entmax in one, two layers of two heads each."""
-    model = build(variant="reluformer", encoder_variant="entmax", learn=learn, random=False)
+    model = build(variant="reluformer", encoder_variant="entmax", gamma_sharing=learn, random=False)
     found = {name: parameter for name, parameter in model.named_parameters() if "learned" in name}
     assert count(found.values()) == numbers
     model(draw_ids(2, 6), None, draw_targets(2, 5)).square().sum().backward()
@@ -230,7 +232,7 @@ def test_learned_numbers_are_held_as_told(learn, numbers):
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_memories_are_those_of_the_configuration(memory):
-    model = build(memory=memory, slots=16, encoder_layers=1, slot_dropout=0.25)
+    model = build(memory=memory, ffn_size=16, encoder_layers=1, ffn_dropout=0.25)
     memories = list(model.memories())
     assert [each.memory.name for each in memories] == [memory] * 3
     assert memories[0] is model.encoder[0].memory
@@ -241,7 +243,7 @@ def test_memories_are_those_of_the_configuration(memory):
 
 
 def test_longer_positions_made_while_translating_serve_training():
-    model = build(width=8, heads=1, encoder_layers=1, decoder_layers=1, dtype=torch.float32)
+    model = build(hidden_size=8, num_heads=1, encoder_layers=1, decoder_layers=1, dtype=torch.float32)
     source, target = draw_ids(1, 530), draw_targets(1, 520)
     with torch.inference_mode():
         model.encode(source, None)
@@ -257,7 +259,7 @@ def test_longer_positions_made_while_translating_serve_training():
 @pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer"])
 def test_bfloat16_products_err_no_more_than_a_model_of_bfloat16(variant, order):
     """Twice is allowed, as for every fast path; norms, positions and weights in float32 make it less."""
-    exact = build(variant=variant, order=order, width=64, dtype=torch.float64)
+    exact = build(variant=variant, norm=order, hidden_size=64, dtype=torch.float64)
     ids = draw_ids(4, 12), torch.tensor([12, 9, 7, 1]), draw_targets(4, 12)
     logits = exact(*ids)
     model = copy.deepcopy(exact).float()
@@ -275,7 +277,7 @@ def test_bfloat16_products_err_no_more_than_a_model_of_bfloat16(variant, order):
 
 @pytest.mark.parametrize("order", ["post", "pre"])
 def test_only_pre_order_ends_with_a_norm(order):
-    model = build(order=order)
+    model = build(norm=order)
     kind = nn.LayerNorm if order == "pre" else nn.Identity
     assert isinstance(model.encoder_norm, kind)
     assert isinstance(model.decoder_norm, kind)

@@ -12,7 +12,7 @@ from rectiformer.ops.variant import dot_scores
 from rectiformer.ops.variants import VARIANTS
 
 START, SEPARATOR, WORDS = 2, 4, 23
-SIZES = {"width": 16, "heads": 2, "slots": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+SIZES = {"hidden_size": 16, "num_heads": 2, "ffn_size": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 
 
 def build(**config):
@@ -68,13 +68,13 @@ def test_numbers_ride_along_exactly_in_sixteen_bits():
 
 
 PRODUCTS = [name for name, row in VARIANTS.items() if row.score is dot_scores]
-CASES = [(name, False) for name in PRODUCTS] + [(name, True) for name in PRODUCTS if VARIANTS[name].power]
+CASES = [(name, "none") for name in PRODUCTS] + [(name, "open") for name in PRODUCTS if VARIANTS[name].power]
 
 
-@pytest.mark.parametrize(("variant", "open"), CASES)
-def test_a_segment_that_says_the_same_later_is_read_the_same(variant, open):
+@pytest.mark.parametrize(("variant", "score_bias"), CASES)
+def test_a_segment_that_says_the_same_later_is_read_the_same(variant, score_bias):
     """Only how far apart sentences are counts, where scores are products: forty sentences later two are read alike."""
-    model = build(variant=variant, open=open, positions="sentence", center="no")
+    model = build(variant=variant, score_bias=score_bias, positions="sentence", center_keys="no")
     x = torch.randn(1, 5, 16, dtype=torch.double)
     numbers = torch.tensor([[0, 0, 0, 1, 1]])
     with torch.no_grad():

@@ -40,7 +40,7 @@ def test_a_large_common_offset_costs_no_digits():
 
 @pytest.mark.parametrize("order", ["post", "pre"])
 def test_a_residual_is_the_same_with_and_without_gradients(order):
-    residual = Residual(ModelConfig(width=24, heads=2, order=order)).eval()
+    residual = Residual(ModelConfig(hidden_size=24, num_heads=2, norm=order)).eval()
     x = torch.randn(3, 2, 24)
     with torch.no_grad():
         inferred = residual(x, torch.tanh)

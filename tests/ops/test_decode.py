@@ -256,7 +256,9 @@ def test_plain_steps_match_the_reference(monkeypatch, variant, shape):
 @kernels_run
 @pytest.mark.parametrize("variant", ["rela-g", "softmax"])
 def test_a_model_decodes_by_the_kernels_as_without_them(monkeypatch, variant):
-    model = Transformer(ModelConfig(width=16, heads=2, slots=16, decoder_layers=2, variant=variant), 23, 23, 2).eval()
+    model = Transformer(
+        ModelConfig(hidden_size=16, num_heads=2, ffn_size=16, decoder_layers=2, variant=variant), 23, 23, 2
+    ).eval()
     fused = []
     monkeypatch.setattr(cached, "fused_decoding", lambda *a: fused.append(1) or FUSED_DECODING(*a))
     results = []

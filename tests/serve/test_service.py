@@ -115,7 +115,7 @@ def document_translator(tmp_path_factory):
     from end_to_end.tiny import overrides
 
     torch.set_num_threads(1)
-    settings = overrides(data_segment=60, training_steps=20, validation_every=20, checkpoint_every=20)
+    settings = overrides(data_segment_length=60, training_steps=20, validation_every=20, checkpoint_every=20)
     folder = tmp_path_factory.mktemp("documents") / "tiny"
     train(load_config(None, [*settings, "data.grammar=documents", "data.sentences=30"]), folder)
     return Hesitant.from_run(folder, device="cpu")

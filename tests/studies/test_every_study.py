@@ -178,7 +178,7 @@ def test_documents_start_from_models_of_sentences(out):
     for training in study.trainings(SMOKE):
         variant, config = training.labels["variant"], locate_start(training.config, out, SMOKE)
         start = out / "translation-quality" / "smoke" / f"grammar-{variant}-seed1" / "run"
-        assert config.training.start == str(start)
+        assert config.training.init_from == str(start)
         assert hash_config(config) == hash_config(training.config) != hash_config(DEFAULT)
         run = out / study.name / "smoke" / training.key / "run"
         assert (run / "source.model").read_bytes() == (start / "source.model").read_bytes()
@@ -192,8 +192,8 @@ def test_every_update_of_documents_has_the_same_size_and_holds_the_longest_segme
     for scale in ("small", "paper"):
         for training in study.trainings(study.at(scale)):
             settings = training.config.training
-            assert settings.tokens >= training.config.data.segment == training.labels["length"]
-            assert settings.tokens * settings.accumulate == 16_384
+            assert settings.batch_tokens >= training.config.data.segment_length == training.labels["length"]
+            assert settings.batch_tokens * settings.grad_accumulation == 16_384
 
 
 def test_a_softmax_memory_is_below_one_of_relu(out):

@@ -87,14 +87,14 @@ def test_each_kind_of_attention_is_the_same_in_every_study():
         for training in STUDIES[name].trainings(Scale("small")):
             model = training.config.model
             wanted = load_config(None, attention_settings(str(training.labels["variant"]))).model
-            for key in ("variant", "output_norm", "center", "open", "threshold", "learned_start"):
+            for key in ("variant", "output_norm", "center_keys", "score_bias", "gamma_init"):
                 assert getattr(model, key) == getattr(wanted, key)
 
 
 def test_every_memory_is_swapped_in_at_the_same_slots():
     for scale in ("small", "paper"):
         trainings = STUDIES["memory-swap"].trainings(Scale(scale))
-        slots = {training.labels["memory"]: training.config.model.slots for training in trainings}
+        slots = {training.labels["memory"]: training.config.model.ffn_size for training in trainings}
         assert list(slots) == list(MEMORIES)
         wanted = slots["relu"]
         for memory, found in slots.items():

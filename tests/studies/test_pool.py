@@ -27,7 +27,7 @@ tell("ends")
 
 def study(name, rows, start="", **others):
     """A study of one training a row."""
-    config = replace(CONFIG, training=replace(CONFIG.training, start=start))
+    config = replace(CONFIG, training=replace(CONFIG.training, init_from=start))
     return replace(
         SEARCH,
         name=name,

@@ -71,7 +71,7 @@ def test_every_way_is_timed_on_a_gpu(dtype):
 
 @pytest.mark.gpu
 def test_speed_is_measured_with_and_without_kernels():
-    config = load_config(None, ["training.precision=bf16", "model.width=64"])
+    config = load_config(None, ["training.precision=bf16", "model.hidden_size=64"])
     load = Load(vocabulary=100, length=8, sentences=16, searched=4, repeats=2, turns=2)
     found = measure_speed(config, ("softmax", "rela-g", "sparsemax"), load, torch.device("cuda"))
     assert list(found) == [f"{name} {how}" for name in ("softmax", "rela-g", "sparsemax") for how in ("fused", "plain")]

@@ -119,10 +119,11 @@ def test_a_vocabulary_has_a_separator_only_where_it_was_asked_for_one(tmp_path):
     assert words.separator is None
     words.save(tmp_path / "words.model")
     config = Config(
-        data=DataConfig(grammar="documents", sentences=40, valid_sentences=8, segment=64),
+        data=DataConfig(grammar="documents", sentences=40, valid_sentences=8, segment_length=64),
         vocabulary=VocabularyConfig(source_model=str(tmp_path / "words.model")),
     )
-    with pytest.raises(ConfigError, match=r"words\.model has no control symbol <sep>, but data\.segment needs one"):
+    message = r"words\.model has no control symbol <sep>, but data\.segment_length needs one"
+    with pytest.raises(ConfigError, match=message):
         prepare(config, tmp_path / "data")
 
 
@@ -153,14 +154,14 @@ def test_the_grammar_gives_whole_documents():
 
 @pytest.fixture(scope="module")
 def segmented(tmp_path_factory):
-    return prepare(configure(segment=48), tmp_path_factory.mktemp("segments") / "data")
+    return prepare(configure(segment_length=48), tmp_path_factory.mktemp("segments") / "data")
 
 
 def test_segments_on_disk_are_the_sentences_joined(segmented, tmp_path):
-    single = prepare(configure(segment=0), tmp_path / "data")
+    single = prepare(configure(segment_length=0), tmp_path / "data")
     separator, train = segmented.source.separator, segmented.train[0]
     assert single.source.sha256 == segmented.source.sha256, "a run of sentences can be started from by one of segments"
-    sentences = prepare(configure(segment=0, grammar="sentences"), tmp_path / "sentences")
+    sentences = prepare(configure(segment_length=0, grammar="sentences"), tmp_path / "sentences")
     assert sentences.source.separator is None
     texts = [(pair.source, pair.target) for pair in read_pairs(configure().data, "train", Counts())]
     for side, vocabulary in enumerate((segmented.source, segmented.target)):
@@ -199,8 +200,8 @@ def test_prepared_segments_open_again_and_say_so(segmented):
     assert summary["pairs"] == summary["counts"]["segments"] == again.train[0].pairs
     assert f" documents, {again.train[0].pairs} segments; " in Counts(**summary["counts"]).describe()
     assert np.array_equal(again.train[0].source(0), segmented.train[0].source(0))
-    assert again.is_from(configure(segment=48))
-    assert not again.is_from(configure(segment=64))
+    assert again.is_from(configure(segment_length=48))
+    assert not again.is_from(configure(segment_length=64))
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 100])
@@ -217,13 +218,18 @@ def test_a_segment_longer_than_a_batch_is_one_of_its_own(segmented, tokens):
 
 
 @pytest.mark.parametrize(
-    ("too_long", "pairs", "words"), [("drop", 2, None), ("truncate", 3, None), ("error", 0, r"data\.segment = 12")]
+    ("too_long", "pairs", "words"),
+    [("drop", 2, None), ("truncate", 3, None), ("error", 0, r"data\.segment_length = 12")],
 )
 def test_a_sentence_longer_than_a_segment_follows_too_long(tmp_path, too_long, pairs, words):
     lines = ["one two", "one two three four five six seven eight nine ten eleven twelve", "three"]
     (tmp_path / "a").write_text("\n".join(lines) + "\n", encoding="utf-8")
     data = DataConfig(
-        source=(str(tmp_path / "a"),), target=(str(tmp_path / "a"),), documents="marker", segment=12, too_long=too_long
+        source=(str(tmp_path / "a"),),
+        target=(str(tmp_path / "a"),),
+        documents="marker",
+        segment_length=12,
+        too_long=too_long,
     )
     config = Config(data=data, vocabulary=VocabularyConfig(size=40))
     if words:
@@ -240,11 +246,11 @@ def test_a_sentence_longer_than_a_segment_follows_too_long(tmp_path, too_long, p
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"segment": 64, "grammar": "sentences"}, 'use data.grammar = "documents", not "sentences"'),
-        ({"segment": 64, "source": ("a",), "target": ("b",)}, "data.segment needs documents"),
+        ({"segment_length": 64, "grammar": "sentences"}, 'use data.grammar = "documents", not "sentences"'),
+        ({"segment_length": 64, "source": ("a",), "target": ("b",)}, "data.segment_length needs documents"),
         ({"source": ("a",), "target": ("b",), "document_tables": ("t",)}, "data.document_tables needs documents"),
         ({"source": ("a",), "target": ("b",), "documents": "blank", "document_tables": ("t", "u")}, "names 2 files"),
-        ({"segment": 1, "grammar": "documents"}, "a sentence needs a subword beside its separator"),
+        ({"segment_length": 1, "grammar": "documents"}, "a sentence needs a subword beside its separator"),
         ({"document_tables": ("t",)}, "data.document_tables names 1 files but data.source 0"),
     ],
 )

@@ -54,7 +54,7 @@ def prepared(drawn, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "a.tsv").write_bytes(b"".join(b"%s\t%s\n" % pair for pair in drawn))
     names = (str(folder / "a.tsv"),)
-    data = DataConfig(source=names, valid_source=names, format="tsv", bad_utf8="replace", longest=100_000)
+    data = DataConfig(source=names, valid_source=names, format="tsv", bad_utf8="replace", max_length=100_000)
     return prepare(Config(data=data, vocabulary=VocabularyConfig(size=400, byte_fallback=True)), folder / "data")
 
 
@@ -76,7 +76,7 @@ def test_hostile_lines_come_back_as_documented(drawn, prepared):
 def test_a_stream_has_the_ids_of_a_file(drawn, prepared):
     content = b"".join(b"%s\t%s\n" % pair for pair in drawn)
     symbols = Symbols(0, 3, 0, 2, 3)
-    config = DataConfig(bad_utf8="replace", longest=100_000)
+    config = DataConfig(bad_utf8="replace", max_length=100_000)
     plan = StreamPlan(feed(content), (prepared.source, prepared.target), config, 10_000_000, symbols, "x")
     batch = plan.batch(0)
     assert len(batch.pairs) == prepared.train[0].pairs
@@ -89,7 +89,7 @@ def test_a_stream_has_the_ids_of_a_file(drawn, prepared):
 def test_a_million_characters_without_a_space_are_no_hang(prepared, unit):
     """Cut as configured, and the pair after it is untouched. The time is the process's own."""
     content = f"{unit * 1_000_000}\t{unit * 1_000_000}\na\ta\n".encode()
-    config = DataConfig(longest=50, too_long="truncate")
+    config = DataConfig(max_length=50, too_long="truncate")
     started = time.process_time()
     plan = StreamPlan(feed(content), (prepared.source, prepared.target), config, 10_000, Symbols(0, 3, 0, 2, 3), "x")
     batch = plan.batch(0)

@@ -137,7 +137,7 @@ def long_line_among_normal_ones(files):
 @pytest.mark.parametrize(("too_long", "dropped", "truncated"), [("drop", 1, 0), ("truncate", 0, 1)])
 def test_a_very_long_line_is_dropped_or_cut_and_counted(files, too_long, dropped, truncated):
     long_line_among_normal_ones(files)
-    prepared = prepare(configure({"size": 100}, longest=50, too_long=too_long), files / "data")
+    prepared = prepare(configure({"size": 100}, max_length=50, too_long=too_long), files / "data")
     counts = Counts(**prepared.manifest["splits"]["train-0"]["counts"])
     assert (counts.pairs, counts.too_long, counts.truncated) == (6 - dropped, dropped, truncated)
     assert (prepared.train[0].source_lengths == 50).sum() == truncated
@@ -147,13 +147,13 @@ def test_a_very_long_line_is_dropped_or_cut_and_counted(files, too_long, dropped
 
 def test_a_very_long_line_can_be_an_error(files):
     long_line_among_normal_ones(files)
-    with pytest.raises(DataError, match=r"pair 3 has [\d,]+ subwords on a side, but data\.longest = 50; raise it"):
-        prepare(configure(longest=50, too_long="error"), files / "data")
+    with pytest.raises(DataError, match=r"pair 3 has [\d,]+ subwords on a side, but data\.max_length = 50; raise it"):
+        prepare(configure(max_length=50, too_long="error"), files / "data")
     assert sorted(os.listdir(files)) == ["a.de", "a.en", "v.de", "v.en"]
 
 
 def test_validation_is_neither_dropped_nor_cut(files):
-    prepared = prepare(configure(longest=8), files / "data")
+    prepared = prepare(configure(max_length=8), files / "data")
     assert prepared.train[0].source_lengths.max() <= 8 < prepared.valid.source_lengths.max()
     assert prepared.valid.pairs == 3
 
@@ -162,7 +162,7 @@ def test_a_document_survives_the_loss_of_its_first_pair(files):
     """Lines 1, 4 and 7 start documents; line 4 is too long, line 7 blank to sentencepiece only."""
     (files / "a.de").write_text(f"Hund\nHaus\n\n{'Hund ' * 30}\nHaus\n\n\u2581\nalt\n")
     (files / "a.en").write_text("dog\nhouse\n\ndog\nhouse\n\nx\nold\n")
-    prepared = prepare(configure({"size": 30}, documents="blank", longest=10), files / "data")
+    prepared = prepare(configure({"size": 30}, documents="blank", max_length=10), files / "data")
     assert [target for _, target in texts(prepared.train[0], prepared)] == ["dog", "house", "house", "old"]
     assert prepared.train[0].document_starts.tolist() == [0, 2, 3]
     counts = prepared.manifest["splits"]["train-0"]["counts"]
@@ -171,7 +171,7 @@ def test_a_document_survives_the_loss_of_its_first_pair(files):
 
 def test_nothing_left_after_dropping_is_an_error(files):
     with pytest.raises(DataError, match=r"no sentence pairs left in train-0: .* 20 too long"):
-        prepare(configure(longest=1), files / "data")
+        prepare(configure(max_length=1), files / "data")
 
 
 @pytest.mark.parametrize("place", ["source", "target"])
@@ -208,7 +208,7 @@ def test_a_folder_knows_what_it_was_made_from(files):
     prepare(configure(), files / "data")
     prepared = Prepared.open(files / "data")
     assert prepared.is_from(configure())
-    assert not prepared.is_from(configure(longest=99))
+    assert not prepared.is_from(configure(max_length=99))
     assert not prepared.is_from(configure({"size": 61}))
     assert prepared.is_from(dataclasses.replace(configure(), training=dataclasses.replace(Config().training, seed=7)))
     with open("a.de", "a") as file:

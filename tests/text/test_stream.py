@@ -158,7 +158,7 @@ def test_memory_is_bounded_by_the_window(vocabulary, monkeypatch):
 BAD = [
     ("a\tb\nnothing\n", {}, r"stdin:2: 1 column, but 2 are needed"),
     (b"a\tb\n\n\tx\na\t\xff\n", {}, r"stdin:4:3: not UTF-8 \(0xFF\)"),
-    (b"a\tb\n\na b c d e f\tg\n", {"longest": 3, "too_long": "error"}, r"stdin:3 has \d+ subwords on a side"),
+    (b"a\tb\n\na b c d e f\tg\n", {"max_length": 3, "too_long": "error"}, r"stdin:3 has \d+ subwords on a side"),
 ]
 
 
@@ -177,11 +177,11 @@ def test_a_line_without_an_end_is_refused(vocabulary, monkeypatch):
 
 def test_lines_are_dropped_replaced_and_cut_as_configured(vocabulary):
     content = b"\xef\xbb\xbfder Hund\tthe dog\n\na\t \n\xff\tx\n" + b"der Hund " * 50 + b"\tdog\r\n"
-    batches = plan(vocabulary, content, bad_utf8="skip", longest=20)
+    batches = plan(vocabulary, content, bad_utf8="skip", max_length=20)
     assert [lines for lines, _ in read_all(batches)] == [[1]]
     counts = batches.counts
     assert (counts.pairs, counts.empty, counts.bad_utf8, counts.too_long) == (1, 2, 1, 1)
-    batches = plan(vocabulary, content, bad_utf8="replace", longest=20, too_long="truncate")
+    batches = plan(vocabulary, content, bad_utf8="replace", max_length=20, too_long="truncate")
     assert sorted(line for lines, _ in read_all(batches) for line in lines) == [1, 4, 5]
     assert batches.counts.truncated == 1
 
@@ -229,7 +229,10 @@ def test_a_folder_for_a_stream_has_vocabularies_and_validation_text(folder):
     [
         (["data.source=a.tsv"], r"data\.source names 1 files; leave it empty"),
         (["data.valid_source=[]"], "leaves no text to choose subwords from"),
-        (["data.segment=40", "data.documents=blank", "data.grammar=documents"], r"data\.segment needs prepared text"),
+        (
+            ["data.segment_length=40", "data.documents=blank", "data.grammar=documents"],
+            r"data\.segment_length needs prepared text",
+        ),
         (["data.weights=[2]"], r"data\.weights needs prepared text"),
         (["vocabulary.sampling=0.1"], r"vocabulary\.sampling = 0\.1 needs prepared text"),
     ],
@@ -273,7 +276,7 @@ def start(run, *more, resume=False, **changes):
 def test_a_training_fed_through_a_pipe_resumes_exactly_and_ends_with_it(folder):
     """The second run is stopped in the middle of 4,320 lines or while it waits for more, and fed anew from line 1."""
     content = to_bytes(LINES * 8)  # 4,800 lines; 4,096 of them are held at once
-    settings = {"training_steps": 1000, "training_tokens": 800, "validation_every": 500, "checkpoint_every": 10}
+    settings = {"training_steps": 1000, "training_batch_tokens": 800, "validation_every": 500, "checkpoint_every": 10}
     whole, parted = start("whole", **settings), start("parted", **settings)
     feeder = threading.Thread(target=parted.stdin.write, args=(content[: len(content) * 9 // 10],))
     feeder.start()

@@ -21,12 +21,12 @@ from rectiformer.train.reporting import Silent
 from rectiformer.train.signals import StopRequest
 from rectiformer.train.validation import symbols_of
 
-SIZES = {"width": 16, "heads": 4, "encoder_layers": 1, "decoder_layers": 2, "slots": 16}
+SIZES = {"hidden_size": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
 CONFIG = Config(
     data=DataConfig(sentences=120, valid_sentences=12),
     vocabulary=VocabularyConfig(size=120),
     model=ModelConfig(**SIZES),
-    training=TrainingConfig(steps=4, tokens=200, device="cpu"),
+    training=TrainingConfig(steps=4, batch_tokens=200, device="cpu"),
     validation=ValidationConfig(every=2, sentences=2),
 )
 

@@ -20,7 +20,7 @@ SMOOTHINGS = [0.0, 0.1, 0.5]
 
 
 def config(**settings):
-    return TrainingConfig(**{"smoothing": 0.1, **settings})
+    return TrainingConfig(**{"label_smoothing": 0.1, **settings})
 
 
 def draw(rows=3, length=5):
@@ -38,7 +38,7 @@ def dense_target(target, smoothing, over):
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_smoothing_over_others_is_the_divergence_from_a_dense_distribution(smoothing):
     logits, target = draw()
-    smoothed, plain = token_losses(logits, target, config(smoothing=smoothing))
+    smoothed, plain = token_losses(logits, target, config(label_smoothing=smoothing))
     dense = dense_target(target, smoothing, "others")
     divergence = F.kl_div(logits.log_softmax(-1), dense, reduction="none").sum(-1)
     torch.testing.assert_close(smoothed, divergence.float())
@@ -48,7 +48,7 @@ def test_smoothing_over_others_is_the_divergence_from_a_dense_distribution(smoot
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_smoothing_over_all_is_torchs_own(smoothing):
     logits, target = draw()
-    smoothed, _ = token_losses(logits, target, config(smoothing=smoothing, smoothing_over="all"))
+    smoothed, _ = token_losses(logits, target, config(label_smoothing=smoothing, label_smoothing_over="all"))
     own = F.cross_entropy(logits.mT, target, reduction="none", label_smoothing=smoothing)
     torch.testing.assert_close(smoothed, own.float())
 
@@ -60,7 +60,7 @@ def test_a_perfect_model_has_the_least_loss(over, constant, smoothing):
     target = torch.arange(V)
     dense = dense_target(target, smoothing, over)
     logits = dense.log().requires_grad_()
-    loss, _ = token_losses(logits, target, config(smoothing=smoothing, smoothing_over=over))
+    loss, _ = token_losses(logits, target, config(label_smoothing=smoothing, label_smoothing_over=over))
     entropy = -(dense * dense.log()).sum(-1) if constant else torch.zeros(V)
     torch.testing.assert_close(loss, entropy.float(), rtol=0, atol=1e-6)
     loss.sum().backward()
@@ -71,7 +71,7 @@ def test_a_perfect_model_has_the_least_loss(over, constant, smoothing):
 def test_gradients_are_the_difference_of_distributions(over):
     logits, target = draw()
     logits.requires_grad_()
-    loss, _ = token_losses(logits, target, config(smoothing_over=over))
+    loss, _ = token_losses(logits, target, config(label_smoothing_over=over))
     loss.sum().backward()
     difference = logits.detach().softmax(-1) - dense_target(target, 0.1, over)
     torch.testing.assert_close(logits.grad.float(), difference.float())
@@ -169,7 +169,7 @@ def test_padded_queries_have_no_penalty():
 
 
 def build(variant="reluformer"):
-    model = Transformer(ModelConfig(width=16, heads=2, slots=16, variant=variant), V, V).eval()
+    model = Transformer(ModelConfig(hidden_size=16, num_heads=2, ffn_size=16, variant=variant), V, V).eval()
     source, target = torch.randint(3, V, (2, 9)), torch.randint(3, V, (2, 12))
     return model, source, torch.tensor([9, 5]), target, torch.tensor([4, 12])
 

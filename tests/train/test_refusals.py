@@ -17,12 +17,12 @@ SETTINGS = [
     "data.sentences=60",
     "data.valid_sentences=8",
     "vocabulary.size=90",
-    "model.width=16",
-    "model.heads=2",
-    "model.slots=16",
+    "model.hidden_size=16",
+    "model.num_heads=2",
+    "model.ffn_size=16",
     "model.encoder_layers=1",
     "model.decoder_layers=1",
-    "training.tokens=300",
+    "training.batch_tokens=300",
     "training.steps=1",
     "training.device=cpu",
 ]
@@ -36,37 +36,38 @@ CASES = {
         [DOCUMENTS],
     ),
     "heads of one dimension that are opened": (
-        ["model.open=true", "model.heads=16"],
-        "heads of 1 dimension have none left for scores .*; use fewer heads, or model.open = false",
-        ["model.heads=8"],
+        ["model.score_bias=open", "model.num_heads=16"],
+        "heads of 1 dimension have none left for scores .*; use fewer heads, or model.score_bias = 'none'",
+        ["model.num_heads=8"],
     ),
     "an unknown variant": (["model.cross_variant=rella"], "unknown variant 'rella'", ["model.cross_variant=rela"]),
     "an unknown memory": (["model.memory=rellu"], "unknown memory 'rellu'", ["model.memory=relu"]),
     "an unknown norm": (["model.output_norm=rns"], "unknown output norm 'rns'", ["model.output_norm=rms"]),
     "slots that are no square": (
-        ["model.memory=product-relu", "model.slots=20"],
+        ["model.memory=product-relu", "model.ffn_size=20"],
         "slots = 20 is no square, as 'product-relu' needs; use 16 or 25",
-        ["model.slots=25"],
+        ["model.ffn_size=25"],
     ),
     "an odd width to be halved": (
-        ["model.memory=product-relu", "model.width=15", "model.heads=3"],
+        ["model.memory=product-relu", "model.hidden_size=15", "model.num_heads=3"],
         "width = 15 is odd, but 'product-relu' halves it",
-        ["model.width=18"],
+        ["model.hidden_size=18"],
     ),
     "a number that is not learned there": (
-        ["model.variant=entmax", "model.learned_start=3"],
+        ["model.variant=entmax", "model.alpha_init=3"],
         r"alpha is learned between 1\.001 and 2 and cannot start at 3",
-        ["model.learned_start=1.3"],
+        ["model.alpha_init=1.3"],
     ),
     "a number that is fixed where none may be": (
-        ["model.variant=entmax", "model.learn=fixed", "model.learned_start=0.5"],
+        ["model.variant=entmax", "model.alpha_sharing=fixed", "model.alpha_init=0.5"],
         "alpha = 0.5, but variant 'entmax' needs a number above 1",
-        ["model.learned_start=3"],
+        ["model.alpha_init=3"],
     ),
     "two vocabularies in one matrix": (
         ["vocabulary.shared=false"],
-        'model.tie = "all" needs one vocabulary, but source and target each have their own; use model.tie = "target"',
-        ["model.tie=target"],
+        'model.tie_embeddings = "all" needs one vocabulary, but source and target each have their own; '
+        'use model.tie_embeddings = "target"',
+        ["model.tie_embeddings=target"],
     ),
     "penalties on what has no weights": (
         ["model.encoder_variant=inhibitor", "training.mass_penalty=0.1"],
@@ -74,8 +75,8 @@ CASES = {
         ["training.mass_penalty=0"],
     ),
     "segments of nothing": (
-        ["data.segment=40"],
-        r'data\.segment needs documents: use data\.grammar = "documents"',
+        ["data.segment_length=40"],
+        r'data\.segment_length needs documents: use data\.grammar = "documents"',
         [DOCUMENTS],
     ),
     "a target model beside a shared one": (
@@ -147,7 +148,7 @@ def test_named_vocabularies_are_looked_at_before_any_text(tmp_path):
     words.save(tmp_path / "words.model")
     named = [DOCUMENTS, f"vocabulary.source_model={tmp_path / 'words.model'}"]
     for wrong, message in {
-        "data.segment=40": r"words\.model has no control symbol <sep>, but data\.segment needs one",
+        "data.segment_length=40": r"words\.model has no control symbol <sep>, but data\.segment_length needs one",
         "model.positions=sentence": 'model.positions = "sentence" needs a vocabulary with a separator',
     }.items():
         with pytest.raises(ConfigError, match=message):
@@ -161,7 +162,7 @@ def test_subwords_that_a_start_does_not_know_are_refused_before_text_is_prepared
     train(configured(), tmp_path / "first")
     words = Vocabulary.train(["so many words", "and some more"] * 5, VocabularyConfig(size=30))
     words.save(tmp_path / "words.model")
-    start, named = f"training.start={tmp_path / 'first'}", f"vocabulary.source_model={tmp_path / 'words.model'}"
+    start, named = f"training.init_from={tmp_path / 'first'}", f"vocabulary.source_model={tmp_path / 'words.model'}"
     with pytest.raises(CheckpointError, match="its source vocabulary has hash"):
         train(configured(start, named), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -169,10 +170,14 @@ def test_subwords_that_a_start_does_not_know_are_refused_before_text_is_prepared
 
 
 PREPARED = {
-    "other segments": ([], ["data.segment=40", DOCUMENTS], r"was prepared with data\.segment = 0, but here it is 40"),
+    "other segments": (
+        [],
+        ["data.segment_length=40", DOCUMENTS],
+        r"was prepared with data\.segment_length = 0, but here it is 40",
+    ),
     "other files": ([], ["data.weights=[1, 2]"], r"data\.weights has 2 numbers, but .*data was made from 1 files"),
     "no separators": ([], ["model.positions=sentence", DOCUMENTS], "needs a vocabulary with a separator"),
-    "two vocabularies": (["vocabulary.shared=false"], [], 'model.tie = "all" needs one vocabulary'),
+    "two vocabularies": (["vocabulary.shared=false"], [], 'model.tie_embeddings = "all" needs one vocabulary'),
     "no text": (
         ["data.stream=true", "data.valid_source=valid.tsv", "data.format=tsv"],
         [],

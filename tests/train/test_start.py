@@ -19,11 +19,11 @@ SETTINGS = [
     "data.sentences=300",
     "data.valid_sentences=20",
     "vocabulary.size=200",
-    "model.width=16",
-    "model.slots=16",
-    "training.tokens=300",
+    "model.hidden_size=16",
+    "model.ffn_size=16",
+    "training.batch_tokens=300",
     "training.steps=6",
-    "training.rate=1e-3",
+    "training.learning_rate=1e-3",
     "training.schedule=constant",
     "training.warmup=1",
     "training.device=cpu",
@@ -50,7 +50,7 @@ def first(tmp_path_factory):
 
 
 def settings(first, *changes):
-    return load_config(None, [*SETTINGS, f"training.start={first}", *changes])
+    return load_config(None, [*SETTINGS, f"training.init_from={first}", *changes])
 
 
 def weights(folder):
@@ -59,7 +59,9 @@ def weights(folder):
 
 def test_a_run_starts_with_the_best_weights_and_the_subwords_of_another(first, tmp_path):
     notes = Notes()
-    config = settings(first, "data.segment=64", "training.steps=1", "training.rate=0", "model.dropout=0.2")
+    config = settings(
+        first, "data.segment_length=64", "training.steps=1", "training.learning_rate=0", "model.dropout=0.2"
+    )
     train(config, tmp_path / "run", reporter=notes)
     assert f"started from {first}, step 6" in notes.said
     assert open_run(tmp_path / "run").source.sha256 == open_run(first).source.sha256
@@ -71,7 +73,7 @@ def test_what_is_resumed_goes_on_from_its_own_checkpoint(first, tmp_path):
     train(settings(first, "training.steps=2", "checkpoint.every=2"), tmp_path / "run")
     half = weights(tmp_path / "run")
     notes = Notes()
-    changes = ("training.steps=3", "training.rate=1e-3", "checkpoint.every=2")
+    changes = ("training.steps=3", "training.learning_rate=1e-3", "checkpoint.every=2")
     train(settings(first, *changes), tmp_path / "run", resume=True, reporter=notes)
     assert "resumed at step 2" in notes.said
     assert not [line for line in notes.said if line.startswith("started from")]
@@ -90,7 +92,7 @@ def test_a_start_makes_the_first_loss_that_of_a_trained_model(first, tmp_path):
 
 def test_other_sizes_and_other_subwords_are_refused(first, tmp_path):
     with pytest.raises(CheckpointError, match=r"does not fit the model: .*; use the run's own configuration"):
-        train(settings(first, "model.slots=32"), tmp_path / "wide")
+        train(settings(first, "model.ffn_size=32"), tmp_path / "wide")
     config = load_config(None, [*SETTINGS, "vocabulary.size=190"])
     prepare(config, tmp_path / "data")
     with pytest.raises(CheckpointError, match=r"its source vocabulary has hash .*, but that of the data is .*; leave"):
@@ -115,12 +117,12 @@ def test_subwords_are_taken_over_unless_others_are_named(first):
 
 def test_mixed_segments_are_of_every_length_and_validation_is_not_mixed(first, tmp_path):
     whole, mixed = (
-        prepare(settings(first, "data.segment=128", f"data.mixed={word}"), tmp_path / word)
+        prepare(settings(first, "data.segment_length=128", f"data.mixed={word}"), tmp_path / word)
         for word in ("false", "true")
     )
     assert mixed.train[0].pairs > 1.5 * whole.train[0].pairs
     assert mixed.valid.pairs == whole.valid.pairs
     separators = [(side.train[0].source(0) == side.source.separator).sum() for side in (whole, mixed)]
     assert separators[0] == separators[1] > 0  # the first document is cut at the longest limit
-    with pytest.raises(ConfigError, match=r"data\.mixed = true, but data\.segment = 0"):
+    with pytest.raises(ConfigError, match=r"data\.mixed = true, but data\.segment_length = 0"):
         prepare(load_config(None, [*SETTINGS, "data.mixed=true"]), tmp_path / "sentences")

@@ -18,7 +18,7 @@ from rectiformer.train.update import Updater, micro_seed
 SYMBOLS = Symbols(source_pad=0, source_end=1, target_pad=0, target_start=2, target_end=1)
 WORDS = 19
 CPU = torch.device("cpu")
-STILL = {"dropout": 0.0, "attention_dropout": 0.0, "slot_dropout": 0.0}
+STILL = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0}
 
 
 class Corpus:
@@ -52,9 +52,16 @@ def exact():
 
 def build(model_settings=STILL, **settings):
     """An updater whose Adam divides by at least 0.01, so that gradients of rounding size stay small."""
-    training = {"schedule": "constant", "rate": 0.01, "warmup": 1, "epsilon": 0.01, "compile": "no", **settings}
+    training = {
+        "schedule": "constant",
+        "learning_rate": 0.01,
+        "warmup": 1,
+        "epsilon": 0.01,
+        "compile": "no",
+        **settings,
+    }
     config = Config(
-        model=ModelConfig(**{"width": 16, "heads": 2, "slots": 16, **model_settings}),
+        model=ModelConfig(**{"hidden_size": 16, "num_heads": 2, "ffn_size": 16, **model_settings}),
         training=TrainingConfig(**training),
     )
     torch.manual_seed(0)
@@ -92,7 +99,7 @@ def loss_by_hand(model, one, mean):
 @pytest.mark.parametrize("mean", ["token", "sentence"])
 @pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer"])
 def test_updates_are_the_formulas(variant, mean):
-    updater = build({**STILL, "variant": variant}, smoothing_over="all", loss_mean=mean)
+    updater = build({**STILL, "variant": variant}, label_smoothing_over="all", loss_mean=mean)
     model = copy.deepcopy(updater.model)
     first, second = (torch.zeros_like(weights(updater), dtype=torch.float64) for _ in range(2))
     for step in (1, 2, 3):
@@ -110,7 +117,7 @@ def test_updates_are_the_formulas(variant, mean):
 
 
 def test_the_rate_is_that_of_the_schedule():
-    updater = build(schedule="inverse-sqrt", rate=0.5, warmup=4)
+    updater = build(schedule="inverse-sqrt", learning_rate=0.5, warmup=4)
     for step, rate in [(1, 0.125), (4, 0.5), (16, 0.25)]:
         updater.update(step, [FIRST])
         assert updater.optimizer.param_groups[0]["lr"].item() == rate
@@ -157,7 +164,7 @@ def test_each_micro_batch_has_its_own_random_numbers():
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_without_a_finite_gradient_nothing_is_updated_any_more(bad):
-    updater = build(clip=1.0)
+    updater = build(clip_grad_norm=1.0)
     names = [name for name, _ in updater.model.named_parameters()]
     updater.update(1, [FIRST])
     updater.update(2, [FIRST])
@@ -179,15 +186,15 @@ def test_clipping_shortens_the_gradient_and_reports_its_length():
     plain = gradient(free, FIRST)
     norm = free.read().norm
     assert norm == pytest.approx(plain.norm().item(), rel=1e-6)
-    clipped = build(clip=norm / 4)
+    clipped = build(clip_grad_norm=norm / 4)
     assert_close(gradient(clipped, FIRST), plain / 4)
     assert clipped.read().norm == pytest.approx(norm, rel=1e-6)
-    assert torch.equal(gradient(build(clip=norm * 4), FIRST), plain)
+    assert torch.equal(gradient(build(clip_grad_norm=norm * 4), FIRST), plain)
 
 
 @pytest.mark.parametrize("mean", ["token", "sentence"])
 def test_totals_are_means_since_they_were_read(mean):
-    updater = build(loss_mean=mean, smoothing_over="all")
+    updater = build(loss_mean=mean, label_smoothing_over="all")
     expected = []
     for step in (1, 2, 3):
         logits = updater.model(FIRST.source, FIRST.source_lengths, FIRST.target_input)
@@ -265,7 +272,7 @@ def test_the_moving_average_follows_the_weights():
 
 
 def test_bfloat16_products_err_no_more_than_a_model_of_bfloat16():
-    narrow, wide = build(precision="bf16", smoothing_over="all"), build(smoothing_over="all")
+    narrow, wide = build(precision="bf16", label_smoothing_over="all"), build(label_smoothing_over="all")
     whole = copy.deepcopy(wide.model).bfloat16()
     parts = torch.autograd.grad(loss_by_hand(whole, FIRST, "token") / FIRST.tokens, list(whole.parameters()))
     exact = gradient(wide, FIRST)

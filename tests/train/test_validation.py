@@ -14,7 +14,9 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.text.prepared import prepare
 from rectiformer.train.validation import EXTRA_LENGTH, Validation, Validator, cut, symbols_of
 
-MODEL = ModelConfig(width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16, dropout=0.5, tie="none")
+MODEL = ModelConfig(
+    hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16, dropout=0.5, tie_embeddings="none"
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def prepared(tmp_path_factory):
 def build(prepared, check=lambda: None, tokens=200, precision="fp32", **validation):
     config = Config(
         model=MODEL,
-        training=TrainingConfig(tokens=tokens, precision=precision),
+        training=TrainingConfig(batch_tokens=tokens, precision=precision),
         validation=ValidationConfig(**{"sentences": 6, **validation}),
     )
     torch.manual_seed(0)

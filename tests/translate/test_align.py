@@ -40,7 +40,14 @@ def vocabularies():
 def build_translator(vocabularies, variant="rela-g", order="post"):
     torch.manual_seed(0)
     config = ModelConfig(
-        width=16, heads=2, encoder_layers=1, decoder_layers=2, slots=16, tie="none", variant=variant, order=order
+        hidden_size=16,
+        num_heads=2,
+        encoder_layers=1,
+        decoder_layers=2,
+        ffn_size=16,
+        tie_embeddings="none",
+        variant=variant,
+        norm=order,
     )
     model = Transformer(config, *(vocabulary.size for vocabulary in vocabularies)).double()
     return Translator(model, *vocabularies, longest=80)

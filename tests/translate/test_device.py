@@ -12,7 +12,13 @@ from rectiformer.toml import load_config
 from rectiformer.translate.device import hold_weights
 
 WORDS, START = 23, 2
-SMALL = ("model.width=16", "model.heads=2", "model.slots=16", "model.encoder_layers=1", "model.decoder_layers=2")
+SMALL = (
+    "model.hidden_size=16",
+    "model.num_heads=2",
+    "model.ffn_size=16",
+    "model.encoder_layers=1",
+    "model.decoder_layers=2",
+)
 
 
 def build(kind):

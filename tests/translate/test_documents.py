@@ -27,7 +27,9 @@ from rectiformer.translate.evaluate import evaluate_agreement
 from rectiformer.translate.options import Hypothesis, SearchOptions
 from rectiformer.translate.translator import Translator
 
-SMALL = ModelConfig(width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16, dropout=0.5, tie="none")
+SMALL = ModelConfig(
+    hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16, dropout=0.5, tie_embeddings="none"
+)
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]
 QUICK = SearchOptions(beam=2, extra_length=3)
 LIMIT = 30
@@ -274,14 +276,14 @@ def test_document_scores_are_sacrebleu_on_joined_lines():
 
 @pytest.fixture(scope="module")
 def segmented(tmp_path_factory):
-    data = DataConfig(grammar="documents", sentences=100, valid_sentences=40, segment=64)
+    data = DataConfig(grammar="documents", sentences=100, valid_sentences=40, segment_length=64)
     return prepare(Config(data=data, vocabulary=VocabularyConfig(size=300)), tmp_path_factory.mktemp("valid") / "data")
 
 
 def test_validation_scores_segments_as_lines(segmented):
     """A model that copied the reference would have 100: here it is the search that gives the reference."""
     words = segmented.target
-    config = Config(training=TrainingConfig(tokens=300), validation=ValidationConfig(sentences=20))
+    config = Config(training=TrainingConfig(batch_tokens=300), validation=ValidationConfig(sentences=20))
     model = Transformer(SMALL, words.size, words.size, start=words.bos)
     validator = Validator(model, segmented, config, torch.no_grad, lambda: None)
     hypotheses, references = validator.translate()
@@ -293,7 +295,7 @@ def test_validation_scores_segments_as_lines(segmented):
 
 
 def test_data_prepared_with_other_segments_is_refused(segmented, tmp_path):
-    with pytest.raises(ConfigError, match=r"prepared with data\.segment = 64, but here it is 0"):
+    with pytest.raises(ConfigError, match=r"prepared with data\.segment_length = 64, but here it is 0"):
         train(load_config(None), tmp_path / "run", data=segmented.folder)
 
 
@@ -307,10 +309,10 @@ def test_agreement_is_counted_on_documents_of_the_grammar(segmented):
 
 
 LEARNING = [
-    "vocabulary.size=400", "data.documents=marker", "model.width=64", "model.slots=128", "model.order=pre",
-    "model.dropout=0", "model.attention_dropout=0", "model.slot_dropout=0", "training.smoothing=0",
-    "training.tokens=1000", "training.schedule=inverse-sqrt", "training.rate=3e-3", "training.warmup=100",
-    "training.device=cpu", "validation.metric=loss", "checkpoint.every=1000000",
+    "vocabulary.size=400", "data.documents=marker", "model.hidden_size=64", "model.ffn_size=128", "model.norm=pre",
+    "model.dropout=0", "model.attention_dropout=0", "model.ffn_dropout=0", "training.label_smoothing=0",
+    "training.batch_tokens=1000", "training.schedule=inverse-sqrt", "training.learning_rate=3e-3",
+    "training.warmup=100", "training.device=cpu", "validation.metric=loss", "checkpoint.every=1000000",
 ]  # fmt: skip
 
 
@@ -327,7 +329,7 @@ def train_and_count(folder, openings, tests, steps, segment):
         lines = (line for pairs in openings for line in ("<d>", *(getattr(pair, side) for pair in pairs)))
         (folder / side).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     files = [f"data.{side}={folder / side}" for side in ("source", "target")]
-    config = load_config(None, [*LEARNING, *files, f"data.segment={segment}", f"training.steps={steps}"])
+    config = load_config(None, [*LEARNING, *files, f"data.segment_length={segment}", f"training.steps={steps}"])
     train(config, folder / f"run-{segment}")
     translator = Translator.from_run(folder / f"run-{segment}", "latest", device="cpu")
     found = translate(translator, [[pair.source for pair in pairs] for pairs in tests], SearchOptions(beam=1))

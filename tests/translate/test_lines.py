@@ -32,7 +32,7 @@ def generate_lines(count, seed=0):
 def translator():
     words = Vocabulary.train(generate_lines(200), VocabularyConfig(size=60))
     torch.manual_seed(0)
-    config = ModelConfig(width=16, heads=2, encoder_layers=1, decoder_layers=2, slots=16)
+    config = ModelConfig(hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=2, ffn_size=16)
     return Translator(Transformer(config, words.size, words.size).double(), words, words, longest=60)
 
 

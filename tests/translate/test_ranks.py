@@ -20,7 +20,15 @@ from rectiformer.runs.folder import create_run, weights_of
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.chunks import WorkFolder, do_chunks, finish_job, gather_chunks, hold_folder, open_job
 
-MODEL = ModelConfig(width=32, heads=2, encoder_layers=1, decoder_layers=1, slots=32, variant="reluformer", tie="none")
+MODEL = ModelConfig(
+    hidden_size=32,
+    num_heads=2,
+    encoder_layers=1,
+    decoder_layers=1,
+    ffn_size=32,
+    variant="reluformer",
+    tie_embeddings="none",
+)
 LINES = "Der Hund schläft.\n\nA\u2028B\u0085C\rD\n\0\n<d>\nDie Katze sieht den Hund.\n" + "Das Haus. " * 20 + "\nEnde"
 TESTS = Path(__file__).parent.parent
 
@@ -35,7 +43,9 @@ def world(tmp_path_factory):
     (folder / "lines.de").write_text(LINES, "utf-8")
     text = (folder / "pairs.de").read_text("utf-8").split("\n")
     words = Vocabulary.train(text, VocabularyConfig(size=120), separator=True)
-    run = create_run(folder / "run", Config(model=MODEL, data=DataConfig(segment=64)), words, words, data_hash="")
+    run = create_run(
+        folder / "run", Config(model=MODEL, data=DataConfig(segment_length=64)), words, words, data_hash=""
+    )
     torch.manual_seed(0)
     model = Transformer(MODEL, words.size, words.size, start=words.bos)
     with torch.no_grad():

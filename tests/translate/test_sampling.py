@@ -17,7 +17,9 @@ VOCABULARY = 20
 
 def build_model(seed=0, scale=2.0):
     torch.manual_seed(seed)
-    config = ModelConfig(width=32, heads=2, slots=64, encoder_layers=1, decoder_layers=1, tie="none")
+    config = ModelConfig(
+        hidden_size=32, num_heads=2, ffn_size=64, encoder_layers=1, decoder_layers=1, tie_embeddings="none"
+    )
     model = Transformer(config, VOCABULARY, VOCABULARY, SPECIALS.bos).eval()
     with torch.no_grad():
         model.output.mul_(scale)

@@ -31,7 +31,9 @@ def translator():
     """Two vocabularies of unequal size, so that one taken for the other shows."""
     source, target = (Vocabulary.train(generate_lines(200, seed), VocabularyConfig(size=50 + seed)) for seed in (0, 9))
     torch.manual_seed(0)
-    config = ModelConfig(width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16, tie="none")
+    config = ModelConfig(
+        hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16, tie_embeddings="none"
+    )
     return Translator(Transformer(config, source.size, target.size).double(), source, target, longest=80)
 
 

@@ -22,13 +22,13 @@ SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, separator=SEPARATOR)
 def build_model(seed=0, eos=0.0, **config):
     """A random model with decided opinions; `eos` raises the logit of endings by about as much."""
     torch.manual_seed(seed)
-    sizes = {"width": 32, "heads": 2, "slots": 64, "encoder_layers": 1, "tie": "none"}
+    sizes = {"hidden_size": 32, "num_heads": 2, "ffn_size": 64, "encoder_layers": 1, "tie_embeddings": "none"}
     model = Transformer(
         ModelConfig(**{**sizes, **config}), VOCABULARY, VOCABULARY, SPECIALS.bos, (SEPARATOR,) * 2
     ).eval()
     with torch.no_grad():
         model.output.mul_(4)
-        norm = model.decoder[-1].around_memory.norm if model.config.order == "post" else model.decoder_norm
+        norm = model.decoder[-1].around_memory.norm if model.config.norm == "post" else model.decoder_norm
         norm.bias.copy_(torch.nn.functional.normalize(torch.randn(32), dim=0))
         model.output[SPECIALS.eos] += eos * norm.bias
     return model
@@ -93,7 +93,7 @@ def test_recomputing_every_step_finds_the_same(variant):
 
 @pytest.mark.parametrize(("beam", "order"), [(1, "post"), (4, "pre")])
 def test_batches_of_any_size_find_the_same(beam, order):
-    model, sources = build_model(eos=6.0, order=order), random_sources(28)
+    model, sources = build_model(eos=6.0, norm=order), random_sources(28)
     options = SearchOptions(beam=beam, nbest=beam, extra_length=8)
     whole = search(model, sources, options, SPECIALS)
     assert {best[0].ended for best in whole} == {True, False}

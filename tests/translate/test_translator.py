@@ -18,8 +18,10 @@ from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator, cut_batches, is_repetitive, piece_text
 
-SMALL = ModelConfig(width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16, dropout=0.5, tie="none")
-COPYING = replace(SMALL, width=32, tie="all")
+SMALL = ModelConfig(
+    hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16, dropout=0.5, tie_embeddings="none"
+)
+COPYING = replace(SMALL, hidden_size=32, tie_embeddings="all")
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]
 QUICK = SearchOptions(beam=2, extra_length=3)
 HOSTILE = [

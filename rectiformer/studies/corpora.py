@@ -272,8 +272,8 @@ GRAMMAR_TINY = (
 GRAMMAR_DOCUMENTS = (*GRAMMAR_TINY, "data.grammar=documents", "model.positions=sentence")
 
 OPEN, THRESHOLD = "relu2-open", "reluformer-threshold"
-"""Our own rows beside the papers': squared ReLU in ReLA's place, open at first (`model.open`), and ReLUFormer with
-thresholds that are learned (`model.threshold`)."""
+"""Our own rows next to the papers': squared ReLU in ReLA's place that starts open, and ReLUFormer with learned
+thresholds (`model.score_bias` = "open" and "zero")."""
 RELUFORMER = ("model.variant=reluformer", "model.gamma_init=4")
 ATTENTION = {
     "reluformer": RELUFORMER,

@@ -7,10 +7,9 @@ Masks of known pattern travel as a `Band`, which costs no [M, N] matrix; any oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +17,25 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_tracing
+from transformers.utils.output_capturing import _active_collector
 
 from rectiformer.errors import ArgumentError
+from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, verify, watch_models
 from rectiformer.model.norms import EPSILON
 from rectiformer.model.observation import Observation
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant
 
+__all__ = ["NAMES", "OBSERVERS", "STANDARD", "Band", "Reach", "attend", "mask", "register", "verify"]
+
 STANDARD = {"rectified": "relu-seqlen", "rectified-sqrt": "reluformer", "rela": "rela"}
 """What `register()` registers: the name for `attn_implementation`, and the variant behind it."""
 
-REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_lens_q", "output_attentions")
+REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_lens_q")
 """Arguments of some models that change the result and have no counterpart here."""
 
 HIDDEN = -5e3
 """An additive mask below this hides a key: -inf, the lowest number of a dtype, -1e9 and -10000 are all in use."""
-
-OBSERVERS: list[Callable[[nn.Module, Observation], None]] = []
-"""Told of every call of `attend`, and by which module; empty unless someone watches."""
 
 
 def register(name: str | None = None, variant: str | None = None, **options: float) -> None:
@@ -71,6 +71,8 @@ def register(name: str | None = None, variant: str | None = None, **options: flo
         raise ArgumentError(f"name {name!r} is taken, and not by {variant!r} with {options}; choose another name")
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, mask)
+    NAMES.add(name)
+    watch_models()
 
 
 def same(one: object, other: partial[Any]) -> bool:
@@ -88,6 +90,21 @@ class Band:
     attn_mask: Tensor | None = None  # bool, broadcasts to [B, H, M, N]
     ndim: ClassVar[int] = 4
     """`generate` prepares masks ahead for a static cache; this tells the model that the mask is a prepared one."""
+    model: str = field(default="the model", compare=False)
+    """Whose mask it is, for the line that refuses any other use."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise MisusedMaskError(self.model)
+
+    def __add__(self, other: object) -> NoReturn:
+        raise MisusedMaskError(self.model)
+
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __getitem__ = __add__
+
+    @classmethod
+    def __torch_function__(cls, function: object, types: object, given: Any, keywords: Any = None) -> NoReturn:
+        bands = [each for each in (*given, *(keywords or {}).values()) if isinstance(each, cls)]
+        raise MisusedMaskError(bands[0].model if bands else "the model")
 
 
 def mask(
@@ -135,7 +152,7 @@ def mask(
     lengths, seen = describe_padding(real)
     if full and lengths is None and seen is None:
         return None
-    return Band(allow_is_causal_skip, window, lengths, seen)
+    return Band(allow_is_causal_skip, window, lengths, seen, model=type(config).__name__.removesuffix("Config"))
 
 
 def describe_padding(real: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -166,8 +183,9 @@ def attend(
     variant: str,
     options: dict[str, Any],
     **others: Any,
-) -> tuple[Tensor, None]:
-    """Mixed values [B, M, H, Dv] of query [B, H, M, D] over key and value [B, K, N, D]; no weights beside them.
+) -> tuple[Tensor, Tensor | None]:
+    """Mixed values [B, M, H, Dv] of query [B, H, M, D] over key and value [B, K, N, D], and the weights [B, H, M, N]
+    before dropout where the model was called with `output_attentions=True`, else None.
 
     Scaling, dropout, windows, boolean and additive masks and `position_bias` are honored; what cannot be is refused.
     """
@@ -194,12 +212,21 @@ def attend(
         **options,
     }
     z = attention(query, key, value, variant, dropout=dropout, **asked)
+    seen = Observation(variant, query, key, z, asked)
     for observer in OBSERVERS:
-        observer(module, Observation(variant, query, key, z, asked))
+        observer(module, seen)
     z = z.transpose(1, 2).contiguous()
     if find_variant(variant).output_norm == "rms":
         z = F.rms_norm(z, z.shape[-2:], eps=EPSILON).to(z.dtype)
-    return z, None
+    return z, seen.weights() if wants_weights(others) else None
+
+
+def wants_weights(others: dict[str, Any]) -> bool:
+    """Whether a call of the model asked for its weights: some models pass this on, from others transformers collects
+    them by hooks on their layers, and keeps what it is collecting in a variable of its own."""
+    return bool(others.get("output_attentions")) or any(
+        key.endswith("attentions") for key in _active_collector.get() or ()
+    )
 
 
 def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:

@@ -1,0 +1,351 @@
+"""Which attention modules of a Hugging Face model come to us: `verify`, and a warning at the first forward.
+
+transformers takes a registered name for any model, also for one whose layers never ask the registry and compute their
+own softmax. What is called is the only sure sign. So one forward pass is followed: every attention module that runs is
+noted, and which of them call us. `watch_models` has this done for the first forward of every model set to our names.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+
+from rectiformer.errors import ArgumentError, RectiformerError
+from rectiformer.model.observation import Observation
+
+NAMES: set[str] = set()
+"""Every name that `register` has registered."""
+
+OBSERVERS: list[Callable[[nn.Module, Observation], None]] = []
+"""Told of every call of our attention, and by which module; empty unless someone watches."""
+
+TRACES: list[Trace] = []
+"""Forward passes that are being followed, at most one; inner models of a followed one need no trace of their own."""
+
+ATTENTION = re.compile(r"(Attention|MLA)\d*$")
+"""How transformers names the classes that attend; Output, Layer, Block and the like contain one or belong to one."""
+
+
+class MisusedMaskError(ArgumentError, AttributeError):
+    """A model works with our mask as with a tensor, so that it attends by itself."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"{model} applies its attention mask itself instead of calling transformers' AttentionInterface, so it "
+            "would keep its softmax; load it with attn_implementation='eager', or use another model"
+        )
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What became of the attention modules of a model in a forward pass, by their names in it."""
+
+    model: str
+    reached: tuple[str, ...]
+    """Called our attention."""
+    missed: tuple[str, ...]
+    """Ran without calling it: their softmax, or whatever they compute, is their own."""
+    idle: tuple[str, ...]
+    """Did not run with these inputs, so that nothing is known of them."""
+    complaint: str = ""
+    """In one line why this is not the attention that was asked for; empty where it is."""
+
+
+class Trace:
+    """Follows one forward pass of a model: which attention modules run, and which of them call us."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        attending = {module for root in our_models(model) for module in attention_modules(root, config_of(root))}
+        self.names = {module: name for name, module in model.named_modules() if module in attending}
+        self.running: list[nn.Module] = []
+        self.ran: set[nn.Module] = set()
+        self.reached: set[nn.Module] = set()
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow what the model does inside."""
+        handles = [module.register_forward_pre_hook(self.enter) for module in self.names]
+        handles += [module.register_forward_hook(self.leave) for module in self.names]
+        OBSERVERS.append(self.see)
+        TRACES.append(self)
+        try:
+            yield
+        finally:
+            TRACES.remove(self)
+            OBSERVERS.remove(self.see)
+            for handle in handles:
+                handle.remove()
+
+    def enter(self, module: nn.Module, _: object) -> None:
+        self.running.append(module)
+        self.ran.add(module)
+
+    def leave(self, module: nn.Module, *_: object) -> None:
+        if module in self.running:
+            self.running.remove(module)
+
+    def see(self, module: nn.Module, _: Observation) -> None:
+        """Our attention was called; `module` is who transformers says it is, mostly the attention module itself."""
+        self.reached.update((*self.running, module))
+
+    def result(self) -> Reach:
+        """What was seen so far."""
+        names = {module: name for name, module in self.model.named_modules()}
+        reached = [name for module, name in names.items() if module in self.reached]
+        missed = {module: name for module, name in self.names.items() if module in self.ran - self.reached}
+        idle = {module: name for module, name in self.names.items() if module not in self.ran | self.reached}
+        complaint = complain(self.model, missed or idle) if missed or not reached else ""
+        return Reach(type(self.model).__name__, tuple(reached), tuple(missed.values()), tuple(idle.values()), complaint)
+
+
+def verify(model: nn.Module, **inputs: Any) -> Reach:
+    """Run a model once and see which attention modules call the attention it was set to; ArgumentError, in one line
+    that names them, if any computes its own.
+
+    Args:
+        model: a Hugging Face model loaded with one of our names, or a module that holds one (compiled, PEFT, DDP).
+        inputs: what to call it with. Unless given, a few tokens or an empty image or sound: once without padding and
+            once with, since some models attend differently then. Gradients, dropout and training mode are left out,
+            and nothing of the model changes.
+    """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps; it has to run uncompiled to be followed
+    if not any(our_models(model)):
+        found = {config._attn_implementation for module in model.modules() if (config := config_of(module)) is not None}
+        raise ArgumentError(
+            f"{type(model).__name__} is set to {', '.join(sorted(map(repr, found))) or 'no attention implementation'}, "
+            f"none of ours ({', '.join(sorted(NAMES)) or 'call register() first'}); pass attn_implementation when "
+            "loading it"
+        )
+    trace, training = Trace(model), [module for module in model.modules() if module.training]
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), trace.following():
+            model.eval()
+            for given in [inputs] if inputs else dummy_inputs(model):
+                run_dummy(model, given, known=bool(inputs))
+    except MisusedMaskError:
+        pass  # which module it was is known, and is part of the complaint
+    finally:
+        for module in training:
+            module.training = True
+    reach = trace.result()
+    if reach.complaint:
+        raise ArgumentError(reach.complaint)
+    return reach
+
+
+def run_dummy(model: nn.Module, given: dict[str, Any], known: bool) -> None:
+    """Call the model; what goes wrong with inputs that are not the caller's is said to be about these."""
+    try:
+        model(**given)
+    except RectiformerError:
+        raise
+    except Exception as error:
+        if known:
+            raise
+        first = str(error).strip().partition("\n")[0][:200]
+        raise ArgumentError(
+            f"{type(model).__name__} does not run on the dummy inputs {', '.join(given)} ({type(error).__name__}: "
+            f"{first}); give it some of yours: verify(model, input_ids=...)"
+        ) from error
+
+
+def dummy_inputs(model: nn.Module) -> list[dict[str, Any]]:
+    """A few tokens, an empty image or a second of silence for the model, without and with padding."""
+    inner = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+    config, main = inner.config, inner.main_input_name
+    if main in ("pixel_values", "input_values", "input_features"):
+        given = {main: torch.zeros(signal_shape(main, config), dtype=inner.dtype)}
+        rows = 1
+    else:
+        given, rows = {main: some_tokens(inner)}, 2
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = some_tokens(inner)[:rows]
+    elif main == "input_ids" and getattr(config, "vision_config", None) and hasattr(config, "projection_dim"):
+        shape = signal_shape("pixel_values", config.vision_config)  # CLIP and its kin compare texts with images
+        given["pixel_values"] = torch.zeros(shape, dtype=inner.dtype)
+    given = {name: tensor.to(inner.device) for name, tensor in given.items()}
+    if main != "input_ids":
+        return [given]
+    real = torch.ones_like(given[main])
+    real[1, -2:] = 0
+    return [given, {**given, "attention_mask": real}]
+
+
+def some_tokens(model: PreTrainedModel) -> Tensor:
+    """Two rows of six tokens of its vocabulary, none of which is padding."""
+    size = model.config.get_text_config(decoder=True).vocab_size
+    padding = getattr(model.config, "pad_token_id", None)
+    usual = [token for token in range(min(size, 10)) if token != padding]
+    return torch.tensor([(usual * 6)[:6], (usual[::-1] * 6)[:6]])
+
+
+def signal_shape(name: str, config: Any) -> tuple[int, ...]:
+    """The shape of one image or sound, from what configurations of such models say."""
+    if name == "pixel_values":
+        config = getattr(config, "vision_config", config)
+        size = getattr(config, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else tuple(size)
+        return (1, getattr(config, "num_channels", 3), height, width)
+    bins = getattr(config, "num_mel_bins", None)
+    if bins is None:
+        return (1, 16000)
+    frames = getattr(config, "max_source_positions", None)
+    return (1, getattr(config, "max_length", 64), bins) if frames is None else (1, bins, 2 * frames)
+
+
+def config_of(module: nn.Module) -> PreTrainedConfig | None:
+    config = getattr(module, "config", None)
+    return config if isinstance(config, PreTrainedConfig) else None
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether the configuration of a module names an attention of ours."""
+    config = config_of(module)
+    return config is not None and config._attn_implementation in NAMES
+
+
+def our_models(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost models that are set to one of our names."""
+    if isinstance(module, PreTrainedModel) and is_ours(module):
+        yield module
+        return
+    for child in module.children():
+        yield from our_models(child)
+
+
+def attention_modules(module: nn.Module, own: PreTrainedConfig | None) -> Iterator[nn.Module]:
+    """Every attention in a model of configuration `own` that is to be ours: the innermost modules named so.
+
+    A part with a configuration of another class, such as the vision tower of a language model, may have been given
+    another attention on purpose. A part with a copy of the model's own configuration, as T5's stacks have, may not.
+    """
+    config = config_of(module)
+    if config is not None and type(config) is not type(own) and not is_ours(module):
+        return
+    found = [each for child in module.children() for each in attention_modules(child, own)]
+    if not found and ATTENTION.search(type(module).__name__):
+        found = [module]
+    yield from found
+
+
+def complain(model: nn.Module, missed: dict[nn.Module, str]) -> str:
+    """In one line which attention modules of a model keep their own attention, and what to do."""
+    name = next((config_of(each)._attn_implementation for each in our_models(model)), "")  # type: ignore[union-attr]
+    if not missed:
+        return (
+            f"{type(model).__name__} is set to {name!r} but has called it nowhere, so its attention, if any, is its "
+            "own; use a model built on transformers' AttentionInterface"
+        )
+    classes: dict[str, list[str]] = {}
+    for module, place in missed.items():
+        classes.setdefault(type(module).__name__, []).append(place or "the model itself")
+    listed = "; ".join(
+        f"{kind} ({places[0]}{f' and {len(places) - 1} more' if places[1:] else ''})"
+        for kind, places in classes.items()
+    )
+    others = {
+        config._attn_implementation
+        for module in missed
+        if (config := config_of(module)) is not None and config._attn_implementation not in NAMES
+    }
+    reason = (
+        "these do not use transformers' AttentionInterface; load it with attn_implementation='eager', or use another "
+        "model"
+    )
+    if others:
+        reason = (
+            f"set_attn_implementation left them at {', '.join(sorted(map(repr, others)))}; pass "
+            f"attn_implementation={name!r} when loading the model"
+        )
+    return f"{type(model).__name__} is set to {name!r} but keeps its own attention in {listed}: {reason}"
+
+
+WRAPPED: list[str] = []
+"""The methods of transformers' models that are wrapped already."""
+
+
+def watch_models() -> None:
+    """Have every model that is set to one of our names followed at its first forward; calling it again is harmless.
+
+    Models are set to a name in their constructor or by `set_attn_implementation`: both are wrapped, and leave one hook
+    on the model, which removes itself when the model is first called. A compiled first call is not followed.
+    """
+    if WRAPPED:
+        return
+    WRAPPED.extend(("__init__", "set_attn_implementation"))
+    initialize, set_implementation = PreTrainedModel.__init__, PreTrainedModel.set_attn_implementation
+
+    @wraps(initialize)
+    def initialize_watched(self: PreTrainedModel, *arguments: Any, **options: Any) -> None:
+        initialize(self, *arguments, **options)
+        if is_ours(self):
+            refuse_own_classes(self)
+            watch(self)
+
+    @wraps(set_implementation)
+    def set_watched(self: PreTrainedModel, *arguments: Any, **options: Any) -> None:
+        set_implementation(self, *arguments, **options)
+        for module in self.modules():
+            if isinstance(module, PreTrainedModel) and is_ours(module):
+                watch(module)
+
+    PreTrainedModel.__init__ = initialize_watched  # type: ignore[method-assign]
+    PreTrainedModel.set_attn_implementation = set_watched  # type: ignore[method-assign]
+
+
+def refuse_own_classes(model: PreTrainedModel) -> None:
+    """Where a model picks a class of its own by the name of its attention, have ours refused in one line there."""
+    for kind in type(model).__mro__:
+        for variable, classes in list(vars(sys.modules.get(kind.__module__, object)).items()):
+            if variable.endswith("ATTENTION_CLASSES") and isinstance(classes, dict):
+                for name in NAMES - classes.keys():
+                    classes[name] = partial(refuse_class, type(model).__name__, name, sorted(classes.keys() - NAMES))
+
+
+def refuse_class(model: str, name: str, known: list[str], *_: Any, **__: Any) -> NoReturn:
+    raise ArgumentError(
+        f"{model} has attention classes of its own ({', '.join(known)}) and does not use transformers' "
+        f"AttentionInterface, so it cannot be loaded with attn_implementation={name!r}; use one of those, or another "
+        "model"
+    )
+
+
+def watch(model: PreTrainedModel) -> None:
+    """Follow the model at its next call."""
+    if first_forward not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(first_forward)
+
+
+def first_forward(model: nn.Module, _: object) -> None:
+    """Follow this forward, unless it is part of one that is followed, and warn if attention does not reach us."""
+    if torch.compiler.is_compiling():
+        return
+    for key in [key for key, hook in model._forward_pre_hooks.items() if hook is first_forward]:
+        del model._forward_pre_hooks[key]
+    if TRACES or not is_ours(model):
+        return
+    trace = Trace(model)
+    following = trace.following()
+    following.__enter__()
+
+    def finish(model: nn.Module, _: object, output: object) -> None:
+        handle.remove()
+        following.__exit__(None, None, None)
+        if output is None:  # it failed, so that little was called; the next call is followed instead
+            model.register_forward_pre_hook(first_forward)
+        elif complaint := trace.result().complaint:
+            warnings.warn(complaint, stacklevel=2)
+
+    handle = model.register_forward_hook(finish, always_call=True)

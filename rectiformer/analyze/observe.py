@@ -8,23 +8,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rectiformer.analyze.consistency import check_example
-from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
+from rectiformer.analyze.eager import eager_weights, stock_models
+from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord, write_record
 from rectiformer.analyze.sites import site_records
-from rectiformer.analyze.survey import observing
+from rectiformer.analyze.survey import observed
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.multihead import MultiheadAttention
 from rectiformer.model.observation import Observation
-from rectiformer.model.transformer import Site, Transformer
+from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import find_variant
 
 INTEGRATION = "rectiformer.integrations.transformers"
-CROSS_NAMES = ("encoder_attn", "crossattention", "cross_attn", "EncDecAttention")
-"""What modules that attend from a decoder to a source are called in transformers."""
+CROSS_NAMES = ("encoder_attn", "crossattention", "cross_attn", "EncDecAttention", "multihead_attn")
+"""What cross-attention modules are called in transformers, the last in torch."""
 
 Pass = dict[tuple[str, int], list[SiteRecord]]
 """By kind and layer what an attention did with each sequence of a batch."""
@@ -49,10 +53,30 @@ class Seen:
         self.passes: list[Pass] = []
         self.variants = {"encoder": "", "decoder": "", "cross": ""}
         self._name = type(model).__name__
-        self._kinds = {id(module): kind_of(name, model) for name, module in model.named_modules()}
+        self._kinds_by_name = {name: kind_of(name, model) for name, _ in model.named_modules()}
+        self._kinds = {id(module): self._kinds_by_name[name] for name, module in model.named_modules()}
+
+    def __repr__(self) -> str:
+        """What there is to look at, a line for each kind of site."""
+        calls = [each for each in self.passes if each]
+        if not calls:
+            return f"Seen of {self._name}; nothing yet: call it inside of `with observe(model)`"
+        sequences = sum(max(map(len, each.values())) for each in calls)
+        lines = [f"Seen of {self._name}; calls: {len(calls)}, sequences: {sequences}"]
+        for kind, variant in self.variants.items():
+            sites = [site for each in calls for key in each if key[0] == kind for site in each[key]]
+            if sites:
+                lines.append(f"  {describe_sites(kind, variant, sites)}")
+        return "\n".join([*lines, "  .weights(kind, layer), .record(tokens), .show(tokens), .save(path, tokens)"])
 
     def weights(self, kind: str, layer: int, call: int = -1) -> np.ndarray:
-        """Weights [B, H, M, N] of an attention in its last call, or in another; those of padding are 0."""
+        """Weights [B, H, M, N] of an attention in its last call, or in another; those of padding are 0.
+
+        Args:
+            kind: "encoder", "decoder" or "cross"; printing this object shows which were seen.
+            layer: counted from 0.
+            call: counted from 0, or from the last one as -1.
+        """
         calls = [each[kind, layer] for each in self.passes if (kind, layer) in each]
         if not -len(calls) <= call < len(calls):
             known = ", ".join(sorted({f"{kind} {layer}" for each in self.passes for kind, layer in each})) or "none"
@@ -100,6 +124,13 @@ class Seen:
 
         return Shown(report_html([self.record(source, target)]))
 
+    def save(
+        self, path: str | Path, source: Sequence[Sequence[str]] = (), target: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Write the attention record, compressed where the name ends in .gz; `rectiformer.analyze.record.read_record`
+        reads it. The other arguments are those of `record`."""
+        write_record(self.record(source, target), path)
+
     def begin(self) -> None:
         """What is seen from here on belongs to another call of the model."""
         self.passes.append({})
@@ -117,57 +148,111 @@ class Seen:
     def see_module(self, module: nn.Module, observation: Observation) -> None:
         """Keep the weights of a call by a Hugging Face model; its layers are numbered as they are called."""
         if (kind := self._kinds.get(id(module))) is not None:
-            layer = sum(known == kind for known, _ in self.passes[-1]) if self.passes else 0
-            self.see(observation, kind, layer)
+            self.see(observation, kind, self._next_layer(kind))
+
+    def see_weights(self, name: str, output: str, weights: Tensor, real: Tensor | None) -> None:
+        """Keep weights [B, H, M, N] that a stock model gave out; its layers are numbered as they are called."""
+        kind = self._kinds_by_name[name] if output == "attentions" else output.removesuffix("_attentions")
+        self.variants[kind] = "softmax"
+        if not self.passes:
+            self.begin()
+        (batch, _, M, N), layer = weights.shape, self._next_layer(kind)
+        keys = None if kind == "decoder" or real is None else leading_lengths(real, (batch, N))
+        keys = keys or [N] * batch
+        queries = keys if kind == "encoder" and M == N else [M] * batch
+        cut = [
+            each[:, :rows, :columns].float().cpu().numpy()
+            for each, rows, columns in zip(weights, queries, keys, strict=True)
+        ]
+        # The mask of the call is not handed out. A softmax gives every key that it sees some weight.
+        self.passes[-1][kind, layer] = [SiteRecord.from_dense(kind, layer, each, (each != 0).sum(-1)) for each in cut]
+
+    def _next_layer(self, kind: str) -> int:
+        return sum(known == kind for known, _ in self.passes[-1]) if self.passes else 0
 
 
 @contextmanager
 def observe(model: nn.Module) -> Iterator[Seen]:
-    """See what attention does inside: in a Transformer or any module that holds `MultiHeadAttention`, and in a Hugging
-    Face model whose attention is one of `rectiformer.integrations.transformers`.
+    """See what attention does inside of a model:
 
-    Each call of the model is a pass. Self-attention outside of an encoder-decoder has the kind "encoder".
+    - a Transformer, or any module that holds `MultiHeadAttention` or the drop-in `MultiheadAttention`;
+    - a Hugging Face model whose attention is one of `rectiformer.integrations.transformers`;
+    - a stock Hugging Face model, which attends eagerly while it is observed and holds the weights of a whole call.
+
+    Each call of the model is a pass. Self-attention outside of an encoder-decoder has the kind "encoder". What was
+    compiled by `torch.compile` runs uncompiled while it is observed; its outputs are the same up to rounding.
     """
+    model = getattr(model, "_orig_mod", model)  # inside of what torch.compile gives
     seen = Seen(model)
-    integration = sys.modules.get(INTEGRATION)  # without it no Hugging Face model can have our attention
-    sites = list(find_sites(model))
-    if not sites and integration is None:
+    attentions, stock = list(find_attentions(model)), stock_models(model)
+    if not attentions and not stock:
         raise ArgumentError(
-            f"{type(model).__name__} has no MultiHeadAttention, and {INTEGRATION} was not imported; register() with it "
-            "and load the model with attn_implementation='rectified'"
+            f"{type(model).__name__} holds no attention that can be observed: no MultiHeadAttention or "
+            "MultiheadAttention of rectiformer, and no Hugging Face model"
         )
+    integration = sys.modules.get(INTEGRATION)  # without it no Hugging Face model can have our attention
     with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(model.register_forward_pre_hook(lambda *_: seen.begin()).remove)
-        for site in sites:
-            stack.enter_context(observing(site, partial(seen.see, kind=site.kind, layer=site.layer)))
-        if integration is not None:
+        for kind, layer, attention in attentions:
+            stack.enter_context(observed(attention, partial(seen.see, kind=kind, layer=layer)))
+        if integration is not None and any(map(integration.is_ours, stock.values())):
             see = seen.see_module
             integration.OBSERVERS.append(see)
             stack.callback(integration.OBSERVERS.remove, see)
+        elif stock:
+            stack.enter_context(eager_weights(stock, seen.see_weights))
         yield seen
 
 
-def find_sites(model: nn.Module) -> Iterator[Site]:
-    """Every `MultiHeadAttention` of a model and where it stands."""
+def find_attentions(model: nn.Module) -> Iterator[tuple[str, int, MultiHeadAttention | MultiheadAttention]]:
+    """Kind, layer and module of every attention of ours in a model."""
     whole = next((module for module in model.modules() if isinstance(module, Transformer)), None)
     if whole is not None:
-        yield from whole.sites()
+        yield from ((site.kind, site.layer, site.attention) for site in whole.sites())
         return
-    counts = {"encoder": 0, "cross": 0}
-    for module in model.modules():
-        if isinstance(module, MultiHeadAttention):
-            kind = "cross" if module.cross else "encoder"
-            yield Site(kind, counts[kind], module)
-            counts[kind] += 1
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, MultiHeadAttention | MultiheadAttention)
+    }
+    crossing = {
+        name
+        for name, module in found.items()
+        if (module.cross if isinstance(module, MultiHeadAttention) else kind_by_name(name) == "cross")
+    }
+    decoders = {name.rpartition(".")[0] for name in crossing}  # layers with cross-attention
+    counts = {"encoder": 0, "decoder": 0, "cross": 0}
+    for name, module in found.items():
+        inside = "decoder" if name.rpartition(".")[0] in decoders else "encoder"
+        kind = "cross" if name in crossing else inside
+        yield kind, counts[kind], module
+        counts[kind] += 1
 
 
 def kind_of(name: str, model: nn.Module) -> str:
     """The kind of attention that a module of a Hugging Face model has, by its name."""
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return "encoder"
+    return kind_by_name(name)
+
+
+def kind_by_name(name: str) -> str:
+    """Where an attention of an encoder-decoder stands, by the names that torch and transformers use."""
     if any(part in name for part in CROSS_NAMES):
         return "cross"
     return next((part for part in name.split(".") if part in ("encoder", "decoder")), "encoder")
+
+
+def describe_sites(kind: str, variant: str, sites: Sequence[SiteRecord]) -> str:
+    """One line on all that was seen of a kind of site."""
+    layers = sorted({site.layer for site in sites})
+    numbers = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+    visible = sum(int(site.visible.sum(dtype=np.int64)) for site in sites)
+    rows = sum(int((site.visible > 0).sum()) for site in sites)
+    zeros = 1 - sum(len(site.weights) for site in sites) / max(1, visible)
+    null = sum(int(site.null.sum()) for site in sites) / max(1, rows)
+    return f"{kind:<8}{numbers}, {sites[0].heads} heads, {variant}: {zeros:.1%} zeros, {null:.1%} null rows"
 
 
 def real_lengths(observation: Observation, kind: str) -> tuple[list[int], list[int]]:
@@ -176,9 +261,23 @@ def real_lengths(observation: Observation, kind: str) -> tuple[list[int], list[i
     A decoder's are all taken: what attends from it to the source is not told their number.
     """
     (batch, _, M, _), N = observation.q.shape, observation.k.shape[2]
-    given = observation.call.get("key_lengths")
-    keys = [N] * batch if given is None or kind == "decoder" else [int(length) for length in given]
+    given, mask = observation.call.get("key_lengths"), observation.call.get("attn_mask")
+    keys = None
+    if kind != "decoder" and given is not None:
+        keys = [int(length) for length in given]
+    elif kind != "decoder" and mask is not None and mask.shape == (batch, 1, 1, N):
+        keys = leading_lengths(mask[:, 0, 0], (batch, N))
+    keys = keys or [N] * batch
     return keys if kind == "encoder" and M == N else [M] * batch, keys
+
+
+def leading_lengths(real: Tensor, shape: tuple[int, int]) -> list[int] | None:
+    """The lengths that a mask [B, N] says, where all padding comes last; else None."""
+    if real.shape != shape:
+        return None
+    lengths = real.bool().sum(1)
+    leading = torch.arange(shape[1], device=real.device) < lengths[:, None]
+    return lengths.tolist() if torch.equal(leading, real.bool()) else None
 
 
 def build_example(sites: list[SiteRecord], source: Sequence[Sequence[str]], target: Sequence[Sequence[str]]) -> Example:

@@ -20,8 +20,10 @@ from rectiformer.analyze.sparsity import HeadMeter, LengthMeter
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, word_spans
+from rectiformer.model.attention import MultiHeadAttention
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.memory import MemoryObservation
+from rectiformer.model.multihead import MultiheadAttention
 from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
@@ -230,12 +232,17 @@ def memory_layers(model: Transformer) -> Iterator[tuple[str, int, EncoderLayer |
             yield side, index, layer
 
 
-@contextmanager
-def observing(site: Site, see: Callable[[Observation], None]) -> Iterator[None]:
+def observing(site: Site, see: Callable[[Observation], None]) -> AbstractContextManager[None]:
     """While the model runs inside, `see` gets each call of this attention."""
-    before = site.attention.observer
-    site.attention.observer = see
+    return observed(site.attention, see)
+
+
+@contextmanager
+def observed(attention: MultiHeadAttention | MultiheadAttention, see: Callable[[Observation], None]) -> Iterator[None]:
+    """The same of an attention module, wherever it stands."""
+    before = attention.observer
+    attention.observer = see
     try:
         yield
     finally:
-        site.attention.observer = before
+        attention.observer = before

@@ -20,13 +20,13 @@ from transformers.utils import is_tracing
 from transformers.utils.output_capturing import _active_collector
 
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, verify, watch_models
+from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, is_ours, verify, watch_models
 from rectiformer.model.norms import EPSILON
 from rectiformer.model.observation import Observation
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant
 
-__all__ = ["NAMES", "OBSERVERS", "STANDARD", "Band", "Reach", "attend", "mask", "register", "verify"]
+__all__ = ["NAMES", "OBSERVERS", "STANDARD", "Band", "Reach", "attend", "is_ours", "mask", "register", "verify"]
 
 STANDARD = {"rectified": "relu-seqlen", "rectified-sqrt": "reluformer", "rela": "rela"}
 """What `register()` registers: the name for `attn_implementation`, and the variant behind it."""

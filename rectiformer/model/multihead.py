@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.model.heads import check_heads
 from rectiformer.model.learned import build_learned
 from rectiformer.model.norms import build_output_norm
+from rectiformer.model.observation import Observation
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import attention_weights
@@ -25,6 +27,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     keys are all masked yields zero weights instead of NaN, weights are returned before dropout, and `is_causal` is no
     more than the hint torch documents: the mask decides.
     """
+
+    observer: Callable[[Observation], None] | None
+    """Handed an `Observation` of each call; None unless someone watches."""
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         # itself; it leaves modules alone that say their projections differ in width.
         self._qkv_same_embed_dim = False
         self.variant = variant
+        self.observer = None
         self.norm = build_output_norm(row.output_norm, embed_dim, num_heads).to(device=device, dtype=dtype)
         learned = build_learned(row, learn, num_heads, {})
         self.learned = None if learned is None else learned.to(device=device, dtype=dtype)
@@ -78,6 +84,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         options = {} if self.learned is None else {self.learned.name: self.learned()}
         dropout = self.dropout if self.training else 0.0
         mixed = attention(q, k, v, self.variant, attn_mask=seen, bias=bias, dropout=dropout, **options)
+        if self.observer is not None:
+            self.observer(Observation(self.variant, q, k, mixed, {"attn_mask": seen, "bias": bias, **options}))
         out = self.out_proj(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
         if not self.batch_first and batched:
             out = out.transpose(0, 1)

@@ -2,16 +2,18 @@
 
 import copy
 import html
-import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from transformers import (
     AlbertConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    FNetConfig,
+    LEDConfig,
     LlamaConfig,
     MarianConfig,
     T5Config,
@@ -19,9 +21,10 @@ from transformers import (
 
 from rectiformer import MultiHeadAttention
 from rectiformer.analyze.observe import observe
-from rectiformer.analyze.record import to_json
+from rectiformer.analyze.record import read_record, to_json
 from rectiformer.errors import ArgumentError
 from rectiformer.integrations.transformers import OBSERVERS, register
+from rectiformer.model.multihead import MultiheadAttention
 
 register()
 register("our-softmax", "softmax")
@@ -64,12 +67,14 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("attention", ["our-softmax", "sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
-def test_an_observed_hugging_face_model_shows_its_own_weights(name):
+def test_an_observed_hugging_face_model_shows_its_own_weights(name, attention):
+    """Ours, or a stock one that was never swapped."""
     kind, config = MODELS[name]
     torch.manual_seed(0)
     eager = kind.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    ours = kind.from_config(copy.deepcopy(config), attn_implementation="our-softmax").eval()
+    ours = kind.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
     ours.load_state_dict(eager.state_dict())
     given = {
         "input_ids": torch.randint(4, 40, (2, 6)),
@@ -80,7 +85,10 @@ def test_an_observed_hugging_face_model_shows_its_own_weights(name):
         given["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     expected = eager(**given, output_attentions=True)
     with torch.no_grad(), observe(ours) as seen:
-        ours(**given)
+        outputs = ours(**given)
+    assert_close(outputs[0], expected[0])
+    assert not any("attentions" in key for key in outputs)
+    assert {module.config._attn_implementation for module in ours.modules() if hasattr(module, "config")} == {attention}
     parts = {"encoder": "attentions"}
     if config.is_encoder_decoder:
         parts = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
@@ -108,6 +116,71 @@ def test_generation_is_seen_step_by_step_and_is_no_record():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["llama", "marian"])
+def test_generation_of_a_stock_model_is_seen_step_by_step(name):
+    kind, config = MODELS[name]
+    model = kind.from_config(copy.deepcopy(config), attn_implementation="sdpa").eval()
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    ids = torch.randint(4, 40, (1, 5))
+    expected = model.generate(ids, **settings)
+    with observe(model) as seen:
+        assert torch.equal(model.generate(ids, **settings), expected)
+    part, first = ("decoder", 1) if name == "marian" else ("encoder", 5)
+    sizes = [seen.weights(part, 1, call).shape[2:] for call in range(3)]
+    assert sizes == [(first, first), (1, first + 1), (1, first + 2)]
+    if name == "marian":
+        assert seen.weights("encoder", 1).shape == (1, 4, 5, 5)
+        assert seen.weights("cross", 0).shape == (1, 4, 1, 5)
+
+
+def test_the_outputs_of_a_stock_model_are_what_was_asked_for():
+    kind, config = MODELS["llama"]
+    model, ids = (
+        kind.from_config(copy.deepcopy(config), attn_implementation="sdpa").eval(),
+        torch.randint(4, 40, (1, 5)),
+    )
+    with observe(model), torch.no_grad():
+        assert len(model(ids, output_attentions=True).attentions) == 2
+        with_cache = model(ids, return_dict=False)
+        assert [type(each).__name__ for each in with_cache] == ["Tensor", "DynamicCache"]
+        with pytest.raises(IndexError):
+            model(torch.tensor([[99]]))
+        assert model(ids).attentions is None
+    assert not any(module._forward_hooks_with_kwargs for module in model.modules())
+
+
+def test_a_stock_model_is_compared_before_and_after_the_swap():
+    kind, config = MODELS["llama"]
+    model, ids = (
+        kind.from_config(copy.deepcopy(config), attn_implementation="sdpa").eval(),
+        torch.randint(4, 40, (1, 5)),
+    )
+    with observe(model) as before, torch.no_grad():
+        model(ids)
+    model.set_attn_implementation("rectified")
+    with observe(model) as after, torch.no_grad():
+        model(ids)
+    assert before.weights("encoder", 0).sum(-1) == pytest.approx(1, abs=1e-5)
+    assert "softmax: 0.0% zeros, 0.0% null rows" in repr(before)
+    assert "relu-seqlen: " in repr(after)
+    assert after.record().model.variants["encoder"] == "relu-seqlen"
+
+
+def test_weights_of_windows_are_no_weights_over_keys():
+    config = LEDConfig(**TINY, **SIDES, d_model=32, attention_window=4, decoder_start_token_id=3)
+    model = AutoModelForSeq2SeqLM.from_config(config).eval()
+    ids = torch.randint(4, 40, (1, 8))
+    with observe(model), pytest.raises(ArgumentError, match=r"hands out .* which are no weights of queries over keys"):
+        model(ids, decoder_input_ids=ids)
+
+
+def test_a_stock_model_without_weights_says_so():
+    config = FNetConfig(**TINY, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    model = AutoModel.from_config(config).eval()
+    with observe(model), pytest.raises(ArgumentError, match="FNetModel hands out no attention weights"):
+        model(torch.randint(4, 40, (1, 5)))
+
+
 def test_only_the_observed_model_is_seen():
     kind, config = MODELS["llama"]
     one, other = (kind.from_config(config, attn_implementation="rectified").eval() for _ in range(2))
@@ -128,13 +201,72 @@ def test_observing_ends_whatever_happens():
     assert not model._forward_pre_hooks
 
 
-def test_a_model_without_our_attention_says_so(monkeypatch):
-    monkeypatch.delitem(sys.modules, "rectiformer.integrations.transformers")
+def test_a_model_without_attention_says_so():
     with (
-        pytest.raises(ArgumentError, match=r"Linear has no MultiHeadAttention, and .* register\(\)"),
+        pytest.raises(ArgumentError, match=r"Linear holds no attention that can be observed: no MultiHeadAttention or"),
         observe(nn.Linear(1, 1)),
     ):
         pass
+
+
+def test_a_compiled_model_is_observed_uncompiled():
+    attention, x = MultiHeadAttention(8, 2, "rela"), torch.randn(2, 5, 8)
+    with observe(torch.compile(attention, fullgraph=True)) as seen, torch.no_grad():
+        found = torch.compile(attention, fullgraph=True)(x)
+    assert_close(found, attention(x))
+    with observe(attention) as plain:
+        attention(x)
+    assert (seen.weights("encoder", 0) == plain.weights("encoder", 0)).all()
+    assert attention.observer is None
+
+
+def test_the_drop_in_shows_the_weights_that_it_returns():
+    attention, x = MultiheadAttention(8, 2, batch_first=True, variant="rela"), torch.randn(3, 5, 8)
+    padding = torch.arange(5) >= torch.tensor([5, 4, 2])[:, None]
+    with observe(attention) as seen:
+        _, weights = attention(x, x, x, key_padding_mask=padding, average_attn_weights=False)
+    weights = weights.detach().masked_fill(padding[:, None, :, None], 0)  # rows of padding are not kept
+    assert seen.weights("encoder", 0) == pytest.approx(weights.numpy(), abs=1e-6)
+    assert [len(example.source.pieces) for example in seen.record().examples] == [5, 4, 2]
+    assert attention.observer is None
+
+
+def test_the_drop_in_is_observed_inside_of_torchs_layers():
+    def swap(module):
+        for name, child in module.named_children():
+            if isinstance(child, nn.MultiheadAttention):
+                setattr(module, name, MultiheadAttention(8, 2, batch_first=True, variant="relu-seqlen"))
+            else:
+                swap(child)
+        return module
+
+    model = swap(nn.Transformer(8, 2, 2, 2, 16, batch_first=True)).eval()
+    with observe(model) as seen, torch.no_grad():
+        model(torch.randn(2, 6, 8), torch.randn(2, 4, 8))
+    shapes = {(kind, layer): seen.weights(kind, layer).shape[2:] for kind, layer in seen.passes[0]}
+    sizes = {"encoder": (6, 6), "decoder": (4, 4), "cross": (4, 6)}
+    assert shapes == {(kind, layer): size for kind, size in sizes.items() for layer in range(2)}
+    assert len(seen.record().examples[0].sites) == 6
+    alone = swap(nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1))
+    with observe(alone) as seen:
+        alone(torch.randn(2, 4, 8), torch.randn(2, 6, 8))
+    assert set(seen.passes[0]) == {("decoder", 0), ("cross", 0)}
+    to_json(seen.record())
+
+
+def test_what_was_seen_says_so_and_is_saved(tmp_path):
+    attention = MultiHeadAttention(8, 2, "rela")
+    with observe(attention) as seen:
+        assert "nothing yet: call it inside" in repr(seen)
+        attention(torch.randn(3, 5, 8), causal=True)
+        attention(torch.randn(1, 4, 8))
+    first, line, _ = repr(seen).splitlines()
+    assert first == "Seen of MultiHeadAttention; calls: 2, sequences: 4"
+    zeros = 1 - sum((seen.weights("encoder", 0, call) > 0).sum() for call in range(2)) / (3 * 2 * 15 + 2 * 16)
+    assert line.startswith(f"  encoder layer 0, 2 heads, rela: {zeros:.1%} zeros, ")
+    tokens = [list("abcde")] * 3 + [list("abcd")]
+    seen.save(tmp_path / "seen.json.gz", tokens)
+    assert to_json(read_record(tmp_path / "seen.json.gz")) == to_json(seen.record(tokens))
 
 
 def test_a_notebook_shows_the_report_in_a_frame_of_its_own():

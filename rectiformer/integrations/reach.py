@@ -128,17 +128,25 @@ def verify(model: nn.Module, **inputs: Any) -> Reach:
             f"none of ours ({', '.join(sorted(NAMES)) or 'call register() first'}); pass attn_implementation when "
             "loading it"
         )
-    trace, training = Trace(model), [module for module in model.modules() if module.training]
+    training = [module for module in model.modules() if module.training]
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), trace.following():
-            model.eval()
-            for given in [inputs] if inputs else dummy_inputs(model):
-                run_dummy(model, given, known=bool(inputs))
-    except MisusedMaskError:
-        pass  # which module it was is known, and is part of the complaint
+        model.eval()
+        for given in [inputs] if inputs else dummy_inputs(model):
+            reach = follow(model, given, known=bool(inputs))
     finally:
         for module in training:
             module.training = True
+    return reach
+
+
+def follow(model: nn.Module, given: dict[str, Any], known: bool) -> Reach:
+    """What one call of the model reaches; ArgumentError if not all of its attention."""
+    trace = Trace(model)  # for each call, since a call may replace modules: BigBird's does
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), trace.following():
+            run_dummy(model, given, known)
+    except MisusedMaskError:
+        pass  # which module it was is known, and is part of the complaint
     reach = trace.result()
     if reach.complaint:
         raise ArgumentError(reach.complaint)
@@ -157,7 +165,7 @@ def run_dummy(model: nn.Module, given: dict[str, Any], known: bool) -> None:
         first = str(error).strip().partition("\n")[0][:200]
         raise ArgumentError(
             f"{type(model).__name__} does not run on the dummy inputs {', '.join(given)} ({type(error).__name__}: "
-            f"{first}); give it some of yours: verify(model, input_ids=...)"
+            f"{first}); give it some of yours: verify(model, {next(iter(given))}=...)"
         ) from error
 
 
@@ -172,7 +180,7 @@ def dummy_inputs(model: nn.Module) -> list[dict[str, Any]]:
         given, rows = {main: some_tokens(inner)}, 2
     if config.is_encoder_decoder:
         given["decoder_input_ids"] = some_tokens(inner)[:rows]
-    elif main == "input_ids" and getattr(config, "vision_config", None) and hasattr(config, "projection_dim"):
+    elif main == "input_ids" and hasattr(config, "vision_config") and not inner.can_generate():
         shape = signal_shape("pixel_values", config.vision_config)  # CLIP and its kin compare texts with images
         given["pixel_values"] = torch.zeros(shape, dtype=inner.dtype)
     given = {name: tensor.to(inner.device) for name, tensor in given.items()}

@@ -98,6 +98,18 @@ def check_cache(case, model):
 
 
 @torch.no_grad()
+def check_weights(case, model):
+    """Asked for its attentions, a model of text gives the weights of every layer, of what each query may see."""
+    source = draw_ids(2, 9) if case.task == "seq2seq" else None
+    outputs = call(model, draw_ids(2, 7), source=source, output_attentions=True)
+    sizes = {"encoder_attentions": (9, 9), "decoder_attentions": (7, 7), "cross_attentions": (7, 9)}
+    for name, size in sizes.items() if source is not None else (("attentions", (7, 7)),):
+        assert [weights.shape[2:] for weights in outputs[name]] == [size, size], name
+        if case.task == "decoder" or name == "decoder_attentions":
+            assert not any(weights.triu(1).any() for weights in outputs[name])
+
+
+@torch.no_grad()
 def check_softmax(case):
     """Masks, scales, biases and heads arrive as the model means them: through us its softmax is the same.
 
@@ -126,6 +138,7 @@ def check(case):
     check_gradients(case, model, reach.reached)
     if case.task not in SIGNALS:
         check_padding(case, model)
+        check_weights(case, model)
     if case.task in ("decoder", "seq2seq"):
         check_future(case, model)
         check_cache(case, model)

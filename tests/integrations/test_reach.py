@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    BigBirdPegasusConfig,
     BloomConfig,
     CLIPConfig,
     DebertaV2Config,
@@ -25,6 +26,7 @@ from transformers import (
     MPNetConfig,
     MptConfig,
     ProphetNetConfig,
+    SiglipVisionConfig,
     T5Config,
     ViTConfig,
     Wav2Vec2Config,
@@ -173,6 +175,27 @@ def test_verify_passes_what_reaches_us_and_changes_nothing(kind):
 def test_verify_needs_no_data_for_images_and_sounds(config):
     reach = verify(AutoModel.from_config(config, attn_implementation="rectified"))
     assert not reach.missed + reach.idle
+
+
+@pytest.mark.parametrize(
+    ("auto", "config", "place"),
+    [
+        (
+            AutoModel,
+            lambda: SiglipVisionConfig(**BODY, image_size=12, patch_size=4),
+            r"MultiheadAttention \(head.attention\)",
+        ),
+        (
+            AutoModelForSeq2SeqLM,
+            lambda: BigBirdPegasusConfig(**MARIAN, block_size=2, num_random_blocks=1),
+            r"BigBirdPegasusSelfAttention \(model.encoder.layers.0.self_attn.self\)",
+        ),
+    ],
+    ids=["a softmax in the pooling head", "modules replaced while it runs"],
+)
+def test_verify_names_the_one_part_that_is_not_ours(auto, config, place):
+    with pytest.raises(ArgumentError, match=f"keeps its own attention in {place}"):
+        verify(auto.from_config(config(), attn_implementation="rectified"))
 
 
 def test_verify_takes_inputs_and_says_when_it_needs_them():

@@ -1,20 +1,17 @@
-"""Which attention modules of a Hugging Face model come to us: `verify`, and a warning at the first forward.
+"""Which attention modules of a Hugging Face model call our attention: `verify`.
 
 transformers takes a registered name for any model, also for one whose layers never ask the registry and compute their
 own softmax. What is called is the only sure sign. So one forward pass is followed: every attention module that runs is
-noted, and which of them call us. `watch_models` has this done for the first forward of every model set to our names.
+noted, and which of them call us. watch.py has this done for the first forward of every model set to our names.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +28,7 @@ OBSERVERS: list[Callable[[nn.Module, Observation], None]] = []
 """Told of every call of our attention, and by which module; empty unless someone watches."""
 
 TRACES: list[Trace] = []
-"""Forward passes that are being followed, at most one; inner models of a followed one need no trace of their own."""
+"""Forward passes that are being followed; the inner models of a followed one need no trace of their own."""
 
 ATTENTION = re.compile(r"(Attention|MLA)\d*$")
 """How transformers names the classes that attend; Output, Layer, Block and the like contain one or belong to one."""
@@ -72,21 +69,21 @@ class Trace:
         self.running: list[nn.Module] = []
         self.ran: set[nn.Module] = set()
         self.reached: set[nn.Module] = set()
+        self.ending = ExitStack()
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Follow what the model does inside."""
-        handles = [module.register_forward_pre_hook(self.enter) for module in self.names]
-        handles += [module.register_forward_hook(self.leave) for module in self.names]
+    def start(self) -> None:
+        """Follow what the model does from now on."""
+        for module in self.names:
+            self.ending.callback(module.register_forward_pre_hook(self.enter).remove)
+            self.ending.callback(module.register_forward_hook(self.leave).remove)
         OBSERVERS.append(self.see)
+        self.ending.callback(OBSERVERS.remove, self.see)
         TRACES.append(self)
-        try:
-            yield
-        finally:
-            TRACES.remove(self)
-            OBSERVERS.remove(self.see)
-            for handle in handles:
-                handle.remove()
+        self.ending.callback(TRACES.remove, self)
+
+    def stop(self) -> None:
+        """Leave nothing behind."""
+        self.ending.close()
 
     def enter(self, module: nn.Module, _: object) -> None:
         self.running.append(module)
@@ -142,11 +139,14 @@ def verify(model: nn.Module, **inputs: Any) -> Reach:
 def follow(model: nn.Module, given: dict[str, Any], known: bool) -> Reach:
     """What one call of the model reaches; ArgumentError if not all of its attention."""
     trace = Trace(model)  # for each call, since a call may replace modules: BigBird's does
+    trace.start()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), trace.following():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             run_dummy(model, given, known)
     except MisusedMaskError:
         pass  # which module it was is known, and is part of the complaint
+    finally:
+        trace.stop()
     reach = trace.result()
     if reach.complaint:
         raise ArgumentError(reach.complaint)
@@ -193,7 +193,7 @@ def dummy_inputs(model: nn.Module) -> list[dict[str, Any]]:
 
 def some_tokens(model: PreTrainedModel) -> Tensor:
     """Two rows of six tokens of its vocabulary, none of which is padding."""
-    size = model.config.get_text_config(decoder=True).vocab_size
+    size = getattr(model.config.get_text_config(decoder=True), "vocab_size", 10)
     padding = getattr(model.config, "pad_token_id", None)
     usual = [token for token in range(min(size, 10)) if token != padding]
     return torch.tensor([(usual * 6)[:6], (usual[::-1] * 6)[:6]])
@@ -274,86 +274,7 @@ def complain(model: nn.Module, missed: dict[nn.Module, str]) -> str:
     )
     if others:
         reason = (
-            f"set_attn_implementation left them at {', '.join(sorted(map(repr, others)))}; pass "
-            f"attn_implementation={name!r} when loading the model"
+            f"their configuration says {', '.join(sorted(map(repr, others)))}, which set_attn_implementation does not "
+            f"reach; pass attn_implementation={name!r} when loading the model"
         )
     return f"{type(model).__name__} is set to {name!r} but keeps its own attention in {listed}: {reason}"
-
-
-WRAPPED: list[str] = []
-"""The methods of transformers' models that are wrapped already."""
-
-
-def watch_models() -> None:
-    """Have every model that is set to one of our names followed at its first forward; calling it again is harmless.
-
-    Models are set to a name in their constructor or by `set_attn_implementation`: both are wrapped, and leave one hook
-    on the model, which removes itself when the model is first called. A compiled first call is not followed.
-    """
-    if WRAPPED:
-        return
-    WRAPPED.extend(("__init__", "set_attn_implementation"))
-    initialize, set_implementation = PreTrainedModel.__init__, PreTrainedModel.set_attn_implementation
-
-    @wraps(initialize)
-    def initialize_watched(self: PreTrainedModel, *arguments: Any, **options: Any) -> None:
-        initialize(self, *arguments, **options)
-        if is_ours(self):
-            refuse_own_classes(self)
-            watch(self)
-
-    @wraps(set_implementation)
-    def set_watched(self: PreTrainedModel, *arguments: Any, **options: Any) -> None:
-        set_implementation(self, *arguments, **options)
-        for module in self.modules():
-            if isinstance(module, PreTrainedModel) and is_ours(module):
-                watch(module)
-
-    PreTrainedModel.__init__ = initialize_watched  # type: ignore[method-assign]
-    PreTrainedModel.set_attn_implementation = set_watched  # type: ignore[method-assign]
-
-
-def refuse_own_classes(model: PreTrainedModel) -> None:
-    """Where a model picks a class of its own by the name of its attention, have ours refused in one line there."""
-    for kind in type(model).__mro__:
-        for variable, classes in list(vars(sys.modules.get(kind.__module__, object)).items()):
-            if variable.endswith("ATTENTION_CLASSES") and isinstance(classes, dict):
-                for name in NAMES - classes.keys():
-                    classes[name] = partial(refuse_class, type(model).__name__, name, sorted(classes.keys() - NAMES))
-
-
-def refuse_class(model: str, name: str, known: list[str], *_: Any, **__: Any) -> NoReturn:
-    raise ArgumentError(
-        f"{model} has attention classes of its own ({', '.join(known)}) and does not use transformers' "
-        f"AttentionInterface, so it cannot be loaded with attn_implementation={name!r}; use one of those, or another "
-        "model"
-    )
-
-
-def watch(model: PreTrainedModel) -> None:
-    """Follow the model at its next call."""
-    if first_forward not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(first_forward)
-
-
-def first_forward(model: nn.Module, _: object) -> None:
-    """Follow this forward, unless it is part of one that is followed, and warn if attention does not reach us."""
-    if torch.compiler.is_compiling():
-        return
-    for key in [key for key, hook in model._forward_pre_hooks.items() if hook is first_forward]:
-        del model._forward_pre_hooks[key]
-    if TRACES or not is_ours(model):
-        return
-    trace = Trace(model)
-    following = trace.following()
-    following.__enter__()
-
-    def finish(model: nn.Module, _: object, output: object) -> None:
-        handle.remove()
-        following.__exit__(None, None, None)
-        if output is None:  # it failed, so that little was called; the next call is followed instead
-            model.register_forward_pre_hook(first_forward)
-        elif complaint := trace.result().complaint:
-            warnings.warn(complaint, stacklevel=2)
-
-    handle = model.register_forward_hook(finish, always_call=True)

@@ -20,7 +20,8 @@ from transformers.utils import is_tracing
 from transformers.utils.output_capturing import _active_collector
 
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, is_ours, verify, watch_models
+from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, is_ours, verify
+from rectiformer.integrations.watch import watch_models
 from rectiformer.model.norms import EPSILON
 from rectiformer.model.observation import Observation
 from rectiformer.ops.dispatch import attention

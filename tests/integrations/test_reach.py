@@ -34,8 +34,9 @@ from transformers import (
 )
 
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.reach import OBSERVERS, TRACES, first_forward
+from rectiformer.integrations.reach import OBSERVERS, TRACES
 from rectiformer.integrations.transformers import verify
+from rectiformer.integrations.watch import first_forward
 
 T5 = {**SPECIAL, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": HEADS, "num_layers": 2, "decoder_start_token_id": 3}
 PROPHETNET = {
@@ -99,7 +100,7 @@ def test_verify_names_the_modules_that_keep_their_softmax(kind):
         verify(model)
     assert "\n" not in str(error.value)
     if kind == "t5":
-        assert "set_attn_implementation left them at 'sdpa'; pass attn_implementation='rectified'" in str(error.value)
+        assert "their configuration says 'sdpa', which set_attn_implementation does not reach" in str(error.value)
 
 
 @torch.no_grad()
@@ -242,6 +243,32 @@ def test_a_failed_first_forward_is_followed_again():
     assert not OBSERVERS
     with pytest.warns(UserWarning, match="keeps its own attention"):
         call(model)
+
+
+def test_an_interrupted_first_forward_is_followed_again():
+    model = build_silent("deberta-v2")
+    handle = model.encoder.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        call(model)
+    handle.remove()
+    with pytest.warns(UserWarning, match="keeps its own attention"):
+        call(model)
+    assert not TRACES
+    assert not OBSERVERS
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_setting_a_model_that_cannot_be_set_warns():
+    model = AutoModel.from_config(SILENT["deberta-v2"][1]())
+    with pytest.warns(
+        UserWarning, match=r"set_attn_implementation\('rectified'\) changed nothing: its attention stays"
+    ):
+        model.set_attn_implementation("rectified")
+    model.set_attn_implementation("eager")
 
 
 def test_the_hook_of_a_watched_model_survives_copies_and_files():

@@ -33,9 +33,10 @@ def stock_models(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def eager_weights(models: dict[str, nn.Module], see: See) -> Iterator[None]:
-    """While the models run inside, `see` gets the weights of every attention of theirs."""
-    calls = Calls(see)
+def eager_weights(models: dict[str, nn.Module], see: See, begin: Callable[[], None]) -> Iterator[None]:
+    """While the models run inside, `see` gets the weights of every attention of theirs; `begin` says that what follows
+    is of another call."""
+    calls = Calls(see, begin)
     with ExitStack() as stack:
         stack.enter_context(eager_attention(models))
         for name, model in models.items():
@@ -64,8 +65,8 @@ def eager_attention(models: dict[str, nn.Module]) -> Iterator[None]:
 class Calls:
     """Asks for weights in the outermost of nested calls, and takes each from the innermost model that has it."""
 
-    def __init__(self, see: See) -> None:
-        self.see = see
+    def __init__(self, see: See, begin_call: Callable[[], None]) -> None:
+        self.see, self.begin_call = see, begin_call
         self.depth = 0
         self.handed: list[Tensor] = []
         self.given: dict[str, Any] = {}
@@ -74,6 +75,7 @@ class Calls:
         self.depth += 1
         if self.depth > 1:
             return None
+        self.begin_call()
         signature = inspect.signature(model.forward)
         names = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
         self.handed, self.given = [], {**dict(zip(names, arguments, strict=False)), **options}

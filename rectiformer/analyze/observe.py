@@ -133,7 +133,8 @@ class Seen:
 
     def begin(self) -> None:
         """What is seen from here on belongs to another call of the model."""
-        self.passes.append({})
+        if not self.passes or self.passes[-1]:
+            self.passes.append({})
 
     def see(self, observation: Observation, kind: str, layer: int) -> None:
         """Keep the weights of a call."""
@@ -154,8 +155,6 @@ class Seen:
         """Keep weights [B, H, M, N] that a stock model gave out; its layers are numbered as they are called."""
         kind = self._kinds_by_name[name] if output == "attentions" else output.removesuffix("_attentions")
         self.variants[kind] = "softmax"
-        if not self.passes:
-            self.begin()
         (batch, _, M, N), layer = weights.shape, self._next_layer(kind)
         keys = None if kind == "decoder" or real is None else leading_lengths(real, (batch, N))
         keys = keys or [N] * batch
@@ -201,7 +200,7 @@ def observe(model: nn.Module) -> Iterator[Seen]:
             integration.OBSERVERS.append(see)
             stack.callback(integration.OBSERVERS.remove, see)
         elif stock:
-            stack.enter_context(eager_weights(stock, seen.see_weights))
+            stack.enter_context(eager_weights(stock, seen.see_weights, seen.begin))
         yield seen
 
 

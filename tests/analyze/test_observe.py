@@ -129,6 +129,7 @@ def test_generation_of_a_stock_model_is_seen_step_by_step(name):
     sizes = [seen.weights(part, 1, call).shape[2:] for call in range(3)]
     assert sizes == [(first, first), (1, first + 1), (1, first + 2)]
     if name == "marian":
+        assert set(seen.passes[0]) == {("encoder", 0), ("encoder", 1)}  # generate calls the encoder by itself
         assert seen.weights("encoder", 1).shape == (1, 4, 5, 5)
         assert seen.weights("cross", 0).shape == (1, 4, 1, 5)
 

@@ -1,7 +1,7 @@
-"""Weights of stock Hugging Face models: while they are watched they attend eagerly and hand their weights out.
+"""Weights of stock Hugging Face models: while they are watched they attend eagerly and return their weights.
 
-transformers' fast attentions never hold their weights. Its eager one does, and gives them to who asks for
-`output_attentions`; so that is asked for here, at the outermost model of each call, whose outputs lose them again.
+transformers' fast attentions never hold their weights. Its eager one does, and returns them with `output_attentions`;
+so that is asked for here, at the outermost model of each call, and taken out of its outputs again.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Calls:
         self.handed, self.given = [], {**dict(zip(names, arguments, strict=False)), **options}
         if "output_attentions" not in names and len(names) == len(signature.parameters):
             return None
-        whole = {"return_dict": True} if "return_dict" in options else {}
-        return arguments, {**options, **whole, "output_attentions": True}
+        named = {} if self.setting(model, "return_dict") else {"return_dict": True}
+        return arguments, {**options, **named, "output_attentions": True}
 
     def end(self, name: str, model: nn.Module, _: object, outputs: Any) -> Any:
         self.depth -= 1
@@ -98,7 +98,7 @@ class Calls:
             return None
         if not self.handed:
             raise ArgumentError(
-                f"{type(model).__name__} hands out no attention weights, even when asked with output_attentions=True; "
+                f"{type(model).__name__} returns no attention weights, even when asked with output_attentions=True; "
                 "load it with attn_implementation='eager', or with one of rectiformer's"
             )
         self.handed = []
@@ -106,9 +106,14 @@ class Calls:
 
     def as_asked(self, model: nn.Module, outputs: Any) -> Any:
         """The outputs as the caller wanted them."""
-        if not self.given.get("output_attentions", getattr(model.config, "output_attentions", False)):
+        if not self.setting(model, "output_attentions"):
             outputs = type(outputs)(**{name: value for name, value in outputs.items() if name not in OUTPUTS})
-        return outputs if self.given.get("return_dict", True) else outputs.to_tuple()
+        return outputs if self.setting(model, "return_dict") else outputs.to_tuple()
+
+    def setting(self, model: nn.Module, name: str) -> bool:
+        """What the call says, or else the configuration of the model."""
+        given = self.given.get(name)
+        return bool(getattr(model.config, name) if given is None else given)
 
 
 def check_weights(model: nn.Module, output: str, weights: Tensor) -> None:
@@ -116,6 +121,6 @@ def check_weights(model: nn.Module, output: str, weights: Tensor) -> None:
     windowed = getattr(model.config, "attention_window", None) is not None and output != "cross_attentions"
     if weights.dim() != 4 or windowed or (output != "cross_attentions" and weights.shape[2] > weights.shape[3]):
         raise ArgumentError(
-            f"{type(model).__name__} hands out {output} of shape {list(weights.shape)}, which are no weights of "
+            f"{type(model).__name__} returns {output} of shape {list(weights.shape)}, which are no weights of "
             "queries over keys, [B, H, M, N]; its attention cannot be shown here"
         )

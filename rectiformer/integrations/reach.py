@@ -257,11 +257,10 @@ def complain(model: nn.Module, missed: dict[nn.Module, str]) -> str:
             "own; use a model built on transformers' AttentionInterface"
         )
     classes: dict[str, list[str]] = {}
-    for module, place in missed.items():
-        classes.setdefault(type(module).__name__, []).append(place or "the model itself")
+    for module, path in missed.items():
+        classes.setdefault(type(module).__name__, []).append(path or "the model itself")
     listed = "; ".join(
-        f"{kind} ({places[0]}{f' and {len(places) - 1} more' if places[1:] else ''})"
-        for kind, places in classes.items()
+        f"{kind} ({paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''})" for kind, paths in classes.items()
     )
     others = {
         config._attn_implementation

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
-from transformers.utils import is_tracing
-from transformers.utils.output_capturing import _active_collector
+from transformers.utils import is_tracing, output_capturing
 
 from rectiformer.errors import ArgumentError
 from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, is_ours, verify
@@ -37,6 +36,9 @@ REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_
 
 HIDDEN = -5e3
 """An additive mask below this hides a key: -inf, the lowest number of a dtype, -1e9 and -10000 are all in use."""
+
+COLLECTOR = getattr(output_capturing, "_active_collector", None)
+"""Where transformers keeps what it is collecting from the layers of a model, if anything."""
 
 
 def register(name: str | None = None, variant: str | None = None, **options: float) -> None:
@@ -153,7 +155,8 @@ def mask(
     lengths, seen = describe_padding(real)
     if full and lengths is None and seen is None:
         return None
-    return Band(allow_is_causal_skip, window, lengths, seen, model=type(config).__name__.removesuffix("Config"))
+    owner = "the model" if config is None else type(config).__name__.removesuffix("Config")
+    return Band(allow_is_causal_skip, window, lengths, seen, owner)
 
 
 def describe_padding(real: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -223,11 +226,10 @@ def attend(
 
 
 def wants_weights(others: dict[str, Any]) -> bool:
-    """Whether a call of the model asked for its weights: some models pass this on, from others transformers collects
-    them by hooks on their layers, and keeps what it is collecting in a variable of its own."""
-    return bool(others.get("output_attentions")) or any(
-        key.endswith("attentions") for key in _active_collector.get() or ()
-    )
+    """Whether the model was asked for its weights: some pass this on, from others transformers collects them by hooks
+    on their layers."""
+    collected = None if COLLECTOR is None else COLLECTOR.get()
+    return bool(others.get("output_attentions")) or any(key.endswith("attentions") for key in collected or ())
 
 
 def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:

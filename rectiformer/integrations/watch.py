@@ -43,7 +43,7 @@ def watch_models() -> None:
         ours = [module for module in self.modules() if isinstance(module, PreTrainedModel) and is_ours(module)]
         for module in ours:
             watch(module)
-        asked = [*arguments, *options.values()][0]
+        asked = arguments[0] if arguments else options["attn_implementation"]
         if not ours and isinstance(asked, str) and asked in NAMES:
             warnings.warn(
                 f"{type(self).__name__} does not use transformers' AttentionInterface, so that "

@@ -146,7 +146,9 @@ def test_the_outputs_of_a_stock_model_are_what_was_asked_for():
         assert [type(each).__name__ for each in with_cache] == ["Tensor", "DynamicCache"]
         with pytest.raises(IndexError):
             model(torch.tensor([[99]]))
-        assert model(ids).attentions is None
+        assert model(ids, output_attentions=None, return_dict=None).attentions is None
+        model.config.output_attentions = True
+        assert len(model(ids).attentions) == 2
     assert not any(module._forward_hooks_with_kwargs for module in model.modules())
 
 
@@ -171,14 +173,14 @@ def test_weights_of_windows_are_no_weights_over_keys():
     config = LEDConfig(**TINY, **SIDES, d_model=32, attention_window=4, decoder_start_token_id=3)
     model = AutoModelForSeq2SeqLM.from_config(config).eval()
     ids = torch.randint(4, 40, (1, 8))
-    with observe(model), pytest.raises(ArgumentError, match=r"hands out .* which are no weights of queries over keys"):
+    with observe(model), pytest.raises(ArgumentError, match=r"returns .* which are no weights of queries over keys"):
         model(ids, decoder_input_ids=ids)
 
 
 def test_a_stock_model_without_weights_says_so():
     config = FNetConfig(**TINY, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
     model = AutoModel.from_config(config).eval()
-    with observe(model), pytest.raises(ArgumentError, match="FNetModel hands out no attention weights"):
+    with observe(model), pytest.raises(ArgumentError, match="FNetModel returns no attention weights"):
         model(torch.randint(4, 40, (1, 5)))
 
 

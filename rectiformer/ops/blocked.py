@@ -220,9 +220,10 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call)
     # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide. A row of d_q
     # is one block's alone where blocks span all keys, as they do in 16 bits.
     wide = torch.float32 if q.element_size() == 2 else q.dtype
-    d_q = torch.zeros_like(scores.q)
-    d_k, d_v = torch.zeros_like(scores.k, dtype=wide), torch.zeros_like(values, dtype=wide)
-    d_bias = None if scores.bias is None else torch.zeros_like(scores.bias, dtype=wide)
+    # Contiguous, as the operator's fake implementation promises: zeros_like would keep the strides of the inputs.
+    d_q = q.new_zeros(scores.q.shape)
+    d_k, d_v = (q.new_zeros(tensor.shape, dtype=wide) for tensor in (scores.k, values))
+    d_bias = None if scores.bias is None else q.new_zeros(scores.bias.shape, dtype=wide)
     buffer = other = q.new_empty(0)
     for block in scores.blocks(buffers=2):
         buffer, other = room_for(block, buffer), room_for(block, other)

@@ -41,7 +41,6 @@ def cache_attention(q: Tensor, keys: Tensor, values: Tensor, call: Call, left: i
     """Mixed values [R, H, Q, Dv] of a call whose visibility has the length of every row, and a mask if `left` asks."""
     lengths = call.visibility.key_lengths
     assert lengths is not None
-    ancestors = None if ancestors is None else ancestors.contiguous()
     scores = cache_scores(q, keys, lengths, ancestors, left)
     weights = simplex_weights(scores, call) if kernels_suit(q, call) else plain_weights(scores, call)
     return cache_mix(weights, values, lengths, ancestors, left, count_splits(q, keys), q.dtype)
@@ -57,7 +56,7 @@ def cache_scores(q: Tensor, keys: Tensor, lengths: Tensor, ancestors: Tensor | N
     positions = block_positions(D, room)
     with torch.cuda.device_of(q):  # Triton launches on the current device
         kernel[(R, K, min(MOST_PROGRAMS, -(-room // positions)))](
-            q, keys, lengths, q if ancestors is None else ancestors, scores, *q.stride(), *keys.stride(),
+            q, keys, lengths.contiguous(), launching.table(ancestors, q), scores, *q.stride(), *keys.stride(),
             H, K, Q, room, D, left, INDEXED=ancestors is not None, BLOCK_N=positions, BLOCK_D=launching.block(D),
         )  # fmt: skip
     return scores
@@ -81,7 +80,7 @@ def cache_mix(
     parts = weights.new_empty(splits, R, Q, H, Dv, dtype=dtype if splits == 1 else torch.float32)
     with torch.cuda.device_of(weights):
         kernel[(R, H * Q, splits)](
-            weights, values, lengths, weights if ancestors is None else ancestors, parts, *values.stride(),
+            weights, values, lengths.contiguous(), launching.table(ancestors, weights), parts, *values.stride(),
             *parts.stride(), H, K, Q, room, Dv, left,
             INDEXED=ancestors is not None, BLOCK_N=block_positions(Dv, room), BLOCK_DV=launching.block(Dv),
         )  # fmt: skip

@@ -200,6 +200,7 @@ def launch(
     gain, scale = factor * scale**power if power else 1.0, scale * math.log2(math.e)
     strided = [*qkv, parts[0], *(q if tensor is None else tensor for tensor in new)]  # those of None are never read
     strides = [stride for tensor in strided for stride in tensor.stride()]
+    flat = [None if tensor is None else tensor.contiguous() for tensor in flat]  # read by address
     steps = [0 if tensor is None or len(tensor) == 1 else tensor.stride(0) for tensor in flat[2:4]]
     (decode_heads if queries_a_key_head(q, keys) == 1 else decode_groups)[(R, 1 if together else K, splits)](
         *strided,

@@ -56,6 +56,11 @@ def heads_last(like: Tensor, size: int) -> Tensor:
     return like.new_empty(B, length, H, size).transpose(1, 2)
 
 
+def table(tensor: Tensor | None, unread: Tensor) -> Tensor:
+    """What a kernel reads by address alone: the tensor without gaps; anything where there is none, and none is read."""
+    return unread if tensor is None else tensor.contiguous()
+
+
 def block(size: int) -> int:
     """The power of two that holds `size`, and at least the 16 that a matrix product needs."""
     return max(16, 1 << (size - 1).bit_length())

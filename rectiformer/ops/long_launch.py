@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectiformer.ops.launching import block, heads_last, interpreting
+from rectiformer.ops.launching import block, heads_last, interpreting, table
 from rectiformer.ops.tilings import LISTED, SCALING, Tiling, find_tiling
 from rectiformer.ops.visibility import Visibility
 
@@ -43,7 +43,7 @@ class LongCall:
         return out
 
     def backward(self, d_out: Tensor, slopes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v. With `slopes` a, b [B, H, M, 2], contiguous, x has a + b log x more."""
+        """Gradients of q, k and v. With `slopes` a, b [B, H, M, 2], x has a + b log x more."""
         from rectiformer.ops.kernels.backward import key_gradients, query_gradients
 
         read = [self.q, self.k, self.v]
@@ -129,7 +129,7 @@ class LongCall:
         heights = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
         sources = [source(tensor, size, flags["TMA"]) for tensor, size in zip(read, heights, strict=False)]
         strides = [tuple(tensor.stride()) for tensor in (*read, *written)]
-        tables = [*self._tables(), *self._lists(name), self.q if rows is None else rows, *self._cells(), *strides]
+        tables = [*self._tables(), *self._lists(name), table(rows, self.q), *self._cells(), *strides]
         most, size, owners = (
             (self.sizes[6], tiling.keys, self.k) if name == "keys" else (self.sizes[5], tiling.queries, self.q)
         )
@@ -155,9 +155,9 @@ class LongCall:
         return -(-most // size), sequences * heads
 
     def _tables(self) -> list[Tensor]:
-        """Pointers to factors, key lengths, seed and bounds; those of None are never read."""
+        """Pointers to factors, key lengths, seed and bounds."""
         tables = (self.factors, self.key_lengths, self.seed, self.bounds_q, self.bounds_k)
-        return [self.q if tensor is None else tensor.contiguous() for tensor in tables]
+        return [table(tensor, self.q) for tensor in tables]
 
     def _lists(self, name: str) -> list[Tensor]:
         """Of each tile of queries, or keys for "keys": the tiles to visit, first ones first, and how many they are."""

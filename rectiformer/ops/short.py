@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.activations import RowScale
-from rectiformer.ops.launching import block, heads_last, kernel_obstacle, row_scale_parts
+from rectiformer.ops.launching import block, heads_last, kernel_obstacle, row_scale_parts, table
 from rectiformer.ops.operators import recall, remember
 from rectiformer.ops.packing import Packing
 from rectiformer.ops.reference import Call, reference_attention
@@ -120,7 +120,7 @@ class Problem:
         q, D, Dv = self.q, self.q.shape[3], self.v.shape[3]
         strides = [stride for tensor in strided for stride in tensor.stride()]
         flat = [*flat, self.factors, self.key_lengths, self.seed]
-        pointers = [q if tensor is None else tensor.contiguous() for tensor in flat]  # those of None are never read
+        pointers = [table(tensor, q) for tensor in flat]
         with torch.cuda.device_of(q):  # Triton launches on the current device
             kernel[(programs,)](
                 *strided,

@@ -57,7 +57,7 @@ def simplex(scores: Tensor, key_lengths: Tensor | None, scale: float, power: int
     if count:
         with torch.cuda.device_of(scores):  # Triton launches on the current device
             simplex_forward[(-(-count // blocks["ROWS"]),)](
-                scores, scores if key_lengths is None else key_lengths, weights, count, queries, keys, heads * queries,
+                scores, launching.table(key_lengths, scores), weights, count, queries, keys, heads * queries,
                 *places, scale, LENGTHS=key_lengths is not None, POWER=power, **blocks,
             )  # fmt: skip
     return weights

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +18,7 @@ from rectiformer.ops.reference import Call, reference_attention
 from rectiformer.ops.row_blocks import attention_by_rows, rows_at_once
 from rectiformer.ops.sdpa import sdpa_attention, sdpa_obstacle
 from rectiformer.ops.shapes import describe, match_broadcast, match_floating, match_shapes
+from rectiformer.ops.variant import is_finite
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
@@ -238,7 +238,7 @@ def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, de
 
 
 def check_number(name: str, value: float) -> float:
-    if isinstance(value, Tensor) or not math.isfinite(value):
+    if isinstance(value, Tensor) or not is_finite(value):
         raise ArgumentError(f"{name} = {value}, but it must be a finite number")
     return float(value)
 

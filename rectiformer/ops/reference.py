@@ -46,7 +46,11 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def repeat_heads(kv: Tensor, heads: int) -> Tensor:
     """Keys or values [B, K, N, D] once for each of `heads` query heads: query head h reads head h // (heads / K)."""
-    return kv if kv.shape[1] == heads else kv.repeat_interleave(heads // kv.shape[1], dim=1)
+    B, K, N, D = kv.shape
+    if K == heads:
+        return kv
+    # Of a shape told in the same sizes as the queries': under symbolic ones, K * (heads // K) is not known to be heads.
+    return kv[:, :, None].expand(B, K, heads // K, N, D).reshape(B, heads, N, D)
 
 
 def clear_padding(kv: Tensor, visibility: Visibility) -> Tensor:

@@ -26,6 +26,11 @@ BOUNDS: dict[str, Callable[[float], bool]] = {
 }
 
 
+def is_finite(value: float) -> bool:
+    """Whether a number is finite, by comparisons alone: torch.compile follows them with numbers it does not know yet."""
+    return -math.inf < value < math.inf
+
+
 @dataclass(frozen=True)
 class Option:
     """A number that shapes a variant: given by the caller or, where `learn` names a transform, learned by a model."""
@@ -98,7 +103,7 @@ class Variant:
                     raise ArgumentError(f"variant {self.name!r} takes no options, but {name!r} was given")
                 raise ArgumentError(unknown_name(f"option of variant {self.name!r}:", name, self.options))
             needs = self.options[name].needs
-            if not isinstance(value, Tensor) and not (math.isfinite(value) and BOUNDS[needs](value)):
+            if not isinstance(value, Tensor) and not (is_finite(value) and BOUNDS[needs](value)):
                 raise ArgumentError(f"{name} = {value}, but variant {self.name!r} needs {needs}")
             resolved[name] = value
         return resolved

@@ -1,5 +1,7 @@
 """`torch.compile(fullgraph=True)`: one graph, the same numbers, no recompilation when it matters."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -34,6 +36,32 @@ def test_every_variant_compiles_to_one_graph(variant):
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert_same(forward_and_gradients(compiled, (q, k, v)), forward_and_gradients(call, (q, k, v)))
+
+
+def check_any_size(variant, backend):
+    """One graph for all sizes and numbers, since torch.compile is told that each may change: forward and backward."""
+    numbers = {name: option.default for name, option in VARIANTS[variant].options.items()}
+
+    def call(q, k, v, **arguments):
+        return attention(q, k, v, variant, causal=True, seed=4, **arguments)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
+    for queries, keys, scale in ((5, 7, 0.5), (6, 9, 0.25)):
+        tensors = torch.randn(2, 4, queries, 8), torch.randn(2, 2, keys, 8), torch.randn(2, 2, keys, 8)
+        given = {"scale": scale, "dropout": 0.2, "window": 4, **numbers}
+        found, expected = (forward_and_gradients(partial(how, **given), tensors) for how in (compiled, call))
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "topk"])
+def test_variants_are_traced_to_one_graph_of_any_size(variant):
+    check_any_size(variant, "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_compiles_to_one_graph_of_any_size(variant):
+    check_any_size(variant, "aot_eager")
 
 
 @pytest.mark.parametrize("variant", ["reluformer", "entmax15"])

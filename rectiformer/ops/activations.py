@@ -89,7 +89,7 @@ def top_softmax(x: Tensor, rows: Rows) -> Tensor:
     with torch.no_grad():
         keep = min(int(rows.options["keep"]), x.shape[-1])
         smallest_kept = shown.topk(keep, -1).values[..., -1:]
-    return torch.where(shown >= smallest_kept, shown, -torch.inf).softmax(-1)
+    return torch.where(shown < smallest_kept, -torch.inf, shown).softmax(-1)  # NaN is not below anything, and stays
 
 
 def self_adjust(x: Tensor, rows: Rows) -> Tensor:

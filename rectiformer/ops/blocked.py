@@ -7,8 +7,10 @@ the backward pass rebuilds the block instead of keeping it. No more than `SCORE_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -79,7 +81,7 @@ class Scores:
         """[x]+ of one block with hidden and dropped cells exactly 0: [b * h, m, n], or [b * h, n, m]."""
         rows, columns = self.q[block.flat, block.queries], self.k[block.flat, keys]
         factors = (columns, rows) if transposed else (rows, columns)
-        scores = product(*factors, buffer, rectify=self.bias is None)
+        scores = product(*factors, buffer) if self.bias is not None else self.rectified_product(*factors, buffer)
         cells = self.cells(scores, block, transposed)
         if self.bias is not None:
             # Two roundings in this order, as in the reference: a score that is exactly 0 there is exactly 0 here.
@@ -87,13 +89,25 @@ class Scores:
         self.hide(cells, block, keys)
         return scores
 
+    def rectified_product(self, a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
+        """[a b^T]+. oneDNN's ReLU comes for free but makes 0 of NaN: it is taken where no product can be NaN."""
+        if runs_alone(len(a), a.dtype) and self.bounded:
+            return linear(a[0], b[0], "relu")[None]
+        return product(a, b, buffer).relu_()
+
+    @cached_property
+    def bounded(self) -> bool:
+        """Whether all numbers are finite and so small that no sum of products overflows."""
+        largest = (torch.linalg.vector_norm(tensor, math.inf).item() for tensor in (self.q, self.k))
+        return math.prod(largest) * self.q.shape[-1] < torch.finfo(self.q.dtype).max
+
     def cells(self, scores: Tensor, block: Block, transposed: bool) -> Tensor:
         """A block of scores seen as [b, h, m, n]."""
         return (scores.mT if transposed else scores).unflatten(0, (block.batch.stop - block.batch.start, -1))
 
     def hide(self, cells: Tensor, block: Block, keys: slice) -> None:
-        """Zero the cells that are not visible or were dropped. Padding needs nothing unless a bias lifts it: its keys
-        are zero, so their scores are."""
+        """Zero the cells that are not visible or were dropped. Padding needs nothing unless `prepare` says so: its
+        keys are zero, so their scores are."""
         rows, columns = cells.shape[2:]
         corner = self.visibility.first + block.queries.start - keys.start
         last_seen_by_all = corner + self.visibility.right
@@ -182,9 +196,10 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Scores, Tensor
     k, v = (repeat_heads(clear_padding(kv, visibility), H).flatten(0, 1) for kv in (k, v))
     if bias is not None:
         bias = bias.to(q.dtype)
-        if lengths is not None:  # a bias could lift padding above zero, so padding joins the mask
-            real = (torch.arange(visibility.keys) < lengths[:, None])[:, None, None]
-            mask = real if mask is None else real & mask
+    if lengths is not None and (bias is not None or not q.isfinite().all()):
+        # A bias could lift padding above zero, and infinity times zero is NaN, so padding joins the mask.
+        real = (torch.arange(visibility.keys) < lengths[:, None])[:, None, None]
+        mask = real if mask is None else real & mask
     inner, outer = (1.0, call.scale) if bias is None else (call.scale, 1.0)
     q = q.flatten(0, 1)
     return Scores(q, k, bias, mask, call.seed, visibility, B, H, inner, outer, call.dropout, call.origin), v
@@ -256,12 +271,11 @@ def through_relu(d_weights: Tensor, positive: Tensor, power: int) -> tuple[Tenso
     return d_weights.mul_(positive), positive.square_()
 
 
-def product(a: Tensor, b: Tensor, buffer: Tensor, rectify: bool = False) -> Tensor:
-    """a times b transposed, or its ReLU, for each matrix of a batch; written to `buffer` where the library lets us."""
+def product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
+    """a times b transposed for each matrix of a batch; written to `buffer` where the library lets us."""
     if runs_alone(len(a), a.dtype):
-        return linear(a[0], b[0], "relu" if rectify else "none")[None]
-    result = torch.bmm(a, b.mT, out=carve(buffer, len(a), a.shape[1], b.shape[1]))
-    return result.relu_() if rectify else result
+        return linear(a[0], b[0], "none")[None]
+    return torch.bmm(a, b.mT, out=carve(buffer, len(a), a.shape[1], b.shape[1]))
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:

@@ -47,9 +47,9 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 def repeat_heads(kv: Tensor, heads: int) -> Tensor:
     """Keys or values [B, K, N, D] once for each of `heads` query heads: query head h reads head h // (heads / K)."""
     B, K, N, D = kv.shape
-    if K == heads:
+    if heads == K:
         return kv
-    # Of a shape told in the same sizes as the queries': under symbolic ones, K * (heads // K) is not known to be heads.
+    # In the sizes of the queries: where sizes are symbolic, K * (heads // K) is not known to be `heads`.
     return kv[:, :, None].expand(B, K, heads // K, N, D).reshape(B, heads, N, D)
 
 

@@ -31,7 +31,8 @@ def entmax15(scores: Tensor, visible: Tensor | None) -> Tensor:
         spread = ordered.square().cumsum(-1) - rank * mean.square()
         support = _largest(x, visible, ordered, mean - ((1 - spread) / rank).clamp_min(0).sqrt() <= ordered)
     size = support.sum(-1, keepdim=True)
-    mean = torch.where(support, x, 0).sum(-1, keepdim=True) / size
+    x = torch.where(support, x, 0)  # a score of -inf would make the gradient of a square NaN
+    mean = x.sum(-1, keepdim=True) / size
     spread = torch.where(support, (x - mean).square(), 0).sum(-1, keepdim=True)
     tau = mean - ((1 - spread) / size).sqrt()
     return torch.where(support, x - tau, 0).clamp_min(0).square()
@@ -65,7 +66,8 @@ def _bisect(x: Tensor, visible: Tensor | None, power: Tensor) -> Tensor:
 
 def _power_weights(gap: Tensor, visible: Tensor | None, power: Tensor) -> tuple[Tensor, Tensor]:
     """gap+ ** power, and the row sum of its derivative. The base is 1 where the answer is 0: no 0 * log 0 below."""
-    positive = gap > 0 if visible is None else (gap > 0) & visible
+    positive = ~(gap <= 0)  # NaN stays NaN
+    positive = positive if visible is None else positive & visible
     base = torch.where(positive, gap, 1)
     weights = torch.where(positive, base**power, 0)
     slope = torch.where(positive, power * base ** (power - 1), 0).sum(-1, keepdim=True)
@@ -89,5 +91,5 @@ def _descending(x: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
 def _largest(x: Tensor, visible: Tensor | None, ordered: Tensor, chosen: Tensor) -> Tensor:
     """True for the visible entries as large as the `chosen` ones, which are a prefix of the `ordered` row."""
     size = chosen.sum(-1, keepdim=True).clamp_min(1)
-    support = x >= ordered.gather(-1, size - 1)
+    support = ~(x < ordered.gather(-1, size - 1))  # all of a row with a NaN, which is NaN throughout
     return support if visible is None else support & visible

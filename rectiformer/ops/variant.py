@@ -27,7 +27,7 @@ BOUNDS: dict[str, Callable[[float], bool]] = {
 
 
 def is_finite(value: float) -> bool:
-    """Whether a number is finite, by comparisons alone: torch.compile follows them with numbers it does not know yet."""
+    """math.isfinite by comparisons, which torch.compile can follow where the number is symbolic."""
     return -math.inf < value < math.inf
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rectiformer.ops.kernels.parts import row_gain
+from rectiformer.ops.kernels.parts import relu, row_gain
 
 NEVER = tl.constexpr(float("-inf"))
 LEAST_NORM = tl.constexpr(1e-17)
@@ -93,7 +93,7 @@ def soften(scores, most, highest):
 @triton.jit
 def rectify(scores, POWER: tl.constexpr):
     """Keys that are not seen were loaded as zeros, so nothing has to be hidden."""
-    rectified = tl.maximum(scores, 0.0)
+    rectified = relu(scores)
     return rectified * rectified if POWER == 2 else rectified
 
 

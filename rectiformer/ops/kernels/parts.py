@@ -57,9 +57,15 @@ def visible(m, n, M, N, length, left, right, KEYS: tl.constexpr, BANDED: tl.cons
 
 
 @triton.jit
+def relu(x):
+    """[x]+ in which NaN stays NaN, as in torch: the plain maximum of a GPU takes the number, 0."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def rectify(scores, seen, BANDED: tl.constexpr):
     """Scores above 0; only a band has to be cut out, since keys beyond the length were loaded as zeros."""
-    rectified = tl.maximum(scores, 0.0)
+    rectified = relu(scores)
     return tl.where(seen, rectified, 0.0) if BANDED else rectified
 
 
@@ -131,7 +137,7 @@ def score_gradient(
         mean = tl.sum(weights * d_weights, KEYS)
         d_scores = weights * (d_weights - tl.expand_dims(mean, KEYS)) * (scale * LN2)
     elif POWER == 1:
-        d_scores = tl.where(weights > 0.0, d_weights, 0.0)
+        d_scores = tl.where(weights <= 0.0, 0.0, d_weights)  # NaN passes, as in torch
     else:
         d_scores = 2.0 * rectify(scores, seen, BANDED) * d_weights
     return d_scores

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rectiformer.ops.kernels.parts import visible
+from rectiformer.ops.kernels.parts import relu, visible
 
 
 @triton.jit
@@ -103,7 +103,8 @@ def seen_scores(
 
 @triton.jit
 def rectified_powers(scores, DTYPE: tl.constexpr, POWER: tl.constexpr, ASM: tl.constexpr):
-    """[scores]+ ** POWER in DTYPE. ASM folds the ReLU into the conversion, which Triton does not find by itself."""
+    """[scores]+ ** POWER in DTYPE. ASM folds the ReLU into the conversion, which Triton does not find by itself;
+    it keeps NaN too."""
     if ASM and POWER == 1 and tl.bfloat16 == DTYPE:
         weights = tl.inline_asm_elementwise(
             "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.bfloat16, is_pure=True, pack=2
@@ -113,17 +114,17 @@ def rectified_powers(scores, DTYPE: tl.constexpr, POWER: tl.constexpr, ASM: tl.c
             "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.float16, is_pure=True, pack=2
         )
     else:
-        rectified = tl.maximum(scores, 0.0)
+        rectified = relu(scores)
         weights = (rectified * rectified if POWER == 2 else rectified).to(DTYPE)
     return weights
 
 
 @triton.jit
 def score_gradients(scores, d_weights, POWER: tl.constexpr):
-    """Gradients of scores from those of their rectified powers; 0 at 0, as torch has it."""
+    """Gradients of scores from those of their rectified powers; 0 at 0 and passed at NaN, as torch has it."""
     if POWER == 2:
-        d_weights = 2.0 * tl.maximum(scores, 0.0) * d_weights
-    return tl.where(scores > 0.0, d_weights, 0.0)
+        d_weights = 2.0 * relu(scores) * d_weights
+    return tl.where(scores <= 0.0, 0.0, d_weights)
 
 
 @triton.jit

@@ -124,7 +124,10 @@ def sigmoid_weights(x: Tensor, rows: Rows) -> Tensor:
 
 
 def polynomial(x: Tensor, rows: Rows) -> Tensor:
-    return x ** int(rows.options["degree"]) * rows.count.rsqrt()
+    degree = len(
+        range(int(rows.options["degree"]))
+    )  # known to torch.compile, which has no gradient of a symbolic power
+    return x**degree * rows.count.rsqrt()
 
 
 def sparsemax_weights(x: Tensor, rows: Rows) -> Tensor:
@@ -138,7 +141,7 @@ def entmax15_weights(x: Tensor, rows: Rows) -> Tensor:
 def entmax_weights(x: Tensor, rows: Rows) -> Tensor:
     alpha = _per_head(rows.options["alpha"])
     if not isinstance(alpha, Tensor):  # filled on the device: a CUDA graph cannot capture a copy from the host
-        alpha = torch.full((), alpha, device=x.device)
+        alpha = torch.full((), alpha, dtype=x.dtype, device=x.device)
     return entmax(x, rows.visible, alpha.to(x))
 
 

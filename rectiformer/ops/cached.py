@@ -18,7 +18,7 @@ from rectiformer.ops.decode import OutputNorm, decode_obstacle, fused_decoding, 
 from rectiformer.ops.dispatch import check_head_options, run, transform_obstacle
 from rectiformer.ops.pages import PageBounds, check_bounds
 from rectiformer.ops.reference import Call
-from rectiformer.ops.shapes import describe, match_floating, match_shapes
+from rectiformer.ops.shapes import describe, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
@@ -96,8 +96,7 @@ def check_decoding(
         if ancestors.dtype != torch.int32:
             raise ArgumentError(f"ancestors holds {ancestors.dtype}, but rows are counted in torch.int32")
     sizes = match_shapes(**named)
-    if sizes["K"] == 0 or sizes["H"] % sizes["K"]:
-        raise ShapeError(f"keys has {sizes['K']} heads, which do not divide the {sizes['H']} of q; {describe(named)}")
+    match_heads(sizes, "keys", named)
     if sizes.get("1", 1) != 1:
         raise ShapeError(f"new key has {sizes['1']} positions, but one is written at a time; {describe(named)}")
     if lengths.shape not in ((sizes["R"],), (1,)):

@@ -17,8 +17,8 @@ from rectiformer.ops.products import products_attention
 from rectiformer.ops.reference import Call, reference_attention
 from rectiformer.ops.row_blocks import attention_by_rows, rows_at_once
 from rectiformer.ops.sdpa import sdpa_attention, sdpa_obstacle
-from rectiformer.ops.shapes import describe, match_broadcast, match_floating, match_shapes
-from rectiformer.ops.variant import is_finite
+from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
+from rectiformer.ops.variant import is_finite, is_readable
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
@@ -70,7 +70,8 @@ def attention(
         seed: decides which weights are dropped, the same for every backend; drawn from torch's generator unless given.
         backend: "auto", or one of the implementations the variant has.
         options: the variant's own numbers (`gamma`, `alpha`, `exponent`, `keep`, `degree`); `gamma` and `alpha` may be
-            tensors, one number or one a head, and receive gradients.
+            tensors, one number or one a head, and receive gradients. A number out of range is refused; in a tensor on
+            a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
     """
     call = check_call(q, k, v, variant, causal, key_lengths, attn_mask, bias, window, scale, dropout, seed, options)
     return run(q, k, v, call, backend)
@@ -204,8 +205,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, int]:
         named["v"] = (v, "B K N Dv")
     sizes = match_shapes(**named)
     match_floating(**{name: tensor for name, (tensor, _) in named.items()})
-    if sizes["K"] == 0 or sizes["H"] % sizes["K"]:
-        raise ShapeError(f"k has {sizes['K']} heads, which do not divide the {sizes['H']} of q; {describe(named)}")
+    match_heads(sizes, "k", named)
     return sizes
 
 
@@ -226,7 +226,7 @@ def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, de
         raise ArgumentError(f"key_lengths holds {lengths.dtype}, but lengths are whole numbers")
     if lengths.shape != (batch,):
         raise ShapeError(f"key_lengths is {list(lengths.shape)}, but a batch of {batch} needs [{batch}]")
-    if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and batch:
+    if is_readable(lengths) and batch:
         least, most = int(lengths.min()), int(lengths.max())
         if least < 0:
             raise ArgumentError(f"key_lengths has {least}; a length cannot be negative")

@@ -28,6 +28,14 @@ def match_shapes(**named: tuple[Tensor, str]) -> dict[str, int]:
     return sizes
 
 
+def match_heads(sizes: dict[str, int], keys: str, named: dict[str, tuple[Tensor, str]]) -> None:
+    """Refuse heads of size 0, and key heads (of the tensor called `keys`) that query heads cannot share evenly."""
+    if sizes["D"] == 0:
+        raise ShapeError(f"heads of size D = 0 have no scores; {describe(named)}")
+    if sizes["K"] == 0 or sizes["H"] % sizes["K"]:
+        raise ShapeError(f"{keys} has {sizes['K']} heads, which do not divide the {sizes['H']} of q; {describe(named)}")
+
+
 def describe(named: dict[str, tuple[Tensor, str]]) -> str:
     """Every tensor with its axes and shape, for the end of a message."""
     return ", ".join(f"{name} [{axes}] is {list(tensor.shape)}" for name, (tensor, axes) in named.items())

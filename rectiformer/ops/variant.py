@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -95,7 +95,11 @@ class Variant:
         return rectified if self.row_scale is None else rectified * self.row_scale(rows)
 
     def resolve_options(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Defaults overlaid with what the caller gave; unknown names and senseless numbers are refused."""
+        """Defaults overlaid with what the caller gave; unknown names and senseless numbers are refused.
+
+        A tensor's numbers are read where that costs nothing: on the CPU, outside `torch.compile` and `torch.func`.
+        Elsewhere nothing waits for them, and a senseless one becomes NaN, as does all that it weighs.
+        """
         resolved: dict[str, Value] = {name: option.default for name, option in self.options.items()}
         for name, value in given.items():
             if name not in self.options:
@@ -103,7 +107,29 @@ class Variant:
                     raise ArgumentError(f"variant {self.name!r} takes no options, but {name!r} was given")
                 raise ArgumentError(unknown_name(f"option of variant {self.name!r}:", name, self.options))
             needs = self.options[name].needs
-            if not isinstance(value, Tensor) and not (is_finite(value) and BOUNDS[needs](value)):
+            if isinstance(value, Tensor):
+                value = self._check_tensor(name, value)
+            elif not (is_finite(value) and BOUNDS[needs](value)):
                 raise ArgumentError(f"{name} = {value}, but variant {self.name!r} needs {needs}")
             resolved[name] = value
         return resolved
+
+    def _check_tensor(self, name: str, value: Tensor) -> Tensor:
+        """An option given as a tensor, whose numbers obey the same bound as a single number."""
+        option = self.options[name]
+        if not option.learn:
+            raise ArgumentError(f"{name} is a tensor, but variant {self.name!r} needs {option.needs}; give a number")
+        within: Any = BOUNDS[option.needs]
+        fine = within(value) & (value < math.inf)
+        if not is_readable(value):
+            return torch.where(fine, value, math.nan)
+        if not fine.all():
+            found = value[~fine].flatten()[0].item()
+            raise ArgumentError(f"{name} holds {found:g}, but variant {self.name!r} needs {option.needs}")
+        return value
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether its numbers can be read without waiting for a device, and at all: not where torch traces or maps it."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not wrapped(tensor)

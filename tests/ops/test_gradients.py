@@ -86,6 +86,21 @@ def test_learnable_options_receive_gradients(variant, option, size):
     assert gradgradcheck(lambda value: attention(q, k, v, variant, causal=True, **{option: value}), (value,))
 
 
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "sparsemax"])
+def test_key_lengths_go_through_vmap(variant):
+    """One length a sample and sequence, or the same for all samples."""
+    q, k, v = torch.randn(3, 2, 4, 5, 8), torch.randn(3, 2, 2, 7, 8), torch.randn(3, 2, 2, 7, 8)
+    lengths = torch.tensor([[7, 3], [2, 7], [0, 5]])
+
+    def call(q, k, v, lengths):
+        return attention(q, k, v, variant, key_lengths=lengths, causal=True)
+
+    for axis, given in ((0, lengths), (None, lengths[0])):
+        mapped = torch.vmap(call, in_dims=(0, 0, 0, axis))(q, k, v, given)
+        samples = [call(q[i], k[i], v[i], given if axis is None else given[i]) for i in range(3)]
+        torch.testing.assert_close(mapped, torch.stack(samples))
+
+
 def test_per_sample_gradients_by_vmap():
     q, k, v = (torch.randn(3, 2, 4, 8) for _ in range(3))
     per_sample = torch.vmap(lambda q, k, v: torch.func.grad(lambda q: attention(q, k, v).square().sum())(q))(

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from rectiformer import ArgumentError, RectiformerError, ShapeError, attention
+from rectiformer.ops.cached import decode_attention
 
 Q, K, V = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
+NAN, INF = float("nan"), float("inf")
 SHAPES = "q [B H M D] is [2, 4, 3, 8], k [B K N D] is [2, 2, 5, 8]"
 
 
@@ -34,6 +36,42 @@ def test_clashing_shapes_name_every_shape():
         k=torch.randn(2, 3, 5, 8),
         v=torch.randn(2, 3, 5, 6),
     )
+
+
+def test_heads_of_size_0():
+    words = "heads of size D = 0 have no scores; q [B H M D] is [2, 4, 3, 0], k [B K N D] is [2, 2, 5, 0]"
+    expect_refusal(ShapeError, words, q=Q[..., :0], k=K[..., :0])
+    with pytest.raises(ShapeError, match="heads of size D = 0 have no scores"):
+        decode_attention(Q[..., :0], K[..., :0], V, lengths=torch.tensor([5, 5]))
+
+
+def test_tensors_of_numbers_are_checked_as_numbers_are():
+    for variant, name, bad, words in (
+        ("entmax", "alpha", [1.0, 0.9, 0.0, NAN, INF], "variant 'entmax' needs a number above 1"),
+        ("reluformer", "gamma", [0.0, -1.0, NAN, INF], "variant 'reluformer' needs a number above 0"),
+    ):
+        for number in bad:
+            expect_refusal(ArgumentError, f"{name} = {number}, but {words}", variant=variant, **{name: number})
+            for value in (torch.tensor(number), torch.tensor([2.0, number, 2.0, 2.0])):
+                expect_refusal(ArgumentError, f"{name} holds {number:g}, but {words}", variant=variant, **{name: value})
+    words = "exponent is a tensor, but variant 'relu2' needs a number of at least 0; give a number"
+    expect_refusal(ArgumentError, words, variant="relu2", exponent=torch.tensor(1.0))
+
+
+def test_where_tensors_cannot_be_read_a_number_out_of_range_is_nan():
+    """As on a GPU, where reading it would wait for the device."""
+
+    def call(gamma):
+        return attention(Q, K, V, "reluformer", gamma=gamma)
+
+    gamma = torch.tensor([-1.0, 2.0, 2.0, 2.0])
+    traced, mapped = torch.compile(call, fullgraph=True, backend="eager")(gamma), torch.vmap(call)(gamma[None])[0]
+    mapped_alpha = torch.vmap(lambda alpha: attention(Q, K, V, "entmax", alpha=alpha))(torch.tensor([1.0, 2.0]))
+    for found in (traced, mapped):
+        assert found[:, 0].isnan().all()
+        torch.testing.assert_close(found[:, 1:], call(2.0)[:, 1:])
+    assert mapped_alpha[0].isnan().all()
+    torch.testing.assert_close(mapped_alpha[1], attention(Q, K, V, "entmax", alpha=2.0))
 
 
 def test_unknown_variants_name_the_nearest():

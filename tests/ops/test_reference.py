@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rectiformer import VARIANTS, attention, attention_weights
+from rectiformer.ops.simplex import entmax, entmax15, sparsemax
 
 relu = torch.relu
 
@@ -158,6 +159,26 @@ def test_simplex_maps_equal_the_entmax_package(variant, peer, spread):
     weights = attention_weights(scores, torch.eye(111)[None, None], variant, scale=1.0)
     assert (weights - peer(scores)).abs().max() <= 1e-6
     assert (weights.sum(-1) - 1).abs().max() <= 1e-6
+
+
+def test_alpha_is_as_precise_as_the_scores():
+    scores, keys = torch.randn(1, 2, 5, 9).double(), torch.eye(9).double().expand(1, 2, 9, 9)
+    alphas = 1.3, torch.tensor(1.3, dtype=torch.float64)
+    number, tensor = (attention_weights(scores, keys, "entmax", scale=1.0, alpha=alpha) for alpha in alphas)
+    assert torch.equal(number, tensor)
+
+
+@pytest.mark.parametrize("simplex", [sparsemax, entmax15, lambda x, seen: entmax(x, seen, torch.tensor(1.3))])
+def test_scores_of_minus_infinity_are_as_good_as_hidden(simplex):
+    shown = torch.rand(20, 7) > 0.4
+    shown[:, 0] = True
+    scores, upstream = torch.randn(20, 7, requires_grad=True), torch.randn(20, 7)
+    outcomes = []
+    for x, visible in ((torch.where(shown, scores, -torch.inf), None), (scores, shown)):
+        weights = simplex(x, visible)
+        outcomes.append([weights, *torch.autograd.grad(weights, scores, upstream)])
+    for found, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.25, 1.5, 1.75, 2.0])

@@ -34,9 +34,6 @@ STANDARD = {"rectified": "relu-seqlen", "rectified-sqrt": "reluformer", "rela": 
 REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_lens_q")
 """Arguments of some models that change the result and have no counterpart here."""
 
-HIDDEN = -5e3
-"""An additive mask below this hides a key: -inf, the lowest number of a dtype, -1e9 and -10000 are all in use."""
-
 COLLECTOR = getattr(output_capturing, "_active_collector", None)
 """Where transformers keeps what it is collecting from the layers of a model, if anything."""
 
@@ -233,14 +230,12 @@ def wants_weights(others: dict[str, Any]) -> bool:
 
 
 def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:
-    """A whole mask: booleans say which keys are seen; numbers are added to the scores, and the lowest hide a key."""
+    """A whole mask: booleans say which keys are seen; numbers are a bias, of which the lowest hide a key."""
     if given.dtype == torch.bool:
         return Band(attn_mask=given), bias
     if not given.is_floating_point():
         raise ArgumentError(f"attention_mask {list(given.shape)} holds {given.dtype}; make it boolean, True where seen")
-    seen = given > HIDDEN
-    added = torch.where(seen, given, 0)
-    return Band(attn_mask=seen), added if bias is None else added + bias
+    return Band(), given if bias is None else given + bias
 
 
 def refuse(module: nn.Module, variant: str, others: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from rectiformer.ops.ranks import Ranks
 from rectiformer.ops.reference import Call
 from rectiformer.ops.row_statistics import RowStatistics, attention_with_rows
 from rectiformer.ops.variants import find_variant
+from rectiformer.ops.visibility import shown_by
 
 
 class MultiHeadAttention(nn.Module):
@@ -146,7 +147,9 @@ class MultiHeadAttention(nn.Module):
             return self.attend_shards(q, k, v, memory is None, key_lengths)
         options = self.current_options()
         if attn_bias is not None and self.learned_divides:
-            attn_bias = attn_bias * self.head_scales()[:, None, None].to(attn_bias.dtype)
+            shown = shown_by(attn_bias)  # what hides a key hides it whatever it is scaled with
+            scaled = torch.where(shown, attn_bias, 0) * self.head_scales()[:, None, None].to(attn_bias.dtype)
+            attn_bias = torch.where(shown, scaled, -torch.inf)
         dropout = self.dropout if self.training else 0.0
         call = check_call(
             q, k, v, self.variant, causal, key_lengths, attn_mask, attn_bias, window, None, dropout, None, options

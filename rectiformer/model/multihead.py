@@ -25,7 +25,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     Parameters keep torch's names, so a torch module's state dict loads as it is; what the variant adds (an output norm,
     a learned gamma or alpha) then stays as it is. Three things differ from torch on purpose: a query whose
     keys are all masked yields zero weights instead of NaN, weights are returned before dropout, and `is_causal` is no
-    more than the hint torch documents: the mask decides.
+    more than the hint torch documents: the mask decides. Numbers in a mask are added to the scores, and -5,000 or less
+    hides a key, as in `rectiformer.attention`.
     """
 
     observer: Callable[[Observation], None] | None
@@ -136,14 +137,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 raise ArgumentError(f"{name} holds {mask.dtype}; it needs booleans, True to hide, or numbers to add")
             mask = self._shape_mask(name, mask, B, M, N)
+            mask = F.pad(mask, (0, keys - N))  # what is appended to the keys is always seen
             if mask.dtype == torch.bool:
-                shown = ~mask
-            else:  # -inf hides; the rest is a bias
-                shown = mask > -torch.inf
-                finite = F.pad(torch.where(shown, mask, 0), (0, keys - N))
-                bias = finite if bias is None else bias + finite
-            shown = F.pad(shown, (0, keys - N), value=True)
-            seen = shown if seen is None else seen & shown
+                seen = ~mask if seen is None else seen & ~mask
+            else:
+                bias = mask if bias is None else bias + mask
         return seen, bias
 
     def _shape_mask(self, name: str, mask: Tensor, B: int, M: int, N: int) -> Tensor:

@@ -191,7 +191,7 @@ def carve(buffer: Tensor, *shape: int) -> Tensor:
 def prepare(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Scores, Tensor]:
     """Flatten sequences and heads, repeat grouped heads, clear padding: the scores to be, and values [B * H, N, Dv]."""
     B, H = q.shape[:2]
-    visibility, bias = call.visibility, call.bias
+    visibility, bias = call.seen, call.bias
     mask, lengths = visibility.attn_mask, visibility.key_lengths
     k, v = (repeat_heads(clear_padding(kv, visibility), H).flatten(0, 1) for kv in (k, v))
     if bias is not None:

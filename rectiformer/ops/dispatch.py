@@ -62,7 +62,8 @@ def attention(
         key_lengths: [B], how many leading keys of each sequence are real; the rest is padding. Checked against N where
             it costs nothing, that is on the CPU and outside `torch.compile`.
         attn_mask: boolean, True where a query may see a key; broadcasts to [B, H, M, N].
-        bias: added to the scaled scores, with a gradient; broadcasts to [B, H, M, N].
+        bias: added to the scaled scores, with a gradient; broadcasts to [B, H, M, N]. -5,000 or less hides a key, as
+            a mask does: it weighs exactly 0 and does not count in n, whatever the variant.
         window: (left, right): query m sees keys from left before to right after its own position m + (N - M). One
             number stands for both.
         scale: factor of the scores, 1 / sqrt(D) unless given.

@@ -84,8 +84,8 @@ def notes(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[str, ...]:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not describable(tensor):
             found.append(f"{name} is read without the tensor copy engine: its rows are not whole units of 16 bytes")
-    if call.bias is not None or call.visibility.attn_mask is not None:
+    if call.counts_cells:
         found.append("every tile of bias or mask is read: causal, window and key_lengths cost less than a mask")
-    if call.visibility.attn_mask is not None and call.variant.row_scale is not None:
-        found.append(f"the row scale of {call.variant.name!r} counts the keys of a mask in a pass of its own")
+    if call.counts_cells and call.variant.row_scale is not None:
+        found.append(f"the row scale of {call.variant.name!r} counts the keys of a mask or bias in a pass of its own")
     return tuple(found)

@@ -69,8 +69,8 @@ def long_arguments(
 ) -> tuple[tuple[Tensor | None, ...], list[float], list[int]]:
     """What an operator is told: mask, factors, key lengths, seed and bounds; then its numbers; then its sizes."""
     seen = call.visibility
-    # Where a mask decides how many keys a row sees, its scale is multiplied afterwards.
-    exponent, factor, factors = (0.0, 1.0, None) if seen.attn_mask is not None else row_scale_parts(q, call)
+    # Where a mask or bias decides how many keys a row sees, its scale is multiplied afterwards.
+    exponent, factor, factors = (0.0, 1.0, None) if call.counts_cells else row_scale_parts(q, call)
     grouped = q.shape[1] > k.shape[1]
     bounds = (None, None) if packing is None else (packing.bounds_q, packing.bounds_k)
     tables = (seen.attn_mask, None if grouped else factors, seen.key_lengths, call.seed, *bounds)
@@ -80,7 +80,7 @@ def long_arguments(
 
 def scale_late(out: Tensor, k: Tensor, call: Call) -> Tensor:
     """Mixed values with what the kernels left out of the row scale, and why they did."""
-    if call.visibility.attn_mask is not None:
+    if call.counts_cells:
         return scale_rows(out, call).to(out.dtype)
     if out.shape[1] > k.shape[1]:  # they cannot tell heads that share keys apart in a factor's gradient
         factors = row_scale_parts(out, call)[2]

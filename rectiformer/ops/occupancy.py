@@ -45,7 +45,7 @@ def tile_map(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) -> T
     for start in range(0, q.shape[2], TILE):
         rows = call.rows(start, min(start + TILE, q.shape[2]))
         weights = reference_weights(q[:, :, start : start + TILE], k, rows)
-        seen = rows.visibility.mask(q.device)
+        seen = rows.seen.mask(q.device)
         seen = torch.ones((), dtype=torch.bool, device=q.device) if seen is None else seen
         active.append(pool(weights != 0, TILE))
         visible.append(pool(seen.expand_as(weights), TILE))
@@ -90,7 +90,7 @@ def sparsity_by_shape(q: Tensor, k: Tensor, variant: str = "rela", **arguments: 
     for start in range(0, q.shape[2], TILE):
         rows = call.rows(start, min(start + TILE, q.shape[2]))
         weights = reference_weights(q[:, :, start : start + TILE], k, rows)
-        seen = rows.visibility.mask(q.device)
+        seen = rows.seen.mask(q.device)
         seen = torch.ones_like(weights, dtype=torch.bool) if seen is None else seen.expand_as(weights)
         used = weights != 0
         for name, (height, width) in {**shapes, "rows": (1, k.shape[2])}.items():

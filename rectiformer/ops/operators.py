@@ -38,7 +38,7 @@ def scale_rows(out: Tensor, call: Call) -> Tensor:
     """The mixed values times the variant's row scale: it is linear, so it can come last."""
     if call.variant.row_scale is None:
         return out
-    count = call.visibility.counts(out.device).clamp_min(1)[..., None]
+    count = call.seen.counts(out.device).clamp_min(1)[..., None]
     count = count.to(torch.promote_types(out.dtype, torch.float32))
     return out * call.variant.row_scale(Rows(None, count, call.options))
 

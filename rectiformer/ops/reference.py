@@ -13,7 +13,7 @@ from torch import Tensor
 from rectiformer.ops.activations import Rows, Value
 from rectiformer.ops.dropout import keep_cells
 from rectiformer.ops.variant import Variant
-from rectiformer.ops.visibility import Visibility
+from rectiformer.ops.visibility import Visibility, shown_by
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,19 @@ class Call:
     seed: Tensor | None = None
     origin: tuple[int, int] = (0, 0)
     """Row and column of cell (0, 0) in the dropout pattern of a packed batch."""
+
+    @property
+    def seen(self) -> Visibility:
+        """What `visibility` shows, less the keys that the bias hides. Its mask is as large as the bias: ask once."""
+        if self.bias is None:
+            return self.visibility
+        shown, mask = shown_by(self.bias), self.visibility.attn_mask
+        return replace(self.visibility, attn_mask=shown if mask is None else mask & shown)
+
+    @property
+    def counts_cells(self) -> bool:
+        """Whether a row's keys can only be counted one by one: a mask or a bias may hide any of them."""
+        return self.bias is not None or self.visibility.attn_mask is not None
 
     def rows(self, start: int, stop: int) -> Call:
         """The same call for queries `start` to `stop` only."""
@@ -63,9 +76,10 @@ def clear_padding(kv: Tensor, visibility: Visibility) -> Tensor:
 
 def visible_rows(call: Call, like: Tensor) -> tuple[Tensor | None, Rows]:
     """The visibility mask, and what weight functions may know of each row."""
-    seen = call.visibility.mask(like.device)
+    visibility = call.seen
+    seen = visibility.mask(like.device)
     safe = None if seen is None else seen | ~seen.any(-1, keepdim=True)
-    count = call.visibility.counts(like.device).clamp_min(1).to(like.dtype)[..., None]
+    count = visibility.counts(like.device).clamp_min(1).to(like.dtype)[..., None]
     return seen, Rows(safe, count, call.options)
 
 

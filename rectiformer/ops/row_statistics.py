@@ -56,7 +56,7 @@ def attention_with_rows(
 def fused_rows(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None) -> tuple[Tensor, RowStatistics]:
     """By the kernels for long sequences, whatever the length."""
     out, total, entropy = long_rows_attention(q, k, v, call, packing)
-    visible = call.visibility.counts(q.device) if packing is None else packed_counts(call, packing)
+    visible = call.seen.counts(q.device) if packing is None else packed_counts(call, packing)
     if call.variant.row_scale is None:
         return out, RowStatistics(total, entropy, visible)
     count = visible.clamp_min(1).float()[..., None]
@@ -100,7 +100,7 @@ def sum_rows(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, RowSt
     mass = size.sum(-1)
     share = size / nonzero(mass)[..., None]
     entropy = -(share * nonzero(share).log()).sum(-1)
-    return out, RowStatistics(mass, entropy, call.visibility.counts(q.device))
+    return out, RowStatistics(mass, entropy, call.seen.counts(q.device))
 
 
 def nonzero(values: Tensor) -> Tensor:

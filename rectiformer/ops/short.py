@@ -79,7 +79,7 @@ def short_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing
     obstacle = kernel_obstacle(q, k, v, call)
     if obstacle:
         return obstacle
-    if call.bias is not None or call.visibility.attn_mask is not None:
+    if call.counts_cells:
         return "it has no bias or mask"
     queries, keys = call.visibility.queries, call.visibility.keys
     if packing is not None:

@@ -39,7 +39,7 @@ def simplex_weights(products: Tensor, call: Call) -> Tensor:
         return simplex(products, seen.key_lengths, call.scale, power, places)
     scores = products.to(torch.promote_types(products.dtype, torch.float32)) * call.scale
     scores = scores if call.bias is None else scores + call.bias.to(scores.dtype)
-    mask = seen.mask(products.device)
+    mask = call.seen.mask(products.device)
     shown = scores if mask is None else torch.where(mask, scores, -torch.inf)
     return simplex(shown, None, 1.0, power, [0, UNBOUNDED, UNBOUNDED]).to(products.dtype)
 

@@ -1,4 +1,4 @@
-"""Which keys each query sees: causal order, window, key lengths and a boolean mask, as one object.
+"""Which keys each query sees: causal order, window, key lengths and a boolean mask, as one object; what a bias hides.
 
 Query m of M stands at key position m + (N - M): the last query is aligned with the last key (bottom-right). With that,
 a causal query sees keys up to its position, and a window (left, right) those from position - left to position + right.
@@ -13,6 +13,14 @@ from torch import Tensor
 
 UNBOUNDED = 1 << 30
 """Longer than any sequence, and still 32 bits when a position is added: the width of a window that is not there."""
+
+HIDING = -5e3
+"""A bias of this or less hides its key: -inf, the lowest number of a dtype, -1e9 and -10000 are all in use as masks."""
+
+
+def shown_by(bias: Tensor) -> Tensor:
+    """THE rule for numbers that are added to scores and used as masks: True where a key stays visible, NaN included."""
+    return ~(bias <= HIDING)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def weight_blocks(
 def visible_keys(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) -> Tensor:
     """How many keys each query sees; broadcasts to [B, H, M]. The arguments are those of `attention`."""
     call = _check(q, k, variant, **arguments)
-    return call.visibility.counts(q.device)
+    return call.seen.counts(q.device)
 
 
 def _check(
@@ -170,7 +170,7 @@ def _describe(call: Call, weights: Tensor) -> AttentionStats:
     size = weights.float().abs()
     share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
     return AttentionStats(
-        visible=call.visibility.counts(weights.device).expand(shape),
+        visible=call.seen.counts(weights.device).expand(shape),
         nonzero=(weights != 0).sum(-1),
         mass=weights.float().sum(-1),
         entropy=-torch.special.xlogy(share, share).sum(-1),

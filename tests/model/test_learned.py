@@ -82,3 +82,17 @@ def test_a_start_out_of_reach_is_refused(variant, start, reach):
     name = LEARNED[variant][0]
     with pytest.raises(ConfigError, match=f"{name} is learned between {reach} and cannot start at {start:g}"):
         MultiHeadAttention(WIDTH, HEADS, variant, start=start)
+
+
+def test_a_bias_that_hides_keys_hides_them_whatever_gamma_is():
+    """Gamma may divide the projections, and then divides the bias as well."""
+    module, x = MultiHeadAttention(WIDTH, HEADS, "reluformer", learn="head"), tokens(2, 5, dtype=torch.float32)
+    with torch.no_grad():
+        module.learned.raw.fill_(4.0)
+    low = torch.full((5, 5), -1e4).triu(1)
+    found = module(x, attn_bias=low)
+    assert_same(found, module(x, causal=True))
+    (slope,) = torch.autograd.grad(
+        module(x, attn_bias=torch.full((5, 5), -torch.inf).triu(1)).sum(), module.learned.raw
+    )
+    assert slope.isfinite().all()

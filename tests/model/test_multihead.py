@@ -140,6 +140,20 @@ def test_float_mask_receives_torch_gradients():
     assert_same(*(torch.autograd.grad(result, mask, probe)[0] for result in (out, expected)))
 
 
+@pytest.mark.parametrize("low", [-1e4, -1e9, -torch.inf])
+@every_variant
+def test_low_numbers_in_a_mask_hide_the_future(variant, low):
+    module, x = MultiheadAttention(16, 4, variant=variant, batch_first=True), torch.randn(2, 5, 16)
+    future, padding = torch.ones(5, 5, dtype=torch.bool).triu(1), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    outcomes = []
+    for hide in (lambda mask: mask, lambda mask: torch.where(mask, low, 0.0)):
+        given = {"attn_mask": hide(future), "key_padding_mask": hide(padding)}
+        outcomes.append(module(x, x, x, need_weights=VARIANTS[variant].has_weights, **given))
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    if outcomes[0][1] is not None:
+        assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
 @pytest.mark.parametrize("returns", RETURNS)
 @pytest.mark.parametrize("case", CASES)
 @every_variant

@@ -50,6 +50,31 @@ def test_who_shares_the_batch_does_not_matter(variant):
 
 
 @each_variant
+@pytest.mark.parametrize("low", [-5e3, -1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf], ids=str)
+def test_a_low_bias_hides_as_a_mask_does(variant, low):
+    """Keys it hides weigh exactly 0 and do not count in n; the first row sees nothing at all."""
+    q, k, v = inputs(H=1)
+    shown = torch.ones(6, 9, dtype=torch.bool).tril(-1)
+    usual = torch.randn(6, 9)
+    bias = torch.where(shown, usual, low).requires_grad_()
+    found = attention(q, k, v, variant, bias=bias)
+    expected = attention(q, k, v, variant, bias=usual, attn_mask=shown)
+    assert torch.equal(found, expected)
+    *ours, d_bias = gradients(found, (q, k, v, bias))
+    assert all(torch.equal(a, b) for a, b in zip(ours, gradients(expected, (q, k, v)), strict=True))
+    assert not d_bias[~shown].any()
+    if VARIANTS[variant].has_weights:
+        assert not attention_weights(q, k, variant, bias=bias)[..., ~shown].any()
+        assert torch.equal(attention_stats(q, k, variant, bias=bias).visible[0, 0], shown.sum(-1))
+
+
+def test_a_bias_above_the_limit_is_a_bias():
+    q, k, v = inputs()
+    bias = torch.full((6, 9), -4999.0)
+    assert (attention(q, k, v, "identity", bias=bias, scale=0.0).abs() > 1).any()
+
+
+@each_variant
 def test_causal_rows_ignore_the_future(variant):
     q, k, v = inputs(M=9)
     before = attention(q, k, v, variant, causal=True)

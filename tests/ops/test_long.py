@@ -229,3 +229,16 @@ def test_what_the_kernels_cannot_do_is_said(variant, size, dtype, reason):
     q = torch.zeros(1, 1, 4, size, dtype=dtype)
     call = check_call(q, q, q, variant, False, None, None, None, None, None, 0.0, None, {})
     assert reason in long_obstacle(q, q, q, call)
+
+
+@pytest.mark.parametrize("variant", ["rela", "relu2", "reluformer"])
+def test_a_low_bias_hides_keys_however_high_their_scores_are(variant):
+    tensors = [tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8)]
+    *qkv, upstream = tensors
+    shown = torch.ones(40, 40, dtype=torch.bool).tril()
+    bias = torch.where(shown, 0.25, -1e4).requires_grad_()
+    outcomes = []
+    for arguments in ({"bias": bias}, {"bias": torch.full((40, 40), 0.25), "attn_mask": shown}):
+        out = attention(*qkv, variant, backend="fused", scale=1e5, **arguments)
+        outcomes.append([out, *torch.autograd.grad(out, qkv, upstream)])
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))

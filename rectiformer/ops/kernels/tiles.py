@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 
 from rectiformer.ops.kernels.parts import relu, visible
+from rectiformer.ops.visibility import HIDING
+
+HIDDEN = tl.constexpr(HIDING)
 
 
 @triton.jit
@@ -92,7 +95,8 @@ def seen_scores(
     if INNER:
         scores = scores * inner
     if BIAS:
-        scores += load_cells(bias_ptr, bias_strides, place, m, n, 0.0, KEYS).to(tl.float32)
+        bias = load_cells(bias_ptr, bias_strides, place, m, n, 0.0, KEYS).to(tl.float32)
+        scores = tl.where(bias <= HIDDEN, 0.0, scores + bias)
     if EDGE or BIAS or MASK:
         seen = visible(m, n, place[5], place[6], place[7], band[0], band[1], KEYS, BANDED)
         if MASK:

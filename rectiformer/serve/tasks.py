@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,8 +19,10 @@ from rectiformer.translate.translator import Translator
 class Kind(Protocol):
     """Tasks that can share a batch; equal kinds can."""
 
-    def run(self, translator: Translator, contents: Sequence[Any], batch_tokens: int) -> Sequence[Any]:
-        """What becomes of each content, in order."""
+    def run(
+        self, translator: Translator, contents: Sequence[Any], batch_tokens: int, is_wanted: Callable[[int], bool]
+    ) -> Sequence[Any]:
+        """What becomes of each content, in order; anything where `is_wanted` said that contents[n] is not any more."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,13 @@ class TranslateLines:
 
     options: SearchOptions
 
-    def run(self, translator: Translator, contents: Sequence[str], batch_tokens: int) -> list[Translation]:
+    def run(
+        self, translator: Translator, contents: Sequence[str], batch_tokens: int, is_wanted: Callable[[int], bool]
+    ) -> list[Translation]:
         """Their translations."""
-        return translator.translate(contents, self.options, batch_tokens=batch_tokens, too_long="error", warn=ignore)
+        return translator.translate(
+            contents, self.options, batch_tokens=batch_tokens, too_long="error", warn=ignore, is_wanted=is_wanted
+        )
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,11 @@ class TranslateSegments:
 
     options: SearchOptions
 
-    def run(self, translator: Translator, contents: Sequence[Segment], batch_tokens: int) -> list[Found]:
+    def run(
+        self, translator: Translator, contents: Sequence[Segment], batch_tokens: int, is_wanted: Callable[[int], bool]
+    ) -> list[Found]:
         """What the model wrote for each segment."""
-        return search_segments(translator, contents, self.options, batch_tokens, 0)
+        return search_segments(translator, contents, self.options, batch_tokens, 0, is_wanted=is_wanted)
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,14 @@ class AlignPairs:
     head: int | str
     induction: str
 
-    def run(self, translator: Translator, contents: Sequence[tuple[str, str]], batch_tokens: int) -> list[set[Link]]:
-        """Links (source word, target word) of each pair."""
+    def run(
+        self,
+        translator: Translator,
+        contents: Sequence[tuple[str, str]],
+        batch_tokens: int,
+        is_wanted: Callable[[int], bool],
+    ) -> list[set[Link]]:
+        """Links (source word, target word) of each pair, from one forward pass, which is not interrupted."""
         return align_pairs(
             translator, contents,
             layer=self.layer, head=self.head, induction=self.induction, batch_tokens=batch_tokens,
@@ -65,9 +79,15 @@ class AlignPairs:
 class WatchPairs:
     """Sentences and their translations, to see what every head does."""
 
-    def run(self, translator: Translator, contents: Sequence[tuple[str, str]], batch_tokens: int) -> list[Example]:
-        """The examples of an attention record."""
-        return watch_pairs(translator, list(contents))
+    def run(
+        self,
+        translator: Translator,
+        contents: Sequence[tuple[str, str]],
+        batch_tokens: int,
+        is_wanted: Callable[[int], bool],
+    ) -> list[Example | None]:
+        """The examples of an attention record, each from a forward pass of its own."""
+        return [watch_pairs(translator, [pair])[0] if is_wanted(index) else None for index, pair in enumerate(contents)]
 
 
 @dataclass(frozen=True)

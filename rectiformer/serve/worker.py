@@ -18,10 +18,6 @@ from rectiformer.translate.translator import Translator
 LOG = logging.getLogger(__name__)
 
 
-class AbandonedError(Exception):
-    """Nobody waits for any task of a batch any more."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of a task."""
@@ -62,7 +58,6 @@ class Worker:
     ) -> None:
         self.translator, self.line = translator, line
         self._tell_warm, self._tell_done, self._tell_ended = warm, done, ended
-        self._batch: Sequence[Entry] = ()
         self._takes = True
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
@@ -76,14 +71,12 @@ class Worker:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the end of the thread, which comes when the line is closed and its batch done or abandoned."""
+        """Wait for the end of the thread, which comes when the line is closed and its batch done or given up."""
         self._thread.join()
 
     def _run(self) -> None:
-        embedding = self.translator.model.target_embedding
-        hook = embedding.register_forward_pre_hook(self._stop_if_abandoned)
         try:
-            TranslateLines(SearchOptions()).run(self.translator, ["a"], self.line.batch_tokens)
+            TranslateLines(SearchOptions()).run(self.translator, ["a"], self.line.batch_tokens, lambda _: True)
             self._tell_warm()
             while batch := self.line.take():
                 since = time.perf_counter()
@@ -91,18 +84,19 @@ class Worker:
                 tokens = sum(entry.task.length for entry in batch)
                 self._tell_done(Ran(outcomes, tokens, time.perf_counter() - since))
         finally:
-            hook.remove()
             self._takes = False  # before it is told, so that whoever is admitted until then hears of the end
             self._tell_ended()
 
     def _work(self, batch: Sequence[Entry]) -> list[Outcome]:
-        """Run a batch; one that fails is halved, so that a task which no model can take fails alone."""
+        """Run a batch; one that fails is halved, so that a task which no model can take fails alone.
+
+        What is decoded for owners who are gone is given up on the way; what they then get is as good as any.
+        """
+        contents = [entry.task.content for entry in batch]
         try:
-            self._batch = batch
-            contents = [entry.task.content for entry in batch]
-            results = batch[0].task.kind.run(self.translator, contents, self.line.batch_tokens)
-        except AbandonedError:
-            return []
+            results = batch[0].task.kind.run(
+                self.translator, contents, self.line.batch_tokens, lambda index: not batch[index].owner.gone
+            )
         except Exception as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
@@ -110,11 +104,4 @@ class Worker:
             if not isinstance(error, RectiformerError):
                 LOG.error("a batch failed: %s", type(error).__name__)  # its message might hold what a user wrote
             return [Outcome(batch[0].owner, batch[0].task, error=error)]
-        finally:
-            self._batch = ()
         return [Outcome(entry.owner, entry.task, result) for entry, result in zip(batch, results, strict=True)]
-
-    def _stop_if_abandoned(self, *_: Any) -> None:
-        on_cpu = self.translator.device.type == "cpu"  # elsewhere a step may be captured, and a batch is soon over
-        if on_cpu and self._batch and all(entry.owner.gone for entry in self._batch):
-            raise AbandonedError

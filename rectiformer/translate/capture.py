@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.beam import BeamState
-from rectiformer.translate.options import Hypothesis, Specials, Task
+from rectiformer.translate.options import ABANDONED, Hypothesis, Specials, Task
 
 LOOK = 8
 """Steps between looks of the host at what is done; divides every room."""
@@ -215,14 +215,14 @@ def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[l
                 step.run(model)
             position += LOOK
             done = step.beam.done.tolist()
-            going = [row for row in places if not done[row]]
+            going = [row for row in places if not done[row] and task.wants(places[row])]
             full = position == step.shape.room
             if going and not full and 2 * len(going) > step.shape.sentences:
                 continue
             ready = [row for row in places if done[row]]
             found |= zip((places[row] for row in ready), step.beam.hypotheses(ready), strict=True)
             if not going:
-                return [found[index] for index in sorted(found)]
+                return [found.get(index, [ABANDONED]) for index in range(len(task.sources))]
             shape = replace(step.shape, sentences=power_of_two(len(going)), room=step.shape.room * (2 if full else 1))
             larger = kept.find(model, shape, task, capture)
             larger.take(step, torch.tensor(going, device=step.ids.device))

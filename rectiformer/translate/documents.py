@@ -253,11 +253,13 @@ def search_segments(
     batch_tokens: int,
     batch_sentences: int,
     progress: Callable[[int, int], None] | None = None,
+    is_wanted: Callable[[int], bool] | None = None,
 ) -> list[Found]:
     """Each segment through the model by itself; a single sentence that is too long for it in parts.
 
     A translation may be longer than its source by `options.extra_length` for each of its sentences, whose number is
-    rounded up to a power of two, so that few kinds of batches arise.
+    rounded up to a power of two, so that few kinds of batches arise. `is_wanted` is asked by the number of a segment, as
+    in `search`; one that is not wanted any more has no text and has not ended.
     """
     notes: list[list[str]] = [[] for _ in segments]
     parts: dict[int, list[Part]] = {}  # by extra length
@@ -268,7 +270,7 @@ def search_segments(
     hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
     for extra, group in parts.items():
         longer = replace(options, extra_length=extra)
-        found = translator.search_all(group, longer, batch_tokens, batch_sentences, progress)
+        found = translator.search_all(group, longer, batch_tokens, batch_sentences, progress, is_wanted)
         for part, best in zip(group, found, strict=True):
             hypotheses[part.line].append(best[0])
     return [read_parts(translator, each, note) for each, note in zip(hypotheses, notes, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -99,6 +99,10 @@ class Hypothesis:
     """False where the length limit came before eos."""
 
 
+ABANDONED = Hypothesis(ids=[], score=-math.inf, log_probability=-math.inf, token_scores=[], ended=False)
+"""What a sentence has that was given up because nobody wants it any more."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One batch to search; the fields are the arguments of `search`."""
@@ -110,6 +114,11 @@ class Task:
     keys: Sequence[int] | None = None
     borders: Sequence[int] | None = None
     precision: torch.dtype | None = None
+    is_wanted: Callable[[int], bool] | None = None
+
+    def wants(self, index: int) -> bool:
+        """Whether anybody still waits for the translation of this source."""
+        return self.is_wanted is None or self.is_wanted(index)
 
     def limits(self) -> list[int]:
         """Most tokens of each translation, eos included: never so few that it could not end after its prefix."""

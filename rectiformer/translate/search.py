@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -12,7 +12,7 @@ from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.beam import BeamState
 from rectiformer.translate.capture import capturable, search_fixed
-from rectiformer.translate.options import Hypothesis, SearchOptions, Specials, Task
+from rectiformer.translate.options import ABANDONED, Hypothesis, SearchOptions, Specials, Task
 from rectiformer.translate.sampling import SampleState
 
 
@@ -26,6 +26,7 @@ def search(
     keys: Sequence[int] | None = None,
     borders: Sequence[int] | None = None,
     precision: torch.dtype | None = None,
+    is_wanted: Callable[[int], bool] | None = None,
 ) -> list[list[Hypothesis]]:
     """Translate one batch: for each source up to `nbest` hypotheses, ended ones first, best first among each.
 
@@ -40,13 +41,18 @@ def search(
         borders: how many of `specials.separator` each translation holds, none of them right after another, first or
             last; as many as the model writes unless given. Not what a prefix says: that is taken as it is.
         precision: of matrix products, torch.bfloat16 for instance; float32 and None leave them to the model.
+        is_wanted: whether the translation of the n-th source is still wanted, asked again and again: after each token,
+            or every few where steps are captured. One that is not is given up and has `ABANDONED` as its only
+            hypothesis; the others go on.
     """
     assert not model.training, "search needs model.eval()"
     if not sources:
         return []
     narrower = None if precision == torch.float32 else precision
-    task = Task(sources, options, specials, prefixes, keys, borders, narrower)
+    task = Task(sources, options, specials, prefixes, keys, borders, narrower, is_wanted)
     check_task(task, model)
+    if not any(map(task.wants, range(len(sources)))):
+        return [[ABANDONED] for _ in sources]
     with torch.inference_mode():
         if model.output.device.type == "cuda" and options.cache and not options.sample and capturable(model):
             return search_fixed(model, task)
@@ -129,7 +135,7 @@ def search_eager(model: Transformer, task: Task) -> list[list[Hypothesis]]:
     state = begin_state(model, task)
     with task.autocast(model.output.device):
         kind = CachingDecoder if task.options.cache else RecomputingDecoder
-        return drive(kind(model, *task.encode(model)), state)
+        return drive(kind(model, *task.encode(model)), state, task.wants)
 
 
 def begin_state(model: Transformer, task: Task) -> BeamState:
@@ -140,23 +146,24 @@ def begin_state(model: Transformer, task: Task) -> BeamState:
     return SampleState(*arguments, keys=keys, prefixes=task.prefixes, borders=task.borders)
 
 
-def drive(decoder: Decoder, state: BeamState) -> list[list[Hypothesis]]:
-    """Alternate between the decoder and the choice of tokens until every sentence is done."""
+def drive(decoder: Decoder, state: BeamState, is_wanted: Callable[[int], bool]) -> list[list[Hypothesis]]:
+    """Alternate between the decoder and the choice of tokens until every sentence is done or given up."""
     found: dict[int, list[Hypothesis]] = {}
-    left = list(range(len(state.done)))  # where the sentences that are still searched stood at first
+    count = len(state.done)
+    left = list(range(count))  # where the sentences that are still searched stood at first
     beam = state.last.shape[1]
     while True:
         rows = state.advance(decoder.step(state.last.flatten()))
         done = state.done.tolist()
         ready = [index for index, over in enumerate(done) if over]
-        going = [index for index, over in enumerate(done) if not over]
+        going = [index for index, over in enumerate(done) if not over and is_wanted(left[index])]
         if ready:
             found |= zip((left[index] for index in ready), state.hypotheses(ready), strict=True)
         if not going:
-            return [found[index] for index in sorted(found)]
+            return [found.get(index, [ABANDONED]) for index in range(count)]
         if not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
             decoder.reorder(rows)
-        if ready:
+        if len(going) < len(done):
             kept = torch.tensor(going, device=rows.device)
             state.keep(kept)
             decoder.keep(kept, beam)

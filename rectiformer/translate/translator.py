@@ -127,6 +127,7 @@ class Translator:
         warn: Callable[[str], None] = warnings.warn,
         too_long: str = "split",
         progress: Callable[[int, int], None] | None = None,
+        is_wanted: Callable[[int], bool] | None = None,
     ) -> list[Translation]:
         """Translate every line; a blank one is empty, and never reaches the model.
 
@@ -139,6 +140,7 @@ class Translator:
             too_long: what to do with more than `longest` subwords. "split" translates parts, cut after a sentence if
                 possible and else at white space, and joins them with spaces; "cut" drops the rest.
             progress: told how many sentences are done, and of how many, after each batch.
+            is_wanted: whether lines[n] is still wanted, as in `search`; one that is not is left empty and not ended.
         """
         if too_long not in TOO_LONG:
             raise ArgumentError(unknown_name("value of too_long", too_long, TOO_LONG))
@@ -158,7 +160,7 @@ class Translator:
                 parts.append(Part(index, group, [] if number else prefix, key))
             for note in notes[index]:
                 warn(f"line {first_line + index}: {note}")
-        found = self.search_all(parts, options, batch_tokens, batch_sentences, progress)
+        found = self.search_all(parts, options, batch_tokens, batch_sentences, progress, is_wanted)
         gathered: list[list[list[Hypothesis]]] = [[] for _ in lines]
         for part, hypotheses in zip(parts, found, strict=True):
             gathered[part.line].append(hypotheses)
@@ -196,10 +198,11 @@ class Translator:
         batch_tokens: int,
         batch_sentences: int,
         progress: Callable[[int, int], None] | None,
+        is_wanted: Callable[[int], bool] | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best of each part, in batches of similar length, the longest first: it shows at once if it fits.
 
-        Where there are separators, a translation holds as many as its source.
+        Where there are separators, a translation holds as many as its source. `is_wanted` is asked by `Part.line`.
         """
         target, separator = self.target, self.source.separator
         specials = Specials(target.pad, target.unk, target.bos, target.eos, target.separator)
@@ -219,6 +222,7 @@ class Translator:
                     keys=[parts[index].key for index in batch],
                     borders=None if borders is None else [borders[index] for index in batch],
                     precision=self.precision,
+                    is_wanted=ask_by_line(is_wanted, [parts[index].line for index in batch]),
                 )
             results |= zip(batch, found, strict=True)
             if progress is not None:
@@ -255,6 +259,11 @@ class Translator:
             token_scores=[score for hypothesis in hypotheses for score in hypothesis.token_scores],
             ended=all(hypothesis.ended for hypothesis in hypotheses),
         )
+
+
+def ask_by_line(is_wanted: Callable[[int], bool] | None, lines: Sequence[int]) -> Callable[[int], bool] | None:
+    """`is_wanted` for the rows of a batch, where lines[row] is what it knows; None asks nothing."""
+    return None if is_wanted is None else lambda row: is_wanted(lines[row])
 
 
 def cut_batches(

@@ -93,7 +93,7 @@ class Copying(Translator):
 
     reliable = 99
 
-    def search_all(self, parts, options, batch_tokens, batch_sentences, progress):
+    def search_all(self, parts, *others):
         self.read = [*getattr(self, "read", []), *([part.ids for part in parts])]
         return [[Hypothesis(self.copy(part.ids), 0.0, 0.0, [0.0] * len(part.ids), True)] for part in parts]
 

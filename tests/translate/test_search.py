@@ -12,7 +12,7 @@ import rectiformer.translate.capture as capture
 from rectiformer import VARIANTS, ArgumentError
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.options import SearchOptions, Specials, Task
+from rectiformer.translate.options import ABANDONED, SearchOptions, Specials, Task
 from rectiformer.translate.search import search
 
 VOCABULARY, SEPARATOR = 40, 4
@@ -52,6 +52,24 @@ def assert_same(ours, theirs):
 def search_fixed(model, sources, options, **others):
     with torch.inference_mode():
         return capture.search_fixed(model, Task(sources, options, SPECIALS, **others), capture=False)
+
+
+class Leaving:
+    """`is_wanted` of clients who leave: source n is wanted until `leaves[n]` questions were asked."""
+
+    def __init__(self, leaves):
+        self.leaves, self.asked = leaves, 0
+
+    def __call__(self, index):
+        self.asked += 1
+        return self.asked <= self.leaves.get(index, 10**9)
+
+
+def steps_of(model, monkeypatch):
+    """A list that grows by the number of rows at each step of the model."""
+    steps, step = [], model.step
+    monkeypatch.setattr(model, "step", lambda ids, state: (steps.append(len(ids)), step(ids, state))[1])
+    return steps
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -296,3 +314,33 @@ def test_ids_that_do_not_fit_are_named(arguments, message):
 def test_options_that_make_no_sense_are_named(options, message):
     with pytest.raises(ArgumentError, match=message):
         SearchOptions(**options)
+
+
+DRIVERS = pytest.mark.parametrize(
+    "driver", [lambda *given, **how: search(*given, SPECIALS, **how), search_fixed], ids=["eager", "fixed"]
+)
+
+
+@DRIVERS
+def test_what_nobody_wants_any_more_is_given_up_and_the_rest_goes_on(driver, monkeypatch):
+    model, sources, options = build_model(), random_sources(5), SearchOptions(beam=3, extra_length=60)
+    whole, steps = driver(model, sources, options, borders=[20] * 5), steps_of(model, monkeypatch)
+    found = driver(model, sources, options, borders=[20] * 5, is_wanted=Leaving({1: 12, 2: 14, 3: 16}))
+    assert found[1:4] == [[ABANDONED]] * 3
+    assert_same([found[0], found[4]], [whole[0], whole[4]])
+    assert steps[-1] < steps[0]
+
+
+@DRIVERS
+def test_a_batch_that_nobody_wants_stops_at_once(driver, monkeypatch):
+    """After as many tokens as lie between two looks, of the hundreds that it would have written."""
+    model, sources, options = build_model(), random_sources(3), SearchOptions(extra_length=300)
+    steps, leaving = steps_of(model, monkeypatch), Leaving({0: 9, 1: 9, 2: 9})
+    assert driver(model, sources, options, borders=[100] * 3, is_wanted=leaving) == [[ABANDONED]] * 3
+    assert 1 <= len(steps) <= 4 * capture.LOOK
+
+
+def test_what_nobody_wants_from_the_start_is_not_even_encoded(monkeypatch):
+    model = build_model()
+    monkeypatch.setattr(model, "encode", None)
+    assert search(model, random_sources(2), SearchOptions(), SPECIALS, is_wanted=lambda _: False) == [[ABANDONED]] * 2

@@ -23,6 +23,7 @@ def serve(
         Path | None, option("File with the token that clients send; RECTIFORMER_TOKEN may hold it instead.")
     ] = None,
     alignments: Annotated[str, option("LAYER:HEAD:INDUCTION to align by; the last layer's average unless given.")] = "",
+    max_header_bytes: Annotated[int, option("Bytes of its address and headers.", panel=REQUEST, min=1)] = 16_384,
     max_bytes: Annotated[int, option("Bytes of its body.", panel=REQUEST, min=1)] = 262_144,
     max_sentences: Annotated[int, option("Sentences, of all its documents.", panel=REQUEST, min=1)] = 128,
     max_sentence_tokens: Annotated[int, option("Subwords of a sentence.", panel=REQUEST, min=1)] = 256,
@@ -31,8 +32,9 @@ def serve(
     max_nbest: Annotated[int, option("Translations returned a sentence.", panel=REQUEST, min=1)] = 8,
     max_heads: Annotated[int, option("Sentences, if it asks for heads.", panel=REQUEST, min=1)] = 4,
     max_heads_tokens: Annotated[int, option("Subwords, if it asks for heads.", panel=REQUEST, min=1)] = 128,
-    body_seconds: Annotated[float, option("Seconds for its body to arrive.", panel=REQUEST)] = 10.0,
+    body_seconds: Annotated[float, option("Seconds for its headers to arrive, then its body.", panel=REQUEST)] = 10.0,
     deadline: Annotated[float, option("Seconds from accepted to answered.", panel=REQUEST)] = 30.0,
+    max_connections: Annotated[int, option("Open connections, as far as ulimit -n allows.", panel=QUEUE, min=1)] = 512,
     queue_requests: Annotated[int, option("Requests accepted and not answered.", panel=QUEUE, min=1)] = 256,
     queue_sentences: Annotated[int, option("Sentences of these.", panel=QUEUE, min=1)] = 2_048,
     drain: Annotated[float, option("Seconds to finish them after SIGTERM.", panel=QUEUE)] = 30.0,
@@ -53,6 +55,7 @@ def serve(
 
     try:
         from rectiformer.serve.app import Served
+        from rectiformer.serve.connections import SPARE_FILES, most_connections
         from rectiformer.serve.guard import read_token
         from rectiformer.serve.limits import Limits
         from rectiformer.serve.server import address, bind
@@ -61,7 +64,12 @@ def serve(
         if error.name not in EXTRA:
             raise
         raise ArgumentError(f'serve needs {error.name}; pip install "rectiformer[serve]"') from error
+    if max_connections > most_connections():
+        files = max_connections + SPARE_FILES
+        max_connections = most_connections()
+        warn(f"at most {max_connections} connections are taken; for more, allow it {files} files by ulimit -n")
     limits = Limits(
+        max_header_bytes=max_header_bytes, max_connections=max_connections,
         max_bytes=max_bytes, max_sentences=max_sentences, max_sentence_tokens=max_sentence_tokens,
         max_tokens=max_tokens, max_beam=max_beam, max_nbest=max_nbest, max_heads=max_heads,
         max_heads_tokens=max_heads_tokens, body_seconds=body_seconds, deadline=deadline, drain=drain,

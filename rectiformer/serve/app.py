@@ -22,7 +22,7 @@ from rectiformer.analyze.capture import model_card
 from rectiformer.errors import ArgumentError
 from rectiformer.measure.alignment import steps_of
 from rectiformer.serve import refusals
-from rectiformer.serve.bodies import read_json
+from rectiformer.serve.bodies import Lingering, read_json
 from rectiformer.serve.guard import Gate, Guard
 from rectiformer.serve.limits import Limits
 from rectiformer.serve.metrics import Counting, Metrics
@@ -97,6 +97,7 @@ def build_app(served: Served) -> FastAPI:
     app.add_middleware(Gate, path=TRANSLATE, refuse=service.unready)
     app.add_middleware(Counting, metrics=metrics, path=TRANSLATE)
     app.add_middleware(Guard, token=served.token)
+    app.add_middleware(Lingering, seconds=served.limits.body_seconds)
     return app
 
 

@@ -1,18 +1,22 @@
-"""The body of a request: read within bounds of size and time, then parsed strictly."""
+"""The body of a request: read within bounds of size and time, then parsed strictly; or refused, so that it is heard."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rectiformer.serve.limits import Limits
 from rectiformer.serve.refusals import NOT_JSON, NOT_JSON_TYPE, SLOW_BODY, TOO_LARGE, RefusalError
 
 DEEPEST = 16
 """Most lists and objects inside each other; a request has 3."""
+LEFTOVER = 16 << 20
+"""Bytes of a refused body that are read and thrown away."""
 
 
 async def read_json(request: Request, limits: Limits) -> Any:
@@ -71,3 +75,48 @@ def is_deep(content: Any) -> bool:
         if not level:
             return False
     return any(isinstance(each, list | dict) for each in level)
+
+
+class Lingering:
+    """Ends an answer only when the body of its request was read, within bounds, though nobody wants it any more.
+
+    Most clients write all of a body before they read. To close with bytes unread resets the connection, and such a
+    client sees a broken pipe in place of the refusal.
+
+    Args:
+        seconds: that the rest of a body may take.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self.app, self.seconds = app, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and hold the end of its answer back until its body was read."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        unread, held = True, False
+
+        async def hear() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = bool(message.get("more_body"))
+            return message
+
+        async def answer(message: Message) -> None:
+            nonlocal held
+            held = unread and message["type"] == "http.response.body" and not message.get("more_body")
+            await send({**message, "more_body": True} if held else message)
+
+        await self.app(scope, hear, answer)
+        if held:
+            await discard(receive, self.seconds)
+            await send({"type": "http.response.body"})
+
+
+async def discard(receive: Receive, seconds: float) -> None:
+    """Read what is left of a body, up to `LEFTOVER` bytes; less if it takes longer, or if the server ends."""
+    left = LEFTOVER
+    with suppress(TimeoutError, asyncio.CancelledError):
+        async with asyncio.timeout(seconds):
+            while left > 0 and (message := await receive()).get("more_body"):
+                left -= len(message["body"])

@@ -6,6 +6,7 @@ rebinding) or from another page are refused, and no header allows other pages to
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import os
@@ -16,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rectiformer.errors import ArgumentError
-from rectiformer.serve.refusals import FORBIDDEN, UNAUTHORIZED, RefusalError
+from rectiformer.serve.refusals import FORBIDDEN, UNAUTHORIZED, UNAVAILABLE, RefusalError
 
 TOKEN_VARIABLE = "RECTIFORMER_TOKEN"
 SHORTEST_TOKEN = 16
@@ -79,6 +80,8 @@ class Guard:
 class Gate:
     """Turns requests to one path away before anything of them is read, while none is accepted.
 
+    Those that the end of the server cuts off, which cancels them, are told so.
+
     Args:
         refuse: why none is; None if one would be.
     """
@@ -91,7 +94,19 @@ class Gate:
         asked = scope["type"] == "http" and scope["path"] == self.path and scope["method"] == "POST"
         refusal = self.refuse() if asked else None
         app = self.app if refusal is None else refusal.response()
-        await app(scope, receive, send)
+        started = False
+
+        async def answer(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await app(scope, receive, answer)
+        except asyncio.CancelledError:
+            if not started:
+                cut_off = RefusalError(UNAVAILABLE, "the server ended before this request was answered; ask again")
+                await cut_off.response()(scope, receive, send)
 
 
 def is_loopback(host: str) -> bool:

@@ -13,6 +13,8 @@ from rectiformer.translate.translator import Translator
 class Limits:
     """What one request may ask for, and how many may wait; more is refused, never cut."""
 
+    max_header_bytes: int = 16_384
+    """Bytes of a request's address and headers, counted while they arrive, before a token is looked for."""
     max_bytes: int = 262_144
     """Bytes of a request's body, counted while it arrives."""
     max_sentences: int = 128
@@ -29,12 +31,14 @@ class Limits:
     """Sentences of a request that asks for what the heads do."""
     max_heads_tokens: int = 128
     """Subwords of all sentences of such a request."""
+    max_connections: int = 512
+    """Open connections; beyond them the longest idle is closed, or a new one waits until one is."""
     queue_requests: int = 256
     """Requests accepted and not yet answered."""
     queue_sentences: int = 2_048
     """Sentences of these requests."""
     body_seconds: float = 10.0
-    """Seconds that a body may take to arrive."""
+    """Seconds that headers may take to arrive, and again the body."""
     deadline: float = 30.0
     """Seconds from an accepted request to its answer."""
     drain: float = 30.0

@@ -16,21 +16,24 @@ class Kind:
     status: int
     code: str
     closes: bool = False
-    """Whether the connection ends with it, because a body was not read to its end."""
+    """Whether the connection ends with it, because a request was not read to its end."""
     retry_after: int | None = None
     """Seconds after which it may be worth trying again."""
 
 
+NOT_HTTP = Kind(400, "not_http", closes=True)
 NOT_JSON = Kind(400, "not_json")
 UNAUTHORIZED = Kind(401, "unauthorized")
 FORBIDDEN = Kind(403, "forbidden")
 NOT_FOUND = Kind(404, "not_found")
 NO_METHOD = Kind(405, "method_not_allowed")
+SLOW_HEADERS = Kind(408, "slow_headers", closes=True)
 SLOW_BODY = Kind(408, "slow_body", closes=True)
 TOO_LARGE = Kind(413, "too_large", closes=True)
 NOT_JSON_TYPE = Kind(415, "unsupported_type", closes=True)
 INVALID = Kind(422, "invalid")
 OVER_LIMIT = Kind(422, "over_limit")
+LARGE_HEADERS = Kind(431, "large_headers", closes=True)
 BUSY = Kind(429, "busy", retry_after=1)
 FAILED = Kind(500, "failed")
 UNAVAILABLE = Kind(503, "unavailable", retry_after=1)

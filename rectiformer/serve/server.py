@@ -13,6 +13,8 @@ import uvicorn
 
 from rectiformer.errors import ArgumentError
 from rectiformer.serve.app import Served, build_app
+from rectiformer.serve.connections import BACKLOG, Connection, accept
+from rectiformer.serve.limits import Limits
 from rectiformer.serve.service import Service
 
 KEEP_ALIVE = 30
@@ -43,9 +45,10 @@ def address(bound: socket.socket) -> str:
 class DrainingServer(uvicorn.Server):
     """A server that is first not ready, then finishes what it accepted, then ends; a second signal ends it at once."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, limits: Limits) -> None:
         super().__init__(config)
-        self.service = service
+        self.service, self.limits = service, limits
+        self._accepting: list[asyncio.Task[None]] = []
         self._ending: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -59,6 +62,24 @@ class DrainingServer(uvicorn.Server):
         finally:
             for kind in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(kind)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, and accept connections within the limits, which uvicorn itself does not."""
+        await super().startup(sockets=[])
+
+        def connect() -> Connection:
+            return Connection(self.config, self.server_state, self.lifespan.state, self.limits)
+
+        most = self.limits.max_connections
+        self._accepting = [
+            asyncio.create_task(accept(each, connect, self.server_state.connections, most)) for each in sockets or ()
+        ]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Cancel requests that were not finished, so that they are told at once, and end."""
+        for task in (*self._accepting, *self.server_state.tasks):
+            task.cancel()
+        await super().shutdown(sockets)
 
     def _hear(self) -> None:
         if self._ending is not None:
@@ -86,8 +107,8 @@ def serve(served: Served, bound: socket.socket, announce: Callable[[], None]) ->
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=1,
     )
-    bound.listen()
+    bound.listen(BACKLOG)
     announce()
     gc.collect()
     gc.freeze()  # PyTorch's objects stay: to look through them for garbage again and again was half of a request's cost
-    asyncio.run(DrainingServer(config, app.state.service).serve(sockets=[bound]))
+    asyncio.run(DrainingServer(config, app.state.service, served.limits).serve(sockets=[bound]))

@@ -258,8 +258,8 @@ def search_segments(
     """Each segment through the model by itself; a single sentence that is too long for it in parts.
 
     A translation may be longer than its source by `options.extra_length` for each of its sentences, whose number is
-    rounded up to a power of two, so that few kinds of batches arise. `is_wanted` is asked by the number of a segment, as
-    in `search`; one that is not wanted any more has no text and has not ended.
+    rounded up to a power of two, so that few kinds of batches arise. `is_wanted` is asked by the number of a segment,
+    as in `search`; one that is not wanted any more has no text and has not ended.
     """
     notes: list[list[str]] = [[] for _ in segments]
     parts: dict[int, list[Part]] = {}  # by extra length

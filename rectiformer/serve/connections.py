@@ -1,0 +1,178 @@
+"""Connections: as many as there are files for, and heads of requests within bounds of size and time.
+
+uvicorn bounds neither, and answers in plain text what it cannot read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from rectiformer.serve.bodies import LEFTOVER
+from rectiformer.serve.guard import RAW_HEADERS
+from rectiformer.serve.limits import Limits
+from rectiformer.serve.refusals import LARGE_HEADERS, NOT_HTTP, SLOW_HEADERS, Kind, RefusalError
+
+LOG = logging.getLogger(__name__)
+
+BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
+SPARE_FILES = 64
+"""Files that the process needs besides connections."""
+SHORTEST_IDLE = 1.0
+"""Seconds for which an idle connection is safe: its next request may be on the way."""
+RETRY = 0.05
+"""Seconds until a connection is tried again for which there was no place or no file."""
+
+
+def most_connections() -> int:
+    """How many connections the files that this process may open allow."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, files - SPARE_FILES)
+
+
+async def accept(bound: socket.socket, connect: Callable[[], Connection], connections: set[Any], most: int) -> None:
+    """Accept connections, one by one, so that there are never more than `most`; the others wait in the kernel.
+
+    Args:
+        connect: makes the protocol of a connection, which then is one of `connections`.
+    """
+    loop = asyncio.get_running_loop()
+    bound.setblocking(False)
+    told = ""
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(bound)
+            while len(connections) >= most and not close_longest_idle(connections):
+                await asyncio.sleep(RETRY)
+            await loop.connect_accepted_socket(connect, accepted)
+        except OSError as error:  # no file is left, or the client is gone again
+            if told != (told := str(error.strerror)):
+                LOG.error("a connection could not be accepted: %s; others are", told)
+            await asyncio.sleep(RETRY)
+
+
+def close_longest_idle(connections: set[Connection]) -> bool:
+    """Close the connection that has waited longest for a request; False if each is busy or has just come."""
+    idle = [each for each in connections if each.idle]
+    longest = min(idle, key=lambda each: each.idle_since, default=None)
+    if longest is None or longest.loop.time() - longest.idle_since < SHORTEST_IDLE:
+        return False
+    connections.discard(longest)
+    longest.transport.abort()
+    return True
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that is closed, with a refusal, where the head of a request is too large, too slow or no HTTP."""
+
+    def __init__(self, config: Config, state: ServerState, app_state: dict[str, Any], limits: Limits) -> None:
+        super().__init__(config, state, app_state)
+        self.limits = limits
+        self.idle_since = self.loop.time()
+        self._in_head = True
+        self._received = 0  # bytes since the last request was complete
+        self._refused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, or throw it away once the connection is refused."""
+        self._received += len(data)
+        if self._refused:
+            if self._received > LEFTOVER:
+                self.transport.abort()
+            return
+        super().data_received(data)
+        if self._in_head and self._received > self.limits.max_header_bytes and not self._refused:
+            self._refuse(LARGE_HEADERS, self._large())
+        if self.idle:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer, unless the head is too large; it may have come at once."""
+        size = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+        if size > self.limits.max_header_bytes:
+            self._refuse(LARGE_HEADERS, self._large())
+            raise ValueError  # which ends the parsing
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """What follows is the head of the next request."""
+        super().on_message_complete()
+        self._in_head, self._received = True, 0
+
+    def on_response_complete(self) -> None:
+        """Be idle, unless the next request is there already."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what could not be parsed."""
+        if not self._refused:
+            self._refuse(NOT_HTTP, "this is no HTTP/1.1 request; the connection ends here")
+
+    def _large(self) -> str:
+        return f"the address and the headers have more than {self.limits.max_header_bytes:,} bytes; send fewer"
+
+    def _refuse(self, kind: Kind, message: str) -> None:
+        """Answer once, then throw away what still comes: to close with bytes unread would reset the connection."""
+        self._refused, self._received = True, 0
+        if not self.idle:  # an earlier request, whose answer has no place behind this one
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(to_bytes(RefusalError(kind, message)))
+        self.transport.write_eof()
+        self._stop_timer()
+        self._expect_head()
+
+    def _expect_head(self) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.limits.body_seconds, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        """Close what waited too long: for the head of a request, for the rest of a body, or for the client to go."""
+        self._timer = None
+        if self._in_head and self._received and not self._refused:
+            seconds = self.limits.body_seconds
+            self._refuse(SLOW_HEADERS, f"the headers took more than {seconds:g} s; send them at once")
+        else:
+            self.transport.abort()
+
+
+def to_bytes(refusal: RefusalError) -> bytes:
+    """A refusal as HTTP, where no application is asked."""
+    response = refusal.response()
+    status = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()
+    fields = [b"%s: %s" % field for field in (*response.raw_headers, *RAW_HEADERS)]
+    return b"\r\n".join([status, *fields, b"", bytes(response.body)])

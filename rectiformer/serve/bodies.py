@@ -109,7 +109,9 @@ class Lingering:
 
         await self.app(scope, hear, answer)
         if held:
-            await discard(receive, self.seconds)
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():  # by the end of the server, which does not wait for bodies
+                await discard(receive, self.seconds)
             await send({"type": "http.response.body"})
 
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -20,12 +21,15 @@ def soon(seconds=1.0):
 
 
 class Server:
-    """`rectiformer serve`, as a user starts it."""
+    """`rectiformer serve`, as a user starts it; `files` are the limits, soft and hard, of those it may open."""
 
-    def __init__(self, *arguments, env=None):
+    def __init__(self, *arguments, env=None, files=None):
         command = [sys.executable, "-m", "rectiformer", "serve", *map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            preexec_fn=None if files is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, files),
+        )  # fmt: skip
         self.said = self.process.stdout.readline().decode()
         if " at http://" in self.said:
             self.said += self.process.stdout.readline().decode()  # the limits

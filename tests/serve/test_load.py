@@ -1,6 +1,7 @@
-"""Two hundred clients from a process of their own: none is lost, all are answered soon, memory stays flat."""
+"""Hundreds of clients: none that stays is lost, those that go leave nothing behind, memory stays flat."""
 
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -9,9 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from serve.asking import Server, soon
+import torch
+from end_to_end.tiny import overrides
+from serve.asking import LONG, Server, soon
+
+from rectiformer.toml import load_config
+from rectiformer.train.start import train
 
 CLIENTS = 200
+SHORT = {"sentences": ["Der Hund schläft."], "beam": 1}
 
 
 def load(server, seconds, **body):
@@ -73,3 +80,54 @@ def test_five_minutes_of_two_hundred_clients_lose_nothing_and_memory_stays_flat(
             f"\n{found['statuses']}, p50 {cuts[9]:.2f} s, p95 {cuts[18]:.2f} s, MiB {[round(each) for each in series]}"
         )
     assert max(series) - series[0] < 0.05 * series[0]
+
+
+def come_and_go(server, clients, seconds, most):
+    """So many clients who come within `seconds`, send up to `most` sentences with beam 8, and go within a second."""
+    draw = random.Random(1)
+
+    def visit(comes, stays, count, length):
+        time.sleep(comes)
+        with server.send(json.dumps({"sentences": [LONG[:length]] * count, "beam": 8}).encode()):
+            time.sleep(stays)
+
+    visits = [
+        (draw.uniform(0, seconds), draw.uniform(0, 1), draw.randint(1, most), draw.randint(20, len(LONG)))
+        for _ in range(clients)
+    ]
+    threads = [threading.Thread(target=visit, args=each) for each in visits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_clients_who_go_leave_nothing_behind(server):
+    come_and_go(server, 40, 1, most=8)
+    answer = server.post(SHORT)
+    assert answer.status == 200
+    assert answer.seconds < soon()
+    assert server.gauges("queue_requests", "queue_sentences", "waiting_tasks") == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_three_hundred_clients_who_go_leave_nothing_behind(tmp_path, capsys):
+    """With a model whose full batches take seconds, and hundreds of MiB for a beam of 8."""
+    torch.set_num_threads(1)
+    larger = {"model_width": 256, "model_heads": 4, "model_slots": 1024, "model_encoder_layers": 3}
+    steps = {"training_steps": 2, "validation_every": 2, "checkpoint_every": 2, "model_decoder_layers": 3}
+    train(load_config(None, overrides(vocabulary_size=1000, data_sentences=1500, **larger, **steps)), tmp_path / "run")
+    server = Server(tmp_path / "run", "--port", 0, "--device", "cpu")
+    server.until("/readyz", 200)
+    server.post(SHORT)
+    before = server.gauge("process_resident_memory_bytes") / 2**20
+    come_and_go(server, 300, 20, most=30)
+    answer = server.post(SHORT)
+    time.sleep(1)
+    after, abandoned = server.gauges("process_resident_memory_bytes", "abandoned_requests_total")
+    with capsys.disabled():
+        print(f"\n{abandoned:g} abandoned, next answer {answer.seconds:.2f} s, MiB {before:.0f} -> {after / 2**20:.0f}")
+    assert server.end() == (0, b"", b"")
+    assert abandoned > 200
+    assert answer.seconds < soon()
+    assert after / 2**20 < before + 40

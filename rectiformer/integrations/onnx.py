@@ -6,6 +6,7 @@ OnnxTranslator("tiny-onnx").translate(["Der Hund schläft."], SearchOptions())
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,6 +202,8 @@ def to_tensors(arrays: Sequence[Any]) -> list[Tensor]:
 
 def open_graph(path: Path, threads: int | None) -> Any:
     """An onnxruntime session on the CPU; CheckpointError where it is no graph."""
+    # Otherwise onnxruntime >= 1.29 writes an id and a database below the home folder when imported, and sends events.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

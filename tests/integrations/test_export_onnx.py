@@ -1,6 +1,9 @@
 """What onnxruntime makes of exported graphs is what the run itself makes of the same sentences."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -71,3 +74,21 @@ def refuse_what_graphs_cannot(translator):
     translator.longest = 4096
     with pytest.raises(ArgumentError, match=r"a sequence of \d+ tokens, but the graphs were exported for 2048"):
         translator.translate(["Hund " * 3000], SearchOptions())
+
+
+def test_onnxruntime_leaves_nothing_below_the_home_folder(tmp_path):
+    """Its telemetry would write an id and a database there as soon as it is imported."""
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([], "empty", [value], [value])
+    known = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, ir_version=8, opset_imports=known), tmp_path / "graph.onnx")
+    home = tmp_path / "home"
+    home.mkdir()
+    silencing = ("ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "CI", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in silencing}
+    code = "import sys; from pathlib import Path; from rectiformer.integrations.onnx import open_graph; "
+    subprocess.run(
+        [sys.executable, "-c", code + "open_graph(Path(sys.argv[1]), 1)", tmp_path / "graph.onnx"],
+        env={**environment, "HOME": str(home)}, check=True,
+    )  # fmt: skip
+    assert list(home.rglob("*")) == []

@@ -1,6 +1,11 @@
 """The thread that has the model: what is under way stops at the next token once nobody waits for it."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 from serve.asking import LONG
 
 from rectiformer.serve.tasks import Task, TranslateLines, TranslateSegments, WatchPairs
@@ -80,3 +85,37 @@ def test_heads_are_not_watched_for_those_who_are_gone(translator):
     first, second = WatchPairs().run(translator, pairs, 100, lambda index: index == 1)
     assert first is None
     assert second.source.text == "Er ist müde."
+
+
+class Wasteful:
+    """A batch that frees 96 MiB, between results that stay: glibc's heap then cannot shrink by itself."""
+
+    def run(self, translator, contents, *_):
+        torch.ones(7 << 20)  # freed at once; so large, it tells glibc to take tensors from its heap from now on
+        freed, results = [], []
+        for _ in range(24):
+            freed.append(torch.ones(1 << 20))
+            results.append(torch.ones(1000))
+        return [results for _ in contents]
+
+
+def resident():
+    """MiB that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_batch_freed_goes_back_to_the_system(translator):
+    line, ran = WaitingLine(batch_tokens=1000), []
+
+    def done(batch):
+        ran.append(batch)
+        line.close()
+
+    put(line, Wasteful(), "anything")
+    worker = Worker(translator, line, warm=lambda: None, done=done, ended=lambda: None)
+    before = resident()
+    worker.start()
+    worker.join()
+    assert len(ran[0].outcomes[0].result) == 24
+    assert resident() - before < 48

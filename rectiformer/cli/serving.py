@@ -55,7 +55,7 @@ def serve(
 
     try:
         from rectiformer.serve.app import Served
-        from rectiformer.serve.connections import SPARE_FILES, most_connections
+        from rectiformer.serve.connections import fit_files
         from rectiformer.serve.guard import read_token
         from rectiformer.serve.limits import Limits
         from rectiformer.serve.server import address, bind
@@ -64,10 +64,6 @@ def serve(
         if error.name not in EXTRA:
             raise
         raise ArgumentError(f'serve needs {error.name}; pip install "rectiformer[serve]"') from error
-    if max_connections > most_connections():
-        files = max_connections + SPARE_FILES
-        max_connections = most_connections()
-        warn(f"at most {max_connections} connections are taken; for more, allow it {files} files by ulimit -n")
     limits = Limits(
         max_header_bytes=max_header_bytes, max_connections=max_connections,
         max_bytes=max_bytes, max_sentences=max_sentences, max_sentence_tokens=max_sentence_tokens,
@@ -75,7 +71,7 @@ def serve(
         max_heads_tokens=max_heads_tokens, body_seconds=body_seconds, deadline=deadline, drain=drain,
         queue_requests=queue_requests, queue_sentences=queue_sentences, batch_tokens=batch_tokens,
     )  # fmt: skip
-    token = read_token(host, token_file)
+    limits, token = fit_files(limits, warn), read_token(host, token_file)
     with bind(host, port) as bound:  # a port that is taken shows before the model is read
         translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)
         place = parse_place(alignments) if alignments else None

@@ -10,6 +10,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -31,13 +32,18 @@ SPARE_FILES = 64
 SHORTEST_IDLE = 1.0
 """Seconds for which an idle connection is safe: its next request may be on the way."""
 RETRY = 0.05
-"""Seconds until a connection is tried again for which there was no place or no file."""
+"""Seconds until a connection is tried again for which there was no slot or no file."""
 
 
-def most_connections() -> int:
-    """How many connections the files that this process may open allow."""
+def fit_files(limits: Limits, warn: Callable[[str], None]) -> Limits:
+    """The limits with no more connections than the files that this process may open allow; `warn` is told of fewer."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, files - SPARE_FILES)
+    most = max(1, files - SPARE_FILES)
+    if files == resource.RLIM_INFINITY or limits.max_connections <= most:
+        return limits
+    needed = limits.max_connections + SPARE_FILES
+    warn(f"at most {most} connections are taken, since ulimit -n is {files}; for all, raise it to {needed}")
+    return replace(limits, max_connections=most)
 
 
 async def accept(bound: socket.socket, connect: Callable[[], Connection], connections: set[Any], most: int) -> None:
@@ -57,7 +63,7 @@ async def accept(bound: socket.socket, connect: Callable[[], Connection], connec
             await loop.connect_accepted_socket(connect, accepted)
         except OSError as error:  # no file is left, or the client is gone again
             if told != (told := str(error.strerror)):
-                LOG.error("a connection could not be accepted: %s; others are", told)
+                LOG.error("connections cannot be accepted: %s; it is tried again and again", told)
             await asyncio.sleep(RETRY)
 
 
@@ -143,7 +149,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, kind: Kind, message: str) -> None:
         """Answer once, then throw away what still comes: to close with bytes unread would reset the connection."""
         self._refused, self._received = True, 0
-        if not self.idle:  # an earlier request, whose answer has no place behind this one
+        if not self.idle:  # an earlier request, whose answer cannot follow this one
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(to_bytes(RefusalError(kind, message)))

@@ -22,6 +22,15 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return overlay(tables, overrides)
+
+
+def override_config(config: Config, overrides: Iterable[str]) -> Config:
+    """A configuration overlaid by `section.key=value` strings."""
+    return overlay(dataclasses.asdict(config), overrides)
+
+
+def overlay(tables: dict[str, Any], overrides: Iterable[str]) -> Config:
     for override in overrides:
         apply_override(tables, override)
     return build(Config, tables, "")

@@ -241,6 +241,19 @@ def test_resume_without_a_file_goes_on_with_the_runs_own(world, rectiformer, tmp
     assert [line.split(":")[0] for line in lines(found.out) if line.startswith("step")] == ["step 32 of 32"]
 
 
+def test_a_damaged_configuration_is_not_resumed_with(world, rectiformer, tmp_path):
+    config = shutil.copytree(world.run, tmp_path / "run") / "config.toml"
+    config.write_text(config.read_text().replace("beta1 = 0.9\n", "beta1 = 0.1\n"))
+    for command in (["train", "--resume", "--out", tmp_path / "run"], ["translate", tmp_path / "run"]):
+        found = rectiformer(*command)
+        assert (found.code, len(lines(found.err))) == (4, 1)
+        assert "config.toml is not as it was saved: training.beta1 = 0.1 (saved: 0.9)" in found.err
+    config.unlink()
+    found = rectiformer("train", "--resume", "--out", tmp_path / "run")
+    assert found.code == 0, found.err
+    assert config.read_text() == (world.run / "config.toml").read_text()
+
+
 def test_prepared_data_is_described_and_trained_on(world, rectiformer, tmp_path):
     config = world.folder / "tiny.toml"
     found = rectiformer("data", "prepare", config, "--out", tmp_path / "ids")

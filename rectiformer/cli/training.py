@@ -97,8 +97,10 @@ def train(
     from rectiformer.terminal import Terminal
     from rectiformer.train import start
 
-    file = open_run(out).path / "config.toml" if resume and config is None else config
-    settings = toml.load_config(file, overrides or [])
+    if resume and config is None:
+        settings = toml.override_config(open_run(out).config, overrides or [])
+    else:
+        settings = toml.load_config(config, overrides or [])
     with Terminal() as terminal:
         state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
     if speaks():

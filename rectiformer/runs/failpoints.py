@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 
 FAILPOINTS = ("mid-tensor", "before-manifest", "before-rename", "before-latest", "mid-prune")
+"""Those of a checkpoint being saved, in their order; "before-config" is of a run being resumed with other settings."""
 
 _hits: Counter[str] = Counter()
 

@@ -1,7 +1,8 @@
 """A run folder: everything a command needs of a trained model, and whether it is still what it was.
 
-RUN/config.toml, RUN/source.model and RUN/target.model say what the model is, RUN/checkpoints/ holds its weights.
-RUN/run.json is written last, with the hashes of all the others, so a folder that has it was created completely.
+RUN/source.model and RUN/target.model are its subwords, RUN/checkpoints/ holds its weights. RUN/run.json is written
+last, with the hashes of the others and the whole configuration (runs/record.py), so a folder that has it was created
+completely. RUN/config.toml repeats the configuration for people.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-import rectiformer
 from rectiformer.config import Config
 from rectiformer.errors import CheckpointError, ConfigError, DataError
 from rectiformer.model.transformer import Transformer
@@ -30,12 +29,11 @@ from rectiformer.runs.checkpoint import (
     open_checkpoint,
     step_name,
 )
-from rectiformer.runs.durable import damaged, parse_object, read_regular, replace_file, write_failure
+from rectiformer.runs.durable import replace_file, write_failure
+from rectiformer.runs.record import Record, change_record, changed_keys, read_record, value_of, write_record
 from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.toml import load_config, to_toml
+from rectiformer.toml import to_toml
 
-FORMAT = 1
-RECORD_LIMIT = 2**20  # bytes of run.json; ours have some hundreds
 FREE_KEYS = (
     "log.",
     "checkpoint.",
@@ -92,11 +90,10 @@ def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabul
     run = Run(folder, config, source, target, data_hash)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "config.toml", to_toml(config).encode())
+        replace_file(folder / "config.toml", to_toml(config).encode())  # whatever an unfinished creation left there
         source.save(folder / "source.model")
         target.save(folder / "target.model")
-        record = {"format": FORMAT, "identity": run.identity, "rectiformer": rectiformer.__version__}
-        replace_file(folder / "run.json", json.dumps(record, indent=1).encode())
+        write_record(folder, Record(run.identity, config))
     except OSError as error:
         raise write_failure(folder, error) from error
     return run
@@ -114,46 +111,27 @@ def is_created(folder: Path) -> bool:
 
 
 def open_run(folder: Path) -> Run:
-    """An existing run folder, its vocabularies and configuration checked against the hashes of its creation."""
+    """An existing run folder, its vocabularies and configuration checked against the record of its creation."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}; `rectiformer train` makes one")
     if (folder / "export.json").is_file():
         raise CheckpointError(f"{folder} is exported, and this needs the run folder it was made from; name that one")
-    for name in ("run.json", "config.toml", "source.model", "target.model"):
+    for name in ("run.json", "source.model", "target.model"):
         if (folder / name).is_symlink() or not (folder / name).is_file():
             raise CheckpointError(
                 f"{folder} is no complete run folder: {name} is missing or not a file in it; put it back or train again"
             )
-    identity = read_identity(folder)
+    record = read_record(folder)
     try:
-        config = load_config(folder / "config.toml")
-        source = Vocabulary.load(folder / "source.model", identity["source_vocabulary"])
-        target = Vocabulary.load(folder / "target.model", identity["target_vocabulary"])
+        source = Vocabulary.load(folder / "source.model", record.identity["source_vocabulary"])
+        target = Vocabulary.load(folder / "target.model", record.identity["target_vocabulary"])
     except (ConfigError, DataError) as error:
         raise CheckpointError(f"run folder {folder}: {error}") from error
-    run = Run(folder, config, source, target, identity["data"])
-    if run.identity["config"] != identity["config"]:
-        raise CheckpointError(
-            f"{folder / 'config.toml'}: the [model] section has hash {run.identity['config'][:12]}, but the run was "
-            f"created with {identity['config'][:12]}; undo the change, or train another run"
-        )
-    return run
-
-
-def read_identity(folder: Path) -> dict[str, str]:
-    path = folder / "run.json"
-    record = parse_object(path, read_regular(path, RECORD_LIMIT))
-    if record.get("format") != FORMAT:
-        raise damaged(path, f"its format is {record.get('format')!r}, this version of rectiformer reads {FORMAT}")
-    identity = record.get("identity")
-    names = ("config", "data", "source_vocabulary", "target_vocabulary")
-    if not isinstance(identity, dict) or not all(isinstance(identity.get(name), str) for name in names):
-        raise damaged(path, f"it lacks a hash of {', '.join(names)}")
-    return identity
+    return Run(folder, record.config, source, target, record.identity["data"])
 
 
 def resume_run(run: Run, config: Config, data_hash: str) -> Run:
-    """The run with `config` for its own, in the folder too; CheckpointError if more than `FREE_KEYS` changed."""
+    """The run with `config` for its own, sealed in the folder too; CheckpointError if more than `FREE_KEYS` changed."""
     keys = [key for key in changed_keys(run.config, config) if not key.startswith(FREE_KEYS)]
     if keys:
         changes = ", ".join(f"{key} = {value_of(config, key)!r} (was {value_of(run.config, key)!r})" for key in keys)
@@ -163,27 +141,9 @@ def resume_run(run: Run, config: Config, data_hash: str) -> Run:
             f"cannot resume {run.path}: the data has hash {data_hash[:12]}, but it was trained on "
             f"{run.data_hash[:12]}; give it the same files, or train another run with --out"
         )
-    path = run.path / "config.toml"
-    try:
-        replace_file(path, to_toml(config).encode())
-    except OSError as error:
-        raise write_failure(path, error) from error
-    return dataclasses.replace(run, config=config)
-
-
-def changed_keys(old: Config, new: Config) -> list[str]:
-    """The dotted keys whose values differ, in the order of the configuration."""
-    keys = [
-        f"{section.name}.{item.name}"
-        for section in dataclasses.fields(Config)
-        for item in dataclasses.fields(getattr(old, section.name))
-    ]
-    return [key for key in keys if value_of(old, key) != value_of(new, key)]
-
-
-def value_of(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
+    resumed = dataclasses.replace(run, config=config)
+    change_record(run.path, Record(run.identity, run.config), Record(resumed.identity, config))
+    return resumed
 
 
 def hash_model(config: Config) -> str:

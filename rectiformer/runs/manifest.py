@@ -23,23 +23,32 @@ def describe(data: bytes) -> dict[str, Any]:
 
 
 def seal(manifest: Mapping[str, Any]) -> bytes:
-    """A manifest as bytes that hold their own hash, so that damage to the manifest shows too."""
+    """A manifest or record as bytes that hold their own hash, so that damage to it shows too."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps({**manifest, "sha256": digest}, indent=1, sort_keys=True).encode()
 
 
+def read_sealed(path: Path, limit: int, version: int) -> dict[str, Any]:
+    """What was sealed into a file of so many bytes at most; CheckpointError where it is damaged or foreign."""
+    data = read_regular(path, limit)
+    sealed = parse_object(path, data)
+    if sealed.get("format") != version:
+        raise damaged(path, f"its format is {sealed.get('format')!r}, this version of rectiformer reads {version}")
+    sealed.pop("sha256", None)
+    try:
+        intact = seal(sealed) == data
+    except RecursionError:
+        intact = False
+    if not intact:
+        raise damaged(path, "it does not match its own hash")
+    return sealed
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, without its own hash; CheckpointError where it is damaged or foreign."""
-    path = folder / MANIFEST
-    data = read_regular(path, MANIFEST_LIMIT)
-    manifest = parse_object(path, data)
-    if manifest.get("format") != FORMAT:
-        raise damaged(path, f"its format is {manifest.get('format')!r}, this version of rectiformer reads {FORMAT}")
-    manifest.pop("sha256", None)
+    manifest = read_sealed(folder / MANIFEST, MANIFEST_LIMIT, FORMAT)
     if not is_well_formed(manifest):
-        raise damaged(path, "it is no list of files inside the folder, each with size and hash")
-    if seal(manifest) != data:
-        raise damaged(path, "it does not match its own hash")
+        raise damaged(folder / MANIFEST, "it is no list of files inside the folder, each with size and hash")
     return manifest
 
 

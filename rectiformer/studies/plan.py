@@ -11,8 +11,9 @@ from typing import Any
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.runs.folder import changed_keys, is_created, value_of
+from rectiformer.runs.folder import is_created
 from rectiformer.runs.inherit import adopt_subwords
+from rectiformer.runs.record import changed_keys, value_of
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Table
 from rectiformer.toml import load_config

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rectiformer.errors import ArgumentError, CheckpointError
-from rectiformer.runs.folder import changed_keys, is_created, value_of
+from rectiformer.runs.folder import is_created
 from rectiformer.runs.lock import RunLock
+from rectiformer.runs.record import changed_keys, value_of
 from rectiformer.studies.held_out import require_folder
 from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable, start_folder
 from rectiformer.studies.pool import Pool, Task

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rectiformer.config import Config
+from rectiformer.config import Config, TrainingConfig
 from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed
 from rectiformer.runs.durable import remove
@@ -31,6 +31,9 @@ UNFINISHED = re.compile(
     r"(data|data\.again|source\.model|target\.model)\.tmp-[0-9]+|data\.again"
     r"|(config\.toml|run\.json|metrics\.jsonl|diverged\.json)\.tmp"
 )
+
+FALLING = ("linear", "cosine", "wsd")
+"""Schedules whose rate depends on `training.steps`."""
 
 
 def train(
@@ -90,7 +93,7 @@ def open_together(
         own = adopt_subwords(config)
         prepared = open_data(own, folder, data, lambda stage, count: tell_unless_asked(reporter, stop, stage, count))
         require_validation(own, prepared.valid is not None)
-        opened.append((open_or_create(own, folder, prepared), prepared))
+        opened.append((open_or_create(own, folder, prepared, reporter), prepared))
 
     def find() -> None:
         if not opened:
@@ -170,7 +173,23 @@ def open_data(config: Config, folder: Path, data: Path | None, progress: Progres
         shutil.rmtree(again, ignore_errors=True)
 
 
-def open_or_create(config: Config, folder: Path, prepared: Prepared) -> Run:
-    if is_created(folder):
-        return resume_run(open_run(folder), config, prepared.hash)
-    return create_run(folder, config, prepared.source, prepared.target, prepared.hash)
+def open_or_create(config: Config, folder: Path, prepared: Prepared, reporter: Reporter) -> Run:
+    if not is_created(folder):
+        return create_run(folder, config, prepared.source, prepared.target, prepared.hash)
+    run = open_run(folder)
+    resumed = resume_run(run, config, prepared.hash)
+    if warning := describe_new_length(run.config.training, config.training):
+        reporter.note(warning)
+    return resumed
+
+
+def describe_new_length(old: TrainingConfig, new: TrainingConfig) -> str:
+    """What a run of more or fewer updates than before is told, where its updates depend on how many there are."""
+    settings = [f"training.schedule = {new.schedule}"] if new.schedule in FALLING else []
+    settings += ["training.penalty_warmdown"] if new.penalty_warmdown else []
+    if new.steps == old.steps or not settings:
+        return ""
+    return (
+        f"training.steps = {new.steps} (was {old.steps}) changes the updates from here on, by "
+        f"{' and '.join(settings)}; a run that had {new.steps} from its start ends with other weights"
+    )

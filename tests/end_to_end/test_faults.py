@@ -1,5 +1,6 @@
 """What goes wrong around a run: full disks, damage, changed files, a second process, folders made to harm."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -15,7 +16,8 @@ from end_to_end.tiny import outcome, overrides, steps_on_disk
 from rectiformer.errors import CheckpointError, DataError
 from rectiformer.runs.manifest import describe, seal
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.toml import load_config
+from rectiformer.runs.record import change_record, read_record
+from rectiformer.toml import load_config, override_config
 from rectiformer.train.start import train
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
@@ -230,12 +232,11 @@ def test_only_files_of_the_folder_itself_are_read(data, run, tmp_path, plant, na
 def test_paths_in_a_configuration_from_elsewhere_are_not_followed(run, tmp_path):
     """Translating needs none of the texts that a run was trained on."""
     os.mkfifo(tmp_path / "fifo")
-    text = (run / "config.toml").read_text()
-    planted = text.replace("source = []", 'source = ["../fifo"]').replace(
-        'source_model = ""', 'source_model = "../fifo"'
-    )
-    assert planted.count("../fifo") == 3  # source, valid_source, source_model
-    (run / "config.toml").write_text(planted)
+    record = read_record(run)
+    planted = {"data.source": "../fifo", "data.valid_source": "../fifo", "vocabulary.source_model": "../fifo"}
+    config = override_config(record.config, [f"{key}={value}" for key, value in planted.items()])
+    change_record(run, record, dataclasses.replace(record, config=config))
+    assert (run / "config.toml").read_text().count("../fifo") == 3
     assert Translator.from_run(run, device="cpu").translate([""], SearchOptions())[0].text == ""
 
 

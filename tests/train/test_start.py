@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from rectiformer.config import TrainingConfig
 from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.runs.folder import load_model, open_run, weights_of
 from rectiformer.runs.inherit import adopt_subwords
@@ -12,7 +13,7 @@ from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Silent
-from rectiformer.train.start import train
+from rectiformer.train.start import describe_new_length, train
 
 SETTINGS = [
     "data.grammar=documents",
@@ -78,6 +79,22 @@ def test_what_is_resumed_goes_on_from_its_own_checkpoint(first, tmp_path):
     assert "resumed at step 2" in notes.said
     assert not [line for line in notes.said if line.startswith("started from")]
     assert any(not torch.equal(tensor, half[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schedule": "cosine"}, "training.schedule = cosine"),
+        ({"schedule": "constant", "penalty_warmdown": 0.5}, "training.penalty_warmdown"),
+        ({"schedule": "constant"}, ""),
+    ],
+)
+def test_a_new_length_is_warned_of_where_updates_depend_on_it(changes, said):
+    old, new = (TrainingConfig(**changes, steps=steps) for steps in (100, 200))
+    warning = describe_new_length(old, new)
+    assert said in warning
+    assert warning.startswith("training.steps = 200 (was 100) changes the updates from here on") == bool(said)
+    assert describe_new_length(old, old) == ""
 
 
 def test_a_start_makes_the_first_loss_that_of_a_trained_model(first, tmp_path):

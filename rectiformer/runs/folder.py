@@ -23,10 +23,11 @@ from rectiformer.errors import CheckpointError, ConfigError, DataError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import (
     Checkpoint,
-    best_checkpoint,
+    find_best,
     identity_differences,
     newest_checkpoints,
     open_checkpoint,
+    read_steadily,
     step_name,
 )
 from rectiformer.runs.durable import replace_file, write_failure
@@ -164,11 +165,15 @@ def load_model(
     Args:
         checkpoint: "best" (the latest, with a notice, where none is marked best), "latest", a step, or a path.
     """
-    found = find_weights(run, checkpoint, notice)
-    require_own(run, found)
-    name = next((name for name in WEIGHTS if found.holds(name)), "model")
+
+    def read(notice: Callable[[str], None]) -> tuple[Checkpoint, dict[str, Tensor]]:
+        found = find_weights(run, checkpoint, notice)
+        require_own(run, found)
+        return found, found.tensors(next((name for name in WEIGHTS if found.holds(name)), "model"))
+
+    found, tensors = read_steadily(run.path, read, notice)
     model = run.build_model()
-    load_weights(model, found.tensors(name), str(found.path))
+    load_weights(model, tensors, str(found.path))
     return model.to(device).eval(), found.step
 
 
@@ -181,7 +186,7 @@ def require_own(run: Run, checkpoint: Checkpoint) -> None:
 
 def find_weights(run: Run, checkpoint: str, notice: Callable[[str], None]) -> Checkpoint:
     if checkpoint == "best":
-        best = best_checkpoint(run.path)
+        best = find_best(run.path)
         if best is not None:
             return best
         notice(f"no checkpoint of {run.path} is marked as best; the latest is taken")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 
 import pytest
 import torch
@@ -175,6 +176,61 @@ def test_each_way_to_name_a_checkpoint(run):
         model, found = load_model(run, name, notice=notices.append)
         assert (found, first_weight(model), model.training) == (step, value, False)
     assert notices == []
+
+
+def in_a_child(work):
+    """Whether `work` ends without an error in a process of its own, which may hook whatever it likes."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def train_on_before_each_read(run, reads):
+    """Before this process opens a file of weights, save two more steps, so that the one it has found is deleted."""
+    steps = iter(range(2, 2 + 2 * reads))
+
+    def hook(event, arguments):
+        if event == "open" and str(arguments[0]).endswith("model.safetensors") and arguments[1] is None:
+            for step in [next(steps, 0), next(steps, 0)]:
+                if step:
+                    save_step(run, step, "model", value=float(step), best=True)
+
+    sys.addaudithook(hook)
+
+
+@pytest.mark.parametrize("name", ["best", "latest"])
+@pytest.mark.parametrize("reads", [1, 2, 3])
+def test_a_reader_of_a_run_in_training_takes_the_next_step_and_tells_of_no_damage(run, name, reads):
+    save_step(run, 1, "model", value=1.0, best=True)
+
+    def read():
+        train_on_before_each_read(run, reads)
+        notices = []
+        model, step = load_model(run, name, notice=notices.append)
+        assert (step, first_weight(model), notices) == (1 + 2 * reads, 1.0 + 2 * reads, [])
+
+    assert in_a_child(read)
+
+
+def test_a_damaged_step_is_told_of_while_a_training_goes_on(run):
+    save_step(run, 1, "model", best=True)
+    save_step(run, 2, "model", best=True)
+    (run.path / "checkpoints" / "step-00000002" / "model.safetensors").write_bytes(b"")
+
+    def read():
+        train_on_before_each_read(run, 99)
+        with pytest.raises(CheckpointError, match=r"step-00000002.*"):
+            load_model(run, "2")
+
+    assert in_a_child(read)
 
 
 def test_best_falls_back_to_the_latest_with_a_notice(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any, get_type_hints
 
 from rectiformer.config import Config, Files, Numbers
 from rectiformer.errors import ConfigError, unknown_name
+
+CONTROL = (*range(32), 127)  # characters that TOML takes in no other way; a file name may have any but NUL
+SURROGATE = re.compile("[\ud800-\udfff]")  # what Python has for bytes of a file name that are not UTF-8
+ESCAPES = {ord("\\"): "\\\\", ord('"'): '\\"', **{code: f"\\u{code:04X}" for code in CONTROL}}
 
 
 def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -77,7 +82,7 @@ def check_type(name: str, value: Any, expected: Any) -> Any:
         files = (value,) if isinstance(value, str) else value
         if not isinstance(files, list | tuple) or not all(isinstance(path, str) for path in files):
             raise ConfigError(f"{name} = {value!r}, but it must be a file name or a list of them")
-        return tuple(files)
+        return tuple(check_text(name, path) for path in files)
     if expected == Numbers:
         if not isinstance(value, list | tuple) or not all(type(number) in (int, float) for number in value):
             raise ConfigError(f"{name} = {value!r}, but it must be a list of numbers")
@@ -86,6 +91,13 @@ def check_type(name: str, value: Any, expected: Any) -> Any:
         return float(value)
     if type(value) is not expected:
         raise ConfigError(f"{name} = {value!r}, but it must be {article(expected.__name__)}")
+    return check_text(name, value) if expected is str else value
+
+
+def check_text(name: str, value: str) -> str:
+    """A word or file name; ConfigError where TOML cannot hold it, as no saved run could be read again."""
+    if SURROGATE.search(value):
+        raise ConfigError(f"{name} = {value!r}, but its bytes are not UTF-8; rename the file")
     return value
 
 
@@ -120,8 +132,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-        return f'"{escaped}"'
+        return f'"{value.translate(ESCAPES)}"'
     if isinstance(value, tuple):
         return "[" + ", ".join(toml_value(part) for part in value) + "]"
     return repr(value)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rectiformer import MEMORIES, VARIANTS, ConfigError
-from rectiformer.config import Config
+from rectiformer.config import Config, DataConfig
 from rectiformer.toml import load_config, to_toml
 
 SHIPPED = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
@@ -48,6 +48,22 @@ def test_one_file_or_a_list_of_files(tmp_path):
 def test_printed_configuration_reads_back(tmp_path, overrides):
     config = load_config(None, overrides)
     assert load_config(write(tmp_path, to_toml(config))) == config
+
+
+def test_every_character_of_a_file_name_reads_back(tmp_path):
+    name = "".join(map(chr, [*range(1, 256), 0x2028, 0x10FFFF]))
+    config = Config(data=DataConfig(source=(name,)))
+    assert load_config(write(tmp_path, to_toml(config))) == config
+
+
+def test_a_file_name_that_no_configuration_can_hold_is_refused():
+    name = b"\xff.de".decode(errors="surrogateescape")  # as the command line gives it
+    for value in (name, f"['a.de', '{name}']"):
+        with pytest.raises(
+            ConfigError, match=r"data\.source = '\\udcff\.de', but its bytes are not UTF-8; rename"
+        ) as caught:
+            load_config(None, [f"data.source={value}"])
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

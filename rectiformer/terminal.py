@@ -22,6 +22,7 @@ from rectiformer.text.lines import can_be_read_once_only, read_lines
 Item = TypeVar("Item")
 
 UNLIMITED = 1_000  # columns of a file or pipe, which need no wrapping
+STAGES = {"vocabulary": "choosing subwords", "spool": "copying what can be read only once"}  # others encode a split
 RECENT = 20  # reports of training from which the time left is estimated
 
 
@@ -82,7 +83,7 @@ class Terminal:
 
     def preparing(self, stage: str, count: int) -> None:
         """Show how far data preparation is."""
-        what = "choosing subwords" if stage == "vocabulary" else f"encoding {stage}"
+        what = STAGES.get(stage, f"encoding {stage}")
         if not self.console.is_terminal:
             if stage != self._stage:
                 self.note(what)

@@ -61,7 +61,7 @@ def prepare(
 
     settings = adopt_subwords(toml.load_config(config, overrides or []))
     with Terminal() as terminal:
-        found = prepared.prepare(settings, out, terminal.preparing)
+        found = prepared.prepare(settings, out, terminal.preparing, terminal.note)
     print_prepared(terminal, found)
 
 

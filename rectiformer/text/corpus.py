@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -176,14 +176,17 @@ def keep_pairs(
 
 
 @contextmanager
-def spool_inputs(config: DataConfig, folder: Path) -> Iterator[DataConfig]:
-    """The configuration with standard input and pipes copied into `folder` for a while, so that all can be reread."""
+def spool_inputs(config: DataConfig, folder: Path, meanwhile: Callable[[], None]) -> Iterator[DataConfig]:
+    """The configuration with standard input and pipes copied into `folder` for a while, so that all can be reread.
+
+    `meanwhile` is called all the time that copying takes.
+    """
     check_files(config)
     spooled = folder / "spool"
     copies = {}
     for index, path in enumerate(filter(can_be_read_once_only, dict.fromkeys(input_files(config)))):
         (spooled / str(index)).mkdir(parents=True)
-        copies[path] = spool(path, spooled / str(index))
+        copies[path] = spool(path, spooled / str(index), meanwhile)
 
     def reread(files: Files) -> Files:
         return tuple(copies.get(path, path) for path in files)

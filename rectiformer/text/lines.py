@@ -8,15 +8,16 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from rectiformer.errors import DataError
+from rectiformer.errors import DataError, NoSpaceError
 
 DATASET = "hf:"  # before the name of a Hugging Face dataset
 BOM = b"\xef\xbb\xbf"
+SPOOLED_AT_ONCE = 1 << 16  # bytes; a pipe holds as many
 LONGEST_LINE = 16 << 20  # bytes; its subwords as Python numbers still fit a small machine
 
 
@@ -115,9 +116,24 @@ def can_be_read_once_only(path: str) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
 
 
-def spool(path: str, folder: Path) -> str:
-    """Copy what can be read once only into a file of its name in `folder`; its path."""
-    copy = folder / Path(display_name(path)).name
-    with nullcontext(standard_input()) if path == "-" else open(path, "rb") as source, copy.open("xb") as target:
-        shutil.copyfileobj(source, target)
+def spool(path: str, folder: Path, meanwhile: Callable[[], None] = lambda: None) -> str:
+    """Copy what can be read once only into a file of its name in `folder`; its path.
+
+    It may take half of what is free on that disk, as what is made of it needs the other half: more is a NoSpaceError,
+    with nothing left of the copy, so that input without end ends too. `meanwhile` is called all along.
+    """
+    copy, copied = folder / Path(display_name(path)).name, 0
+    try:
+        with nullcontext(standard_input()) if path == "-" else open(path, "rb") as source, copy.open("xb") as target:
+            while data := source.read(SPOOLED_AT_ONCE):
+                meanwhile()
+                copied += target.write(data)
+                if copied > shutil.disk_usage(folder).free:
+                    raise NoSpaceError(
+                        f"{display_name(path)} has more than {copied:,} bytes, half of what the disk of {folder} had "
+                        "free for a copy to read twice; nothing was kept; end it sooner, or write on a larger disk"
+                    )
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise
     return str(copy)

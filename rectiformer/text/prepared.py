@@ -15,7 +15,6 @@ import dataclasses
 import errno
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,6 +42,7 @@ from rectiformer.text.files import files_of, has_documents, has_split, input_fil
 from rectiformer.text.lines import local_path
 from rectiformer.text.manifest import FORMAT, check_manifest, copies_of, hash_data, hash_file, read_manifest
 from rectiformer.text.mixture import Part
+from rectiformer.text.unfinished import LOCK, writing_aside
 from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies, sync
 
 Progress = Callable[[str, int], None]  # what is being done, and how many pairs it is done for
@@ -137,32 +137,29 @@ def require_text(config: Config) -> None:
         )
 
 
-def prepare(config: Config, folder: Path, progress: Progress | None = None) -> Prepared:
+def prepare(
+    config: Config, folder: Path, progress: Progress | None = None, note: Callable[[str], None] = lambda text: None
+) -> Prepared:
     """Choose or load the vocabularies, encode the configured text into the new `folder`, and open it.
 
     The text is streamed, twice where subwords have to be chosen. `folder` appears at once and complete, or not at all.
     """
     if os.path.lexists(folder):
         raise DataError(f"{folder} exists; open it as it is, name another folder, or remove it")
-    unfinished = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process whose number we have now
     try:
-        unfinished.mkdir(parents=True)
-        write_folder(config, unfinished, progress or (lambda stage, done: None))
-        os.rename(unfinished, folder)
+        with writing_aside(folder, note) as unfinished:
+            write_folder(config, unfinished, progress or (lambda stage, done: None))
         sync(folder.parent)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise NoSpaceError(f"no space left for {folder}; nothing was kept; make room and prepare again") from error
         raise DataError(f"cannot write {folder}: {error.strerror}; nothing was kept") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return Prepared.open(folder, verify=False)
 
 
 def write_folder(config: Config, folder: Path, progress: Progress) -> None:
     origin = describe_origin(config)
-    with corpus.spool_inputs(config.data, folder) as data:
+    with corpus.spool_inputs(config.data, folder, lambda: progress("spool", 0)) as data:
         progress("vocabulary", 0)
         require_text(config)
         sample = partial(corpus.sample_lines, data, config.vocabulary.sentences, TRAINING_CHARACTERS)
@@ -176,7 +173,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
         splits = {copy: write_split(data, folder / copy, vocabularies, alpha, progress) for copy in copies}
         if has_split(data, "valid"):
             splits["valid"] = write_split(data, folder / "valid", vocabularies, 0.0, progress)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)} for path in paths
     }

@@ -4,6 +4,8 @@ import gzip
 import io
 import lzma
 import os
+import re
+import subprocess
 import sys
 import threading
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rectiformer.text.lines as lines_module
-from rectiformer.errors import DataError
+from rectiformer.errors import DataError, NoSpaceError
 from rectiformer.text.lines import can_be_read_once_only, read_lines, spool
 
 HOSTILE = "a\rb\r\nc\u2028d\u2029e\u0085f\x0bg\x0ch\x1c\x00i\n\n\u202eזה e\u0301\u0301 😀"
@@ -131,3 +133,26 @@ def test_a_pipe_is_spooled_once_and_read_often(tmp_path):
     writer.join()
     assert not can_be_read_once_only(copy)
     assert list(read_lines(copy)) == list(read_lines(copy)) == ["a", "b"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 4 MiB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount ({mounted.stderr.strip()})")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_input_without_end_is_refused_at_half_of_the_disk(small_disk):
+    heard = []
+    with pytest.raises(
+        NoSpaceError, match=r"/dev/zero has more than [0-9,]+ bytes, half of what the disk of"
+    ) as caught:
+        spool("/dev/zero", small_disk, lambda: heard.append(1))
+    assert 2**21 <= int(re.search("more than ([0-9,]+)", str(caught.value))[1].replace(",", "")) < 2**22
+    assert len(heard) > 1
+    assert list(small_disk.iterdir()) == []

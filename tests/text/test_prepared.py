@@ -6,8 +6,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,6 +229,40 @@ def test_a_failure_leaves_nothing_behind(files):
     with pytest.raises(DataError, match=r"v\.en:2:1: not UTF-8"):
         prepare(configure(), files / "data")
     assert sorted(os.listdir(files)) == ["a.de", "a.en", "v.de", "v.en"]
+
+
+def prepare_until(stage, signal_number):
+    """The process id of a child that sends itself a signal in this stage of preparing `data` from standard input."""
+    child = os.fork()
+    if child == 0:
+        sys.stdin = io.TextIOWrapper(io.BytesIO(b"\n".join(line.encode() for line in SOURCE)))
+
+        def progress(what, count):
+            if what == stage:
+                os.kill(os.getpid(), signal_number)
+
+        try:
+            prepare(configure(source=("-",)), Path("data"), progress)
+        finally:
+            os._exit(1)
+    return child
+
+
+@pytest.mark.parametrize("stage", ["spool", "vocabulary", "train-0"])
+def test_what_a_killed_process_left_is_removed_by_the_next_and_that_of_a_running_one_is_not(files, stage):
+    stopped = prepare_until(stage, signal.SIGSTOP)
+    try:
+        os.waitpid(stopped, os.WUNTRACED)
+        killed = prepare_until(stage, signal.SIGKILL)
+        os.waitpid(killed, 0)
+        assert {f"data.tmp-{killed}", f"data.tmp-{stopped}"} <= set(os.listdir(files))
+        notes = []
+        prepare(configure(), Path("data"), note=notes.append)
+        assert notes == [f"removed data.tmp-{killed}, left by a killed process"]
+        assert sorted(os.listdir(files)) == ["a.de", "a.en", "data", f"data.tmp-{stopped}", "v.de", "v.en"]
+    finally:
+        os.kill(stopped, signal.SIGKILL)
+        os.waitpid(stopped, 0)
 
 
 def test_a_full_disk_is_named(files, monkeypatch):

@@ -1,5 +1,5 @@
 """`python -m rectiformer`: the command line."""
 
-from rectiformer.cli import main
+from rectiformer.cli.leaving import start
 
-main()
+start()

@@ -1,7 +1,8 @@
 """The processes that train one run together: what one of them decides or meets, all know.
 
 They speak JSON over a gloo group of their own, beside whatever carries gradients. Its time limit is long, since the
-others wait there while rank 0 prepares data or validates; a rank that dies ends the waiting of the others at once.
+others wait there while rank 0 prepares data or validates; a rank that dies ends the waiting of the others at once, and
+one that is stopped in training is found out by runs/pulse.py.
 """
 
 from __future__ import annotations

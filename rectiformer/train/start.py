@@ -17,7 +17,8 @@ from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, is_created, open_run, refuse_existing, resume_run
 from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.runs.lock import RunLock
-from rectiformer.runs.team import Restarts, Team, device_of_rank, join_team
+from rectiformer.runs.pulse import Pulse
+from rectiformer.runs.team import Restarts, Team, device_of_rank, join_team, torchrun_store
 from rectiformer.text.prepared import Prepared, Progress, prepare
 from rectiformer.train.loop import Trainer
 from rectiformer.train.refusals import require_ranks, require_same_segments, require_trainable
@@ -52,6 +53,7 @@ def train(
         with StopRequest() as stop, ExitStack() as held:
             team.lead(lambda: hold(held, RunLock(folder, reporter.note)))
             run, prepared = open_together(config, folder, data, reporter, stop, team)
+            held.enter_context(Pulse(team, torchrun_store()))
             newest = find_newest(folder, resume, reporter, team)
             trainer = Trainer(run, prepared, device, reporter, stop, team, fresh=newest is None)
             if newest is not None:

@@ -12,10 +12,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.torch import load
@@ -38,14 +37,12 @@ from rectiformer.runs.durable import (
 from rectiformer.runs.failpoints import failpoint
 from rectiformer.runs.manifest import FORMAT, MANIFEST, describe, read_manifest, seal
 from rectiformer.runs.parts import Rows, files_of, join_parts, part_name
+from rectiformer.runs.steady import read_steadily
 from rectiformer.runs.team import ALONE, Team
 from rectiformer.runs.writing import begin_step, pack, write_contents
 
 STATE = "state.json"
 STEP_NAME = re.compile(r"step-([0-9]{8,18})(\.old)?")
-READS = 10
-"""Most reads of a checkpoint while a training replaces it; one in a hundred meets a deletion if it saves every step."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -229,40 +226,6 @@ def find_best(folder: Path) -> Checkpoint | None:
     root = folder / "checkpoints"
     step = best_step(root)
     return None if step is None else open_checkpoint(step_folders(root).get(step, root / step_name(step)))
-
-
-def read_steadily(folder: Path, read: Callable[[Callable[[str], None]], T], notice: Callable[[str], None]) -> T:
-    """What `read` gives of a run that may be in training, which replaces and prunes its checkpoints all the time.
-
-    A read that fails or gives notice of damage is done again where the checkpoints have changed since it began: what it
-    had found may be gone by now, and another be the best. Only the notices of the last read are passed on.
-    """
-    failure: CheckpointError | None = None
-    for attempt in range(READS):
-        before, notices = list_checkpoints(folder), list[str]()
-        try:
-            found, failure = read(notices.append), None
-        except CheckpointError as error:
-            failure = error
-        settled = failure is None and not notices
-        if settled or attempt == READS - 1 or list_checkpoints(folder) == before:
-            break
-    for text in notices:
-        notice(text)
-    if failure is not None:
-        raise failure
-    return found
-
-
-def list_checkpoints(folder: Path) -> list[tuple[str, int, int]]:
-    """What tells the checkpoints of a run, and what `best` and `latest` name, from those of another moment."""
-    found = []
-    with suppress(FileNotFoundError), os.scandir(folder / "checkpoints") as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):  # gone since it was listed
-                state = entry.stat(follow_symlinks=False)
-                found.append((entry.name, state.st_ino, state.st_mtime_ns))
-    return sorted(found)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

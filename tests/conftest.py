@@ -43,6 +43,22 @@ def rectiformer(monkeypatch, capfdbinary):
     return call
 
 
+TINY = (
+    "data.sentences=200", "data.valid_sentences=10", "vocabulary.size=200", "model.hidden_size=16", "model.num_heads=2",
+    "model.encoder_layers=1", "model.decoder_layers=1", "model.ffn_size=16", "training.steps=2",
+    "training.batch_tokens=300", "training.device=cpu", "validation.every=2", "validation.sentences=2",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """The folder of a model that has learned nothing, for tests of what commands do around it."""
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    assert run_main("train", "--out", folder, *settings) == 0
+    return folder
+
+
 @pytest.fixture(scope="session")
 def browser():
     sync = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")

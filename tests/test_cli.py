@@ -163,7 +163,7 @@ def test_a_mistake_is_one_line_and_the_code_of_the_process():
         ("translate run missing", 3, "cannot read missing: No such file"),
         ("translate run latin1", 3, "latin1:2:4: not UTF-8 (0xF6)"),
         ("translate run test.de --out test.de", 2, "--out test.de is also read; it is untouched"),
-        ("translate run test.de --out missing/out", 2, "cannot use missing/out: No such file or directory"),
+        ("translate run test.de --out missing/out", 2, "cannot write missing/out: No such file or directory"),
         ("translate run test.de --bad-utf8 ignore", 2, "unknown value of --bad-utf8 'ignore'"),
         ("translate run test.de --top-k 3", 2, "top_k = 3 is about sampling"),
         ("translate run test.de --nbest 9", 2, "nbest = 9 is more than beam = 4"),

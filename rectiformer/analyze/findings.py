@@ -31,6 +31,7 @@ from rectiformer.analyze.wire import find_nonfinite, shorten
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.measure.alignment import Links
 from rectiformer.ops.variants import find_variant
+from rectiformer.runs.durable import replacing
 from rectiformer.translate.align import alignment_table
 from rectiformer.translate.evaluate import evaluate
 from rectiformer.translate.options import SearchOptions
@@ -159,12 +160,10 @@ class Findings:
         return restore(cls, content, where)
 
     def write(self, path: str | Path) -> None:
-        """Write a JSON file."""
+        """Write a JSON file; what was there stays until the new one is complete."""
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
-        try:
-            Path(path).write_text(text + "\n", encoding="ascii")
-        except OSError as error:
-            raise DataError(f"cannot write findings {path}: {error.strerror or error}") from error
+        with replacing(Path(path)) as file:
+            file.write(f"{text}\n".encode("ascii"))
 
     @classmethod
     def read(cls, path: str | Path) -> Findings:

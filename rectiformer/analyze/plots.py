@@ -11,6 +11,7 @@ import numpy as np
 from rectiformer.analyze.figure_style import LOOKS, WIDTH, by_layer, draw_line, name_models, panels, printable, style
 from rectiformer.analyze.maps import draw_map
 from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.runs.durable import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,8 @@ def write_figures(
             figure.set_layout_engine("none")  # once is enough, and it takes most of the time
             for suffix in formats:
                 written.append(folder / f"{name}.{suffix}")
-                figure.savefig(written[-1], format=suffix, metadata=NO_DATES[suffix], dpi=300)
+                with replacing(written[-1]) as file:
+                    figure.savefig(file, format=suffix, metadata=NO_DATES[suffix], dpi=300)
     return written
 
 

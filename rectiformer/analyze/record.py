@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from rectiformer.analyze.consistency import check_example
 from rectiformer.analyze.wire import check_schema, load_schema, pack, shorten, unpack
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.measure.alignment import Links
+from rectiformer.runs.durable import replacing
 
 FORMAT, VERSION = "rectiformer-attention", 1
 KINDS = ("cross", "encoder", "decoder")
@@ -151,16 +152,10 @@ def write_record(record: AttentionRecord, path: str | Path) -> None:
     """Write a record, compressed where the name ends in .gz; what was there stays until the new one is complete."""
     path = Path(path)
     content = to_json(record)
-    partial = path.with_name(f"{path.name}.tmp")
-    try:
-        # Level 1: the arrays are compressed already, and what base64 added goes at any level.
-        with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, 0) if is_gzip(path) else raw as file:
-            for part in json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode(content):
-                file.write(part.encode("ascii"))
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise DataError(f"cannot write attention record {path}: {error.strerror or error}") from error
+    # Level 1: the arrays are compressed already, and what base64 added goes at any level.
+    with replacing(path) as raw, gzip.GzipFile("", "wb", 1, raw, 0) if is_gzip(path) else nullcontext(raw) as file:
+        for part in json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode(content):
+            file.write(part.encode("ascii"))
 
 
 def read_record(path: str | Path) -> AttentionRecord:

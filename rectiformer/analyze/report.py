@@ -20,7 +20,8 @@ import numpy as np
 
 from rectiformer.analyze.record import KINDS, AttentionRecord, to_json
 from rectiformer.analyze.wire import pack
-from rectiformer.errors import ArgumentError, DataError
+from rectiformer.errors import ArgumentError
+from rectiformer.runs.durable import replacing
 
 PAGE = Path(__file__).parent.parent / "explore" / "page"
 BUDGET = 20_000_000
@@ -64,12 +65,11 @@ def write_report(
     findings: Sequence[Mapping[str, Any] | None] | None = None,
     title: str = "",
 ) -> Path:
-    """Write the page of `report_html` and return its path."""
+    """Write the page of `report_html` and return its path; what was there stays until the new one is complete."""
     path = Path(path)
-    try:
-        path.write_text(report_html(records, findings, title), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot write report {path}: {error.strerror or error}") from error
+    page = report_html(records, findings, title).encode("utf-8")
+    with replacing(path) as file:
+        file.write(page)
     return path
 
 

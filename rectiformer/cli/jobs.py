@@ -137,7 +137,7 @@ def run_shared(job: Job, translator: Translator, team: Team, out: Path | None, i
 
         if team.leads:
             write_all(gather_chunks(folder, chunks), out, inputs)
-            finish_job(folder, out)
+            finish_job(folder)
         else:
             for _ in do_chunks(folder, chunks):
                 pass

@@ -44,7 +44,9 @@ Source = Annotated[
     str, typer.Argument(metavar="SOURCE", help="Sentences, one a line: plain, .gz or .xz; - for standard input.")
 ]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="Their translations, line by line.")]
-OutFile = Annotated[Path | None, option("File to write, instead of standard output.", "--out")]
+OutFile = Annotated[
+    Path | None, option("File to write, instead of standard output; replaced once all is there.", "--out")
+]
 AsJson = Annotated[bool, option("Write JSON lines.", "--json")]
 Beam = Annotated[int, option("Hypotheses kept a sentence; 1 is greedy.", panel=SEARCH, min=1)]
 Penalty = Annotated[

@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rectiformer.errors import ArgumentError, DataError
+from rectiformer.runs.durable import replacing
 
 
 def write_all(texts: Iterable[str], path: Path | None = None, inputs: Iterable[str] = ()) -> None:
-    """Lines to a file or standard output, each as soon as it is there; ArgumentError if the file is an input."""
+    """Lines to standard output, each as soon as it is there, or to a file, which is replaced when all are there.
+
+    ArgumentError if the file is an input.
+    """
     for name in inputs:
         if path is not None and path.exists() and os.path.exists(name) and path.samefile(name):
             raise ArgumentError(f"--out {path} is also read; it is untouched; name another file")
     if path is None and sys.stdout is None:
         raise ArgumentError("cannot use standard output: it is closed; write to a file or a pipe")
-    with nullcontext(sys.stdout.buffer) if path is None else path.open("wb") as file:
+    with nullcontext(sys.stdout.buffer) if path is None else replacing(path, ArgumentError) as file:
         for text in texts:
             write_line(file, text)
             file.flush()
@@ -28,17 +32,16 @@ def write_all(texts: Iterable[str], path: Path | None = None, inputs: Iterable[s
 
 @contextmanager
 def open_new(names: Sequence[str]) -> Iterator[list[BinaryIO]]:
-    """New files, all or none of them: DataError where one exists, and none stays where writing fails."""
+    """New files, which appear at the end, all or none of them: DataError where one exists."""
     for name in names:
         if os.path.lexists(name):
             raise DataError(f"{name} exists; nothing was written; name other files, or remove it")
-    try:
-        with ExitStack() as stack:
-            yield [stack.enter_context(open(name, "xb")) for name in names]
-    except BaseException:
-        for name in names:
-            Path(name).unlink(missing_ok=True)
-        raise
+    with ExitStack() as stack:
+        files = [stack.enter_context(replacing(Path(name))) for name in names]
+        yield files
+        for file in files:  # a full disk shows before the first of them appears
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def write_line(file: BinaryIO, text: str) -> None:

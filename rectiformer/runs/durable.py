@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from rectiformer.errors import CheckpointError, NoSpaceError, RectiformerError
+from rectiformer.errors import CheckpointError, DataError, NoSpaceError, RectiformerError
 from rectiformer.runs.failpoints import failpoint
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,6 +43,74 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def replacing(path: Path, refusal: type[RectiformerError] = DataError) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` at the end; if anything fails before, `path` is as it was and nothing stays.
+
+    A link keeps pointing: the file it names is replaced. Pipes, devices and open descriptors (/dev/stdout) cannot be
+    replaced and are written to directly. NoSpaceError or `refusal` where the system refuses.
+    """
+    try:
+        with open(path, "wb") if must_be_written_directly(path) else open_aside(Path(os.path.realpath(path))) as file:
+            yield file
+            file.flush()
+    except BrokenPipeError:
+        raise  # whoever read a pipe has left, which is no fault
+    except OSError as error:
+        if error.filename is not None and str(error.filename) != str(path):
+            raise  # of another file
+        raise write_failure(path, error, refusal) from error
+
+
+def must_be_written_directly(path: Path) -> bool:
+    """Whether `path` is something other than a file or a name for one: a pipe, a device, a descriptor, a folder."""
+    if not path.exists():
+        return False
+    if not path.is_file():
+        return True
+    while not path.parent.resolve().is_relative_to("/proc"):
+        if not path.is_symlink():
+            return False
+        path = path.parent / path.readlink()
+    return True  # /dev/stdout, /dev/fd/3: others may write to the same open file, which a rename would hide
+
+
+@contextmanager
+def open_aside(path: Path) -> Iterator[BinaryIO]:
+    """A new file in the folder of `path` that takes its name and permissions at the end, on disk then."""
+    old = path.stat() if os.path.lexists(path) else None  # a link that is still one here is a loop, which stat says
+    if old is not None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    temporary = path.with_name(f".rectiformer-{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            if old is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        put_over(temporary, path)
+    except OSError as error:
+        if str(error.filename) == str(temporary):
+            error.filename = None  # which nobody has named
+        raise
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def put_over(temporary: Path, path: Path) -> None:
+    """Give a finished file the name of another, which goes."""
+    try:
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        shutil.copyfile(temporary, path)  # a single file mounted into a container keeps its name
+    with suppress(OSError):  # the file is complete, and not every file system can do this
+        sync_folder(path.parent)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
@@ -102,17 +171,17 @@ def damaged(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged: {why}; nothing of it was loaded")
 
 
-def write_failure(path: Path, error: OSError) -> RectiformerError:
-    """What to raise where writing `path` failed."""
+def write_failure(path: Path, error: OSError, refusal: type[RectiformerError] = CheckpointError) -> RectiformerError:
+    """What to raise where writing `path` failed: NoSpaceError, or `refusal` for other reasons."""
     if error.errno in NO_SPACE:
         free = shutil.disk_usage(existing_parent(path)).free
         return NoSpaceError(
             f"no space left while writing {path} ({error.strerror}; {free} bytes are free); "
             "what was saved before is kept; make room, then run it again (a training with --resume)"
         )
-    return CheckpointError(
+    return refusal(
         f"cannot write {path}: {error.strerror or error}; what was saved before is kept; "
-        "make it writable, or name another place"
+        "make it writable, or name another path"
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rectiformer.analyze.figure_style import draw_line, panels, printable, style
 from rectiformer.analyze.plots import NO_DATES
+from rectiformer.runs.durable import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,8 @@ def draw_panels(
         axes[0, 0].set_ylabel(textwrap.fill(up, 24))
         add_legend(figure, shown, columns)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata=NO_DATES["svg"])
+        with replacing(path) as file:
+            figure.savefig(file, format="svg", metadata=NO_DATES["svg"])
     return [path]
 
 

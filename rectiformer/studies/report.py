@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rectiformer.errors import DataError
-from rectiformer.runs.durable import read_regular
+from rectiformer.runs.durable import read_regular, replacing
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import SCALES, Study
 from rectiformer.studies.results import Results, distinct, save_results, saved_path
@@ -36,7 +36,8 @@ def write_report(out: Path) -> Path:
             save_results(results, out)
     parts = ["# Reproduction\n", LEGEND, summarize(found), *(render(study, results, out) for study, results in found)]
     path = out / PAGE
-    path.write_text("\n".join(parts), encoding="utf-8")
+    with replacing(path) as file:
+        file.write("\n".join(parts).encode("utf-8"))
     return path
 
 

@@ -152,11 +152,8 @@ def gather_chunks(folder: WorkFolder, chunks: Callable[[], Iterator[Chunk]]) -> 
             time.sleep(POLL_SECONDS)
 
 
-def finish_job(folder: WorkFolder, out: Path | None) -> None:
+def finish_job(folder: WorkFolder) -> None:
     """Remove the folder, once what was written from it is on disk too; for other processes it is gone at once."""
-    if out is not None:
-        with out.open("rb") as file:
-            os.fsync(file.fileno())
     os.rename(folder.path, finished(folder.path))
     remove(finished(folder.path))
 

@@ -286,7 +286,7 @@ def test_files_that_are_not_findings_are_refused(text, tmp_path):
 
 
 def test_a_folder_that_is_not_there_cannot_be_written_to(found, tmp_path):
-    with pytest.raises(DataError, match=r"cannot write findings .*: No such file"):
+    with pytest.raises(DataError, match=r"cannot write .*: No such file"):
         found.write(tmp_path / "none" / "f.json")
 
 

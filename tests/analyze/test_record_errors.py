@@ -161,7 +161,7 @@ def test_a_cut_record_says_so(tmp_path):
 def test_missing_files_and_folders_say_so(tmp_path):
     with pytest.raises(DataError, match=r"cannot read attention record .*none.json: No such file"):
         read_record(tmp_path / "none.json")
-    with pytest.raises(DataError, match=r"cannot write attention record .*a.json: No such file"):
+    with pytest.raises(DataError, match=r"cannot write .*a.json: No such file"):
         write_record(make_record(), tmp_path / "none" / "a.json")
 
 

@@ -64,7 +64,7 @@ def test_wrong_numbers_of_records_are_one_clear_line(made_up, records, findings)
 
 
 def test_a_path_that_cannot_be_written_is_one_clear_line(made_up, tmp_path):
-    with pytest.raises(DataError, match=r"cannot write report .*missing"):
+    with pytest.raises(DataError, match=r"cannot write .*missing"):
         write_report(tmp_path / "missing" / "report.html", [made_up])
 
 

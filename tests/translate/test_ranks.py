@@ -228,7 +228,7 @@ def test_a_rank_that_comes_late_finds_nothing_to_do(tmp_path):
         assert len(list(gather_chunks(folder, chunks))) == 2
         late = do_chunks(*listed(folder.path, 3, done))  # it knows of one more, which it does
         next(late)
-        finish_job(folder, None)
+        finish_job(folder)
         assert list(late) == []
         with folder.claim(0) as ours:
             assert not ours

@@ -2,6 +2,7 @@
 
 import typing
 
+from rectiformer import interrupts as _interrupts  # noqa: F401 (before torch, whose import takes seconds)
 from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
 from rectiformer.model.attention import MultiHeadAttention
 from rectiformer.model.cache import KeyValueCache

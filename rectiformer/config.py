@@ -16,8 +16,10 @@ def choices(default: str, *others: str) -> Any:
     return field(default=default, metadata={"choices": (default, *others)})
 
 
-def within(default: float, least: float, below: float = float("inf")) -> Any:
-    """A number from `least` up to, but not including, `below`."""
+def within(default: float, least: float, below: float | None = None) -> Any:
+    """A number from `least` up to, but not including, `below`; without that, 32 bits have to be enough for it."""
+    if below is None:
+        below = 2**31 if isinstance(default, int) else 1e30  # float32 ends at 3e38, and it will be multiplied
     return field(default=default, metadata={"least": least, "below": below})
 
 
@@ -65,12 +67,14 @@ class DataConfig:
     """Sentence pairs drawn from the built-in grammar for training; of documents whole ones, until there are enough."""
     valid_sentences: int = within(500, 1)
     """Sentence pairs drawn from the built-in grammar for validation; none of them is in the training data."""
-    seed: int = within(1, 0)
+    seed: int = within(1, 0, 2**63)
     """Decides which pairs the built-in grammar gives."""
 
     def __post_init__(self) -> None:
-        if wrong := [weight for weight in self.weights if not 0 < weight < float("inf")]:
-            raise ConfigError(f"data.weights has {wrong[0]}, but each must be more than 0; leave out a file for that")
+        if wrong := [weight for weight in self.weights if not 1e-6 <= weight <= 1e6]:
+            raise ConfigError(
+                f"data.weights has {wrong[0]}, but each must be more than 0, from 1e-6 to 1e6; leave out a file for 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,7 @@ class VocabularyConfig:
 
     kind: str = choices("unigram", "bpe")
     """How subwords are chosen."""
-    size: int = within(800, 8)
+    size: int = within(800, 8, 2**24)
     """Subwords, special ones included; small corpora may have fewer."""
     shared: bool = True
     """One vocabulary for both languages; otherwise one of this size for each."""
@@ -87,7 +91,7 @@ class VocabularyConfig:
     """Spell unknown characters as bytes (256 more entries), so that nothing is unknown."""
     sampling: float = within(0.0, 0.0, 1.0)
     """Subword regularization of the training text: smoothing of the unigram lattice, or dropout of BPE merges."""
-    copies: int = within(1, 1)
+    copies: int = within(1, 1, 1001)
     """Encodings of the training text with `sampling`; epoch e reads copy e mod copies."""
     sentences: int = within(200_000, 1)
     """Most lines a side to choose subwords from. sentencepiece takes some 25 bytes of memory a character of them."""
@@ -105,8 +109,8 @@ class ModelConfig:
     """Size of the residual stream; the heads share it equally."""
     num_heads: int = within(4, 1)
     """Heads of every attention. Must divide `hidden_size`."""
-    encoder_layers: int = within(2, 1)
-    decoder_layers: int = within(2, 1)
+    encoder_layers: int = within(2, 1, 1025)
+    decoder_layers: int = within(2, 1, 1025)
     ffn_size: int = within(256, 1)
     """Inner size of every feed-forward layer: the slots of a key-value memory."""
     variant: str = "rela-g"
@@ -228,7 +232,7 @@ class TrainingConfig:
     """A run folder to start from: its best weights and, where no others are named, its subwords. The model must have
     the same sizes; everything else may differ. A run of longer segments needs a separator, which the subwords of text
     with documents have."""
-    seed: int = within(1, 0)
+    seed: int = within(1, 0, 2**63)
     """Decides initial weights, batch order and dropout."""
 
 
@@ -242,7 +246,7 @@ class ValidationConfig:
     """Decides which checkpoint is best and when to stop early."""
     sentences: int = within(500, 1)
     """Most validation sentences to translate, the last segment whole; the loss is over all."""
-    beam: int = within(1, 1)
+    beam: int = within(1, 1, 1001)
     patience: int = within(0, 0)
     """Validations without a better `metric` before training stops; 0 never stops early."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from rectiformer.errors import ConfigError, unknown_name
 CONTROL = (*range(32), 127)  # characters that TOML takes in no other way; a file name may have any but NUL
 SURROGATE = re.compile("[\ud800-\udfff]")  # what Python has for bytes of a file name that are not UTF-8
 ESCAPES = {ord("\\"): "\\\\", ord('"'): '\\"', **{code: f"\\u{code:04X}" for code in CONTROL}}
+LONGEST_SHOWN = 80  # characters of a value in a message
 
 
 def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -22,10 +24,10 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
     tables: dict[str, Any] = {}
     if path is not None:
         try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+            tables = parse(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
     return overlay(tables, overrides)
 
@@ -41,6 +43,14 @@ def overlay(tables: dict[str, Any], overrides: Iterable[str]) -> Config:
     return build(Config, tables, "")
 
 
+def parse(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; ValueError for anything else."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("brackets are nested too deeply") from None
+
+
 def apply_override(tables: dict[str, Any], override: str) -> None:
     """Set `section.key=value`; the value is TOML, or a bare word taken as a string."""
     name, equals, text = override.partition("=")
@@ -48,8 +58,8 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
     if not (equals and dot and key and text.strip()):
         raise ConfigError(f"{override!r} is not of the form section.key=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse(f"value = {text}")["value"]
+    except ValueError:
         value = text.strip()
     table = tables.setdefault(section, {})
     if not isinstance(table, dict):
@@ -60,7 +70,7 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
 def build(kind: type, table: Any, where: str) -> Any:
     """An instance of the dataclass `kind` from a TOML table; `where` is the path to it, for messages."""
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{where.rstrip('.')!r} must be a section, not {table!r}")
+        raise ConfigError(f"{where.rstrip('.')!r} must be a section, not {show(table)}")
     hints = get_type_hints(kind)
     for key in table:
         if key not in hints:
@@ -81,24 +91,34 @@ def check_type(name: str, value: Any, expected: Any) -> Any:
     if expected == Files:
         files = (value,) if isinstance(value, str) else value
         if not isinstance(files, list | tuple) or not all(isinstance(path, str) for path in files):
-            raise ConfigError(f"{name} = {value!r}, but it must be a file name or a list of them")
+            raise ConfigError(f"{name} = {show(value)}, but it must be a file name or a list of them")
         return tuple(check_text(name, path) for path in files)
     if expected == Numbers:
         if not isinstance(value, list | tuple) or not all(type(number) in (int, float) for number in value):
-            raise ConfigError(f"{name} = {value!r}, but it must be a list of numbers")
-        return tuple(map(float, value))
+            raise ConfigError(f"{name} = {show(value)}, but it must be a list of numbers")
+        return tuple(to_float(number) for number in value)
     if expected is float and type(value) is int:
-        return float(value)
+        return to_float(value)
     if type(value) is not expected:
-        raise ConfigError(f"{name} = {value!r}, but it must be {article(expected.__name__)}")
+        raise ConfigError(f"{name} = {show(value)}, but it must be {article(expected.__name__)}")
     return check_text(name, value) if expected is str else value
 
 
 def check_text(name: str, value: str) -> str:
-    """A word or file name; ConfigError where TOML cannot hold it, as no saved run could be read again."""
+    """A word or file name; ConfigError where it cannot be one, or where TOML cannot hold it."""
+    if "\0" in value:
+        raise ConfigError(f"{name} = {show(value)}, but no name can have a NUL character in it")
     if SURROGATE.search(value):
-        raise ConfigError(f"{name} = {value!r}, but its bytes are not UTF-8; rename the file")
+        raise ConfigError(f"{name} = {show(value)}, but its bytes are not UTF-8; rename the file")
     return value
+
+
+def to_float(value: int | float) -> float:
+    """A float, infinite where the number is too large to be one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def check_range(name: str, value: Any, item: dataclasses.Field[Any]) -> Any:
@@ -108,9 +128,18 @@ def check_range(name: str, value: Any, item: dataclasses.Field[Any]) -> Any:
     if "least" in item.metadata:
         least, below = item.metadata["least"], item.metadata["below"]
         if not least <= value < below:
-            upper = f" and below {below:g}" if below != float("inf") else ""
-            raise ConfigError(f"{name} = {value}, but it must be at least {least:g}{upper}")
+            upper = below if isinstance(below, int) else f"{below:g}"
+            raise ConfigError(f"{name} = {show(value)}, but it must be at least {least:g} and below {upper}")
     return value
+
+
+def show(value: Any) -> str:
+    """A value for a message, shortened where nobody would read all of it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python refuses to write out integers of thousands of digits
+        return "a value too long to show"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def article(noun: str) -> str:

@@ -14,7 +14,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point left only. Nothing imports a neighbor of its own rank.
 LAYERS = [
-    "errors",
+    "errors interrupts",
     "config ops",
     "toml text measure model",
     "runs",

@@ -176,3 +176,54 @@ def test_unreadable_files_are_named(tmp_path):
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not valid TOML"):
         load_config(binary)
+
+
+NESTED = "[" * 3_000
+DIGITS = "1" * 5_000
+HEX = f"0x{'f' * 2_000}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"[data]\nweights = {NESTED}", "is not valid TOML: brackets are nested too deeply"),
+        (f"[training]\nsteps = {DIGITS}", "is not valid TOML: Exceeds the limit (4300 digits)"),
+        (f"[training]\nsteps = {HEX}", "..., but it must be at least 1 and below 2147483648"),
+        (f"[training]\nepsilon = {HEX}", "training.epsilon = inf, but it must be at least 0 and below 1e+30"),
+        (f"[data]\nweights = [{HEX}]", "data.weights has inf, but each must be more than 0"),
+        ('[data]\nsource = "a\\u0000b"', "data.source = 'a\\x00b', but no name can have a NUL character in it"),
+        ('[training]\ninit_from = "\\u0000"', "training.init_from = '\\x00', but no name can have a NUL"),
+    ],
+    ids=["nesting", "digits", "hexadecimal", "float", "weights", "NUL in a list", "NUL"],
+)
+def test_what_only_an_attacker_writes_is_named_too(tmp_path, text, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+EXTREMES = [
+    "-1", "2147483648", "18446744073709551616", "1e30", str(10**30), "1e308", "-1e308", "nan", "inf", "-inf", HEX,
+    DIGITS, NESTED, "true", "'word'", "[1]", "[1e308]", "{a = 1}", "1979-05-27", '"\\u0000"',
+]  # fmt: skip
+KEYS = [(section, key) for section, values in vars(Config()).items() for key in vars(values)]
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS, ids=lambda name: name)
+def test_extreme_values_of_every_key_are_taken_or_named(section, key):
+    for value in EXTREMES:
+        found = take_or_name(section, key, value)
+        if isinstance(found, ConfigError):
+            assert f"{section}.{key}" in str(found)
+            assert "\n" not in str(found)
+        elif isinstance(found, int | float):
+            assert 0 <= found < (1e30 if isinstance(found, float) else 2**63)
+
+
+def take_or_name(section, key, value):
+    """The value of a key as it was taken, or the error that names it."""
+    try:
+        return getattr(getattr(load_config(None, [f"{section}.{key}={value}"]), section), key)
+    except ConfigError as error:
+        return error

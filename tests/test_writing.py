@@ -18,7 +18,7 @@ def files(folder):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Two lines each of source and target, a source that is damaged in its second thousand, and files that must survive."""
+    """Two lines each of source and target, one that is damaged in its second thousand, files that must survive."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "test.de").write_bytes("Der Hund schläft.\nDie Katze schläft.\n".encode())
     (tmp_path / "test.en").write_bytes(b"The dog sleeps.\nThe cat sleeps.\n")

@@ -28,6 +28,8 @@ FORMAT, VERSION = "rectiformer-attention", 1
 KINDS = ("cross", "encoder", "decoder")
 DTYPES = {"row_starts": "u4", "columns": "u4", "weights": "f4", "mass": "f4", "null": "u1", "visible": "u4"}
 """The arrays of a site, and how their numbers are stored."""
+LARGEST_ARRAYS = 2**30  # bytes of all arrays of a record together
+LARGEST_TEXT = 2**31  # bytes of JSON, in which they take four thirds of that at most
 
 
 class PieceSpan(NamedTuple):
@@ -162,8 +164,13 @@ def read_record(path: str | Path) -> AttentionRecord:
     """Read a record; DataError, in one line, for anything that is not one."""
     path = Path(path)
     try:
-        data = path.read_bytes()
-        content = json.loads(gzip.decompress(data) if is_gzip(path) else data)
+        with gzip.open(path) if is_gzip(path) else open(path, "rb") as file:
+            data = file.read(LARGEST_TEXT + 1)  # a small file can hold far more than there is memory
+        if len(data) > LARGEST_TEXT:
+            raise DataError(f"{path} holds more than {LARGEST_TEXT:,} bytes, which no attention record has")
+        content = json.loads(data)
+    except DataError:
+        raise
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is truncated or not gzip ({error}); write it again, or name it without .gz") from error
     except OSError as error:
@@ -182,6 +189,7 @@ def to_json(record: AttentionRecord) -> dict[str, Any]:
     for index, example in enumerate(record.examples):
         check_example(example, f"examples[{index}]")
     examples = [example_to_json(example) for example in record.examples]
+    check_size(examples, "the record")
     return {"format": FORMAT, "version": VERSION, "model": record.model.to_json(), "examples": examples}
 
 
@@ -217,6 +225,7 @@ def from_json(content: Any, where: str) -> AttentionRecord:
     if isinstance(version, int) and version > VERSION:
         raise DataError(f"{where} is version {version}; this rectiformer reads {VERSION}; upgrade rectiformer")
     check_schema(content, load_schema(), f"{where}: record")
+    check_size(content["examples"], where)
     model = {key: content["model"][key] for key in ("name", "id", "variants", "layers", "heads")}
     examples = []
     for index, each in enumerate(content["examples"]):
@@ -224,6 +233,16 @@ def from_json(content: Any, where: str) -> AttentionRecord:
         examples.append(example_from_json(each, place))
         check_example(examples[-1], place)
     return AttentionRecord(ModelCard(**model), examples)
+
+
+def check_size(examples: list[dict[str, Any]], where: str) -> None:
+    """DataError, beginning with `where`, if the arrays say that they are larger than a record may be."""
+    sites = (site for example in examples for site in example["sites"])
+    size = sum(site[name]["shape"][0] * np.dtype(kind).itemsize for site in sites for name, kind in DTYPES.items())
+    if size > LARGEST_ARRAYS:
+        raise DataError(
+            f"{where}: its arrays have {size:,} bytes, but at most {LARGEST_ARRAYS:,} are read; record fewer examples"
+        )
 
 
 def example_from_json(content: dict[str, Any], where: str) -> Example:

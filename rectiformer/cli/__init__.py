@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import signal
+import stat
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +23,8 @@ from rectiformer.cli import (  # noqa: F401 (they register)
     translating,
 )
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
-from rectiformer.errors import NoSpaceError, RectiformerError, was_heard
+from rectiformer.errors import DeviceMemoryError, NoSpaceError, RectiformerError, was_heard
+from rectiformer.interrupts import INTERRUPTED, exchange, quit_at_once
 
 
 def _print_version(asked: bool) -> None:
@@ -65,13 +69,16 @@ def variants(name: Annotated[str, typer.Argument(help="Show everything about one
 @app.command("config")
 def config_command(file: ConfigFile = None, overrides: Overrides = None) -> None:
     """Print every configuration key and its value, as TOML."""
+    from rectiformer.cli.writing import write_all
     from rectiformer.toml import load_config, to_toml
 
-    print(to_toml(load_config(file, overrides or [])), end="")
+    write_all([to_toml(load_config(file, overrides or [])).removesuffix("\n")])
 
 
 def main() -> None:
     """Run a command; what a user can cause comes out as one line, not as a traceback."""
+    show_anything()
+    quits = exchange(quit_at_once, signal.default_int_handler)  # a command may have to undo what is half done
     try:
         try:
             app()
@@ -86,19 +93,46 @@ def main() -> None:
         silence()
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except OSError as error:
+        name = error.filename or name_unnamed()
         silence()
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fail(
-            f"cannot use {error.filename or 'standard output'}: {error.strerror}",
-            (NoSpaceError if full else RectiformerError).exit_code,
-        )
+        code = (NoSpaceError if full else RectiformerError).exit_code
+        fail(f"cannot use {name}: {error.strerror or error}", code)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fail(f"no memory left on this machine ({error}); ask for less of it", DeviceMemoryError.exit_code)
+    finally:
+        if quits:
+            exchange(signal.default_int_handler, quit_at_once)
+
+
+def show_anything() -> None:
+    """Have characters that standard output cannot show, as on a terminal without UTF-8, come out as question marks."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, numpy or torch could not get memory of the machine; torch has no class of its own for it."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def fail(text: str, exit_code: int) -> None:
     print(f"rectiformer: {' '.join(text.split(chr(10)))}", file=sys.stderr)
     sys.exit(exit_code)
+
+
+def name_unnamed() -> str:
+    """What an error without a file name is about: standard output, unless that is a terminal, a pipe or /dev/null."""
+    if sys.stdout is None or sys.stdout.isatty():
+        return "a temporary file"
+    found = os.fstat(sys.stdout.fileno())
+    fills = stat.S_ISREG(found.st_mode) or stat.S_ISCHR(found.st_mode)
+    null = os.path.samestat(found, os.stat(os.devnull))
+    return "standard output" if fills and not null else "a temporary file"
 
 
 def silence() -> None:

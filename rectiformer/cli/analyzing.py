@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rectiformer.cli.documents import Documents
-from rectiformer.cli.inputs import LinkFormat, join_ranks, only_first_speaks, open_translator, refuse_pipes, warn
+from rectiformer.cli.inputs import LinkFormat, join_ranks, only_first_speaks, open_run_translator, refuse_pipes, warn
 from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
 from rectiformer.cli.results import Outputs, print_findings, write_files
 from rectiformer.cli.test_sets import Cut, TestSet, choose_segments, cut_test_set, read_test_set
@@ -69,7 +69,7 @@ def analyze_command(
     with join_ranks(device) as (team, own_device), only_first_speaks(team):
         refuse_pipes(team, source, target, gold)
         test = read_test_set(source, target, gold, form, tokenized, seed, documents)
-        translators = [open_translator(folder, checkpoint, own_device, precision) for folder in runs]
+        translators = [open_run_translator(folder, checkpoint, own_device, precision) for folder in runs]
         for folder, translator in zip(runs, translators, strict=True):
             translator.longest, translator.team = longest or translator.longest, team
             view.check(translator, folder)
@@ -115,7 +115,7 @@ def explore(
     runs = [run] if beside is None else [run, beside]
     names = distinct_names(runs)
     models = [
-        Answerer(open_translator(folder, checkpoint, device, precision), name)
+        Answerer(open_run_translator(folder, checkpoint, device, precision), name)
         for folder, name in zip(runs, names, strict=True)
     ]
     listening = listen(port)

@@ -185,13 +185,12 @@ def describe_segments(documents: int, segments: int, fallbacks: int) -> str:
 
 def print_agreement(found: AgreementEvaluation, as_json: bool) -> None:
     """A row a kind of word that earlier sentences decide, and one of all."""
-    from rectiformer.cli.writing import to_json
+    from rectiformer.cli.writing import to_json, write_all
     from rectiformer.terminal import Terminal
 
-    terminal = Terminal()
     if as_json:
-        terminal.note(to_json(dataclasses.asdict(found)))
-        return
+        return write_all([to_json(dataclasses.asdict(found))])
+    terminal = Terminal()
     columns = ("words", "agreement", "right", "wrong", "neither")
     rows = [
         [name, f"{each.share:.1%}", f"{each.right:,}", f"{each.wrong:,}", f"{each.neither:,}"]

@@ -24,8 +24,6 @@ LinkFormat = Annotated[
 
 def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
     """The translator of a run folder, or of one that `rectiformer export --to onnx` wrote."""
-    from rectiformer.translate.translator import Translator
-
     if (run / "export.json").is_file():
         from rectiformer.integrations.onnx import OnnxTranslator
 
@@ -34,6 +32,13 @@ def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> 
                 f"{run} is exported: one set of weights, fp32, for the cpu; leave out what asks for more"
             )
         return OnnxTranslator(run)
+    return open_run_translator(run, checkpoint, device, precision)
+
+
+def open_run_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
+    """The translator of a run folder, for what looks inside a model; CheckpointError for an exported one."""
+    from rectiformer.translate.translator import Translator
+
     return Translator.from_run(run, checkpoint, device, precision, notice=warn)
 
 

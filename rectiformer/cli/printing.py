@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from rectiformer.cli.writing import to_json
+from rectiformer.cli.writing import to_json, write_all
 
 if TYPE_CHECKING:
     from rectiformer.measure.bleu import Score
@@ -75,8 +75,10 @@ def print_scores(
 ) -> None:
     """Scores of systems, each with its p-value against the first system if there are several."""
     if as_json:
-        for system, score, p_value in scores:
-            terminal.note(to_json({"system": system, **dataclasses.asdict(score), "p_value": p_value, "lines": lines}))
+        write_all(
+            to_json({"system": system, **dataclasses.asdict(score), "p_value": p_value, "lines": lines})
+            for system, score, p_value in scores
+        )
         return
     compared = len({system for system, _, _ in scores}) > 1
     measured = any(score.low is not None for _, score, _ in scores)

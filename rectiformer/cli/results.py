@@ -60,13 +60,12 @@ def print_findings(
 ) -> None:
     """A row an attention, all heads of it together; as JSON, everything."""
     from rectiformer.analyze.record import KINDS
-    from rectiformer.cli.writing import to_json
+    from rectiformer.cli.writing import to_json, write_all
     from rectiformer.terminal import Terminal
 
     terminal = Terminal()
     if as_json:
-        for each in found:
-            terminal.note(to_json(each.to_json()))
+        write_all(to_json(each.to_json()) for each in found)
     else:
         data = found[0].data
         within = f"{data.documents:,} documents, " if data.documents else ""

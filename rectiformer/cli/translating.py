@@ -20,6 +20,7 @@ from rectiformer.cli.inputs import (
     join_ranks,
     number,
     only_first_speaks,
+    open_run_translator,
     open_translator,
     parse_place,
     read_aligned,
@@ -151,7 +152,7 @@ def score(
     from rectiformer.translate.score import score_pairs
 
     pairs = read_pairs(source, target)
-    scores = score_pairs(open_translator(run, checkpoint, device, precision), pairs, batch_tokens)
+    scores = score_pairs(open_run_translator(run, checkpoint, device, precision), pairs, batch_tokens)
     texts = []
     for line, (pair, found) in enumerate(zip(pairs, scores, strict=True), 1):
         mean = found.log_probability / len(found.tokens)
@@ -208,7 +209,7 @@ def align(
     ways = []
     for folder, follow in ((run, align_direction), (reverse, align_backward)):
         if folder is not None:
-            model = open_translator(folder, checkpoint, device, precision)
+            model = open_run_translator(folder, checkpoint, device, precision)
             ways.append(follow(model, pairs, truth, **options, tokenized=tokenized, batch_tokens=batch_tokens))
     links = ways[0].links
     if how:

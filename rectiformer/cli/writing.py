@@ -45,8 +45,8 @@ def open_new(names: Sequence[str]) -> Iterator[list[BinaryIO]]:
 
 
 def write_line(file: BinaryIO, text: str) -> None:
-    """UTF-8 and LF, whatever the locale."""
-    file.write(text.encode("utf-8") + b"\n")
+    """UTF-8 and LF, whatever the locale; what is not UTF-8, as some file names are, becomes question marks."""
+    file.write(text.encode("utf-8", "replace") + b"\n")
 
 
 def to_json(record: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ OnnxTranslator("tiny-onnx").translate(["Der Hund schläft."], SearchOptions())
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +147,7 @@ class OnnxTransformer(nn.Module):
     def __init__(self, folder: Path, sources: int, targets: int, positions: int, threads: int | None = None) -> None:
         super().__init__()
         self.encoder, self.decoder = (open_graph(folder / f"{name}.onnx", threads) for name in ("encoder", "decoder"))
+        require_pair(folder, self.encoder, self.decoder, targets)
         self.inputs = [each.name for each in self.decoder.get_inputs()]
         self.past_shapes = [each.shape for each in self.decoder.get_inputs() if each.name.startswith("past_")]
         self.positions = positions
@@ -159,7 +160,7 @@ class OnnxTransformer(nn.Module):
         """Keys and values of sources [B, N], for every decoder layer."""
         self.require_room(source.shape[1])
         given = {"source": source.numpy(), "source_lengths": lengths.numpy()}
-        return to_tensors(self.encoder.run(None, given))
+        return run_graph(self.encoder, given)
 
     def begin(self, source: list[Tensor], source_lengths: Tensor) -> OnnxState:
         """A state that has written nothing."""
@@ -172,7 +173,7 @@ class OnnxTransformer(nn.Module):
         self.require_room(past[0].shape[3] + 1)
         given = [tokens, state.lengths, *state.source, *past]
         fed = {name: tensor.numpy() for name, tensor in zip(self.inputs, given, strict=True)}
-        logits, *state.past = to_tensors(self.decoder.run(None, fed))
+        logits, *state.past = run_graph(self.decoder, fed)
         return logits.flatten(0, 1)
 
     def require_room(self, length: int) -> None:
@@ -189,6 +190,7 @@ class OnnxTransformer(nn.Module):
         )
 
     forward = decode = memories = sites
+    config = property(sites)
 
 
 def empty(shape: Sequence[Any]) -> tuple[int, int, int]:
@@ -196,8 +198,32 @@ def empty(shape: Sequence[Any]) -> tuple[int, int, int]:
     return int(shape[2]), 0, int(shape[4])
 
 
-def to_tensors(arrays: Sequence[Any]) -> list[Tensor]:
-    return [torch.from_numpy(array) for array in arrays]
+def require_pair(folder: Path, encoder: Any, decoder: Any, targets: int) -> None:
+    """CheckpointError where the two graphs are not those of one export with this many target subwords."""
+    reads = {"source": 2, "source_lengths": 1}
+    sizes = {each.name: each.shape[1::2] for each in encoder.get_outputs()}  # heads and size
+    pasts = {name.replace("source_", "past_"): shape for name, shape in sizes.items()}
+    given = {each.name: each.shape for each in decoder.get_inputs()}
+    made = [(each.name, each.shape[-1]) for each in decoder.get_outputs()]
+    presents = [(name.replace("source_", "present_"), shape[-1]) for name, shape in sizes.items()]
+    if {each.name: len(each.shape) for each in encoder.get_inputs()} != reads or not sizes:
+        raise damaged(folder / "encoder.onnx", "it does not read sources")
+    if (
+        list(given) != ["tokens", "source_lengths", *sizes, *pasts]
+        or any(given[name][1::2] != shape for name, shape in sizes.items())
+        or any(given[name][2::2] != shape for name, shape in pasts.items())
+        or made != [("logits", targets), *presents]
+    ):
+        raise damaged(folder / "decoder.onnx", "it is not the decoder of encoder.onnx and of target.model")
+
+
+def run_graph(graph: Any, given: Mapping[str, Any]) -> list[Tensor]:
+    """What a graph makes of its inputs; CheckpointError where onnxruntime cannot say."""
+    try:
+        return [torch.from_numpy(array) for array in graph.run(None, given)]
+    except Exception as error:  # onnxruntime has a class of its own for every reason
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"onnxruntime cannot run the exported graphs: {reason}; export the run again") from error
 
 
 def open_graph(path: Path, threads: int | None) -> Any:

@@ -39,8 +39,9 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         write_file(temporary, data)
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # a full disk is met without any
         raise
     sync_folder(path.parent)
 
@@ -150,6 +151,8 @@ def read_regular(path: Path, limit: int) -> bytes:
                 raise damaged(path, "it is not a regular file")
             if status.st_size > limit:
                 raise damaged(path, f"it has {status.st_size} bytes, not {limit}")
+            if status.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+                raise damaged(path, f"it has {status.st_size} bytes, more than this machine has memory")
             return file.read()
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error

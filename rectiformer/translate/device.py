@@ -29,6 +29,10 @@ def find_device(device: str | torch.device) -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise ArgumentError(f"unknown device {device!r}; use auto, cpu or cuda") from error
+    if found.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device {str(device)!r} is not supported; use auto, cpu or cuda")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError(f"device {str(device)!r}, but torch finds no GPU here; use auto or cpu")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device {str(device)!r}, but torch finds {torch.cuda.device_count()} GPUs, from cuda:0")
     return found

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from records import CARD, change, make_record, make_side
 
+from rectiformer.analyze import record
 from rectiformer.analyze.record import (
     AttentionRecord,
     Example,
@@ -182,3 +183,22 @@ def test_arrays_that_grow_without_end_are_not_unpacked():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 23
+
+
+def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "LARGEST_TEXT", 1 << 20, raising=False)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(bytes(1 << 26)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"a.json.gz holds more than 1,048,576 bytes, which no attention record has$"):
+        read_record(tmp_path / "a.json.gz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 23
+
+
+def test_arrays_that_say_they_are_huge_are_not_unpacked():
+    content = change(to_json(make_record()), (*SITE, "columns", "shape"), [4294967295])
+    with pytest.raises(
+        DataError, match=r"^here: its arrays have 17,179,\d+,\d+ bytes, but at most 1,073,741,824 are read"
+    ):
+        from_json(content, "here")

@@ -1,7 +1,9 @@
 """What onnxruntime makes of exported graphs is what the run itself makes of the same sentences."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rectiformer.cli import app
-from rectiformer.errors import ArgumentError
+from rectiformer.errors import ArgumentError, CheckpointError
+from rectiformer.integrations.folder import hash_file
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.score import score_pairs
 
@@ -48,6 +51,8 @@ def test_exported_graphs_translate_as_the_run_does(variant, trained, translator,
     assert_portable(out)
     assert call("translate", out, input=held_out[0]) == call("translate", trained(variant), input=held_out[0])
     refuse_what_graphs_cannot(theirs)
+    refuse_commands_that_look_inside(out, tmp_path)
+    refuse_graphs_that_are_swapped(out)
 
 
 def essence(translation):
@@ -92,3 +97,29 @@ def test_onnxruntime_leaves_nothing_below_the_home_folder(tmp_path):
         env={**environment, "HOME": str(home)}, check=True,
     )  # fmt: skip
     assert list(home.rglob("*")) == []
+
+
+def refuse_commands_that_look_inside(folder, tmp_path):
+    (tmp_path / "text").write_text("Der Hund schläft.\n", encoding="utf-8")
+    text = tmp_path / "text"
+    for words in (["align", folder, text, text], ["score", folder, text, text], ["analyze", folder]):
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert isinstance(result.exception, CheckpointError)
+        assert "is exported, and this needs the run folder it was made from" in str(result.exception)
+    result = CliRunner().invoke(app, ["translate", str(folder), str(text), "--json", "--alignments", "0:0:normal"])
+    assert isinstance(result.exception, ArgumentError)
+
+
+def refuse_graphs_that_are_swapped(folder):
+    """Hashes in the folder say nothing to somebody who writes them anew."""
+    from rectiformer.integrations.onnx import OnnxTranslator
+
+    for taken, left in (("encoder", "decoder"), ("decoder", "encoder")):
+        before = (folder / f"{left}.onnx").read_bytes()
+        shutil.copy(folder / f"{taken}.onnx", folder / f"{left}.onnx")
+        record = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+        record["files"] = {name: hash_file(folder / name) for name in record["files"]}
+        (folder / "export.json").write_text(json.dumps(record), encoding="utf-8")
+        with pytest.raises(CheckpointError, match=rf"{left}\.onnx is damaged: it "):
+            OnnxTranslator(folder)
+        (folder / f"{left}.onnx").write_bytes(before)

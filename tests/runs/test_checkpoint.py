@@ -26,6 +26,7 @@ from rectiformer.runs.checkpoint import (
     save_checkpoint,
 )
 from rectiformer.runs.failpoints import FAILPOINTS
+from rectiformer.runs.manifest import read_manifest, seal
 
 FILES = ["model.safetensors", "state.json", "manifest.json"]
 
@@ -349,3 +350,17 @@ def test_identities_that_differ_are_listed_by_key():
         "extra is missing in the checkpoint, ee here",
         "vocabulary is cc in the checkpoint, missing here",
     ]
+
+
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path):
+    """A sparse file of terabytes costs nobody anything, and its manifest can be sealed by anybody."""
+    path = save(tmp_path, 1).path
+    size = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    manifest = read_manifest(path)
+    manifest["files"]["model.safetensors"]["size"] = size
+    (path / "manifest.json").write_bytes(seal(manifest))
+    os.truncate(path / "model.safetensors", size)
+    with pytest.raises(
+        CheckpointError, match=rf"it has {size} bytes, more than this machine has memory; nothing of it"
+    ):
+        open_checkpoint(path)

@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import signal
 import stat
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rectiformer.errors import ArgumentError, DataError, NoSpaceError
-from rectiformer.runs.durable import replacing
+from rectiformer.runs.durable import replace_file, replacing
 
 
 def write(path, content=b"new\n", **options):
@@ -40,26 +39,31 @@ def test_what_fails_leaves_everything_as_it_was(tmp_path, error, existing):
     path = tmp_path / "out"
     if existing:
         path.write_bytes(b"old\n")
-    with pytest.raises(type(error)), replacing(path) as file:
+    with pytest.raises(type(error)), replacing(path) as file:  # noqa: PT012 (a file and what fails while it is open)
         file.write(b"half of")
         raise error
     assert names(tmp_path) == ["out"] * existing
     assert not existing or path.read_bytes() == b"old\n"
 
 
-def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path):
+@pytest.fixture
+def full_disk():
     """A limit of the file size stands for the disk: both refuse a write in the middle of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # Python ignores SIGXFSZ, so a write fails with EFBIG
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path):
     path = tmp_path / "out"
     path.write_bytes(b"old\n")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
-    try:
-        with pytest.raises(NoSpaceError, match=f"no space left while writing {path} .*; what was saved before is kept"):
-            write(path, b"x" * 100_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with pytest.raises(NoSpaceError, match=f"no space left while writing {path} .*; what was saved before is kept"):
+        write(path, b"x" * 100_000)
+    with pytest.raises(OSError, match="File too large") as caught:
+        replace_file(path, b"x" * 100_000)
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old\n"
     assert names(tmp_path) == ["out"]
 

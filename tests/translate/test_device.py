@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 
+from rectiformer.errors import ArgumentError
 from rectiformer.model.attention import MultiHeadAttention
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
-from rectiformer.translate.device import hold_weights
+from rectiformer.translate.device import find_device, hold_weights
 
 WORDS, START = 23, 2
 SMALL = (
@@ -62,3 +63,9 @@ def test_a_step_multiplies_no_weights_any_more(kind, monkeypatch):
         made.clear()
         model(*inputs)
     assert not made
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "xla:0"])
+def test_devices_that_nobody_has_tried_are_refused(device):
+    with pytest.raises(ArgumentError, match=f"^device '{device}' is not supported; use auto, cpu or cuda$"):
+        find_device(device)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import math
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from rectiformer import config as sections
 from rectiformer.config import Config, Files, Numbers
 from rectiformer.errors import ConfigError, unknown_name
 
@@ -146,15 +151,45 @@ def article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-def to_toml(config: Config) -> str:
-    """The whole configuration as TOML that `load_config` reads back."""
+def to_toml(config: Config, comments: bool = False) -> str:
+    """The whole configuration as TOML that `load_config` reads back.
+
+    Args:
+        comments: above each section and key, say what it is about and which words it takes.
+    """
+    about = docstrings() if comments else {}
     lines: list[str] = []
     for section in dataclasses.fields(config):
-        lines += [f"[{section.name}]"]
         values = getattr(config, section.name)
-        lines += [f"{item.name} = {toml_value(getattr(values, item.name))}" for item in dataclasses.fields(values)]
+        kind = type(values).__name__
+        lines += [*comment(about.get(kind, "")), f"[{section.name}]"]
+        for item in dataclasses.fields(values):
+            words = item.metadata.get("choices", ()) if comments else ()
+            text = about.get(f"{kind}.{item.name}", "") + (
+                f" One of {', '.join(map(toml_value, words))}." if words else ""
+            )
+            lines += [*comment(text), f"{item.name} = {toml_value(getattr(values, item.name))}"]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
+
+
+def docstrings() -> dict[str, str]:
+    """What config.py says of every section, by the name of its class, and of every key, as `Class.key`."""
+    found: dict[str, str] = {}
+    for section in ast.parse(inspect.getsource(sections)).body:
+        if isinstance(section, ast.ClassDef):
+            found[section.name] = ast.get_docstring(section) or ""
+            for key, after in pairwise(
+                section.body
+            ):  # Python keeps no docstrings of fields: they follow them in the source
+                if isinstance(key, ast.AnnAssign) and isinstance(after, ast.Expr):
+                    found[f"{section.name}.{ast.unparse(key.target)}"] = str(ast.literal_eval(after.value))
+    return found
+
+
+def comment(text: str) -> list[str]:
+    """Lines of a TOML comment."""
+    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), 110)]
 
 
 def toml_value(value: Any) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from rectiformer import MEMORIES, VARIANTS, ConfigError
 from rectiformer.config import Config, DataConfig
-from rectiformer.toml import load_config, to_toml
+from rectiformer.toml import docstrings, load_config, to_toml
 
 SHIPPED = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
@@ -48,6 +48,26 @@ def test_one_file_or_a_list_of_files(tmp_path):
 def test_printed_configuration_reads_back(tmp_path, overrides):
     config = load_config(None, overrides)
     assert load_config(write(tmp_path, to_toml(config))) == config
+    assert load_config(write(tmp_path, to_toml(config, comments=True))) == config
+
+
+def test_comments_say_of_every_key_what_it_is_about():
+    text = to_toml(Config(), comments=True)
+    assert "\n# The loop.\n[training]\n# Updates.\nsteps = 2000\n" in text
+    assert "\n# Label smoothing.\nlabel_smoothing = 0.1\n# Where the smoothed mass goes:" in text
+    assert '\n# One of "auto", "cpu", "cuda".\ndevice = "auto"\n' in text
+    keys = {f"{type(getattr(Config(), name)).__name__}.{key}" for name, key in every_key()}
+    assert set(docstrings()) - {name.split(".")[0] for name in keys} - {"Config"} <= keys
+    said = " ".join(text.replace("\n#", "").split())
+    assert all(" ".join(about.split()) in said for name, about in docstrings().items() if name != "Config")
+    assert max(map(len, text.split("\n"))) <= 120
+
+
+def every_key():
+    """Section and name of every key."""
+    for section in dataclasses.fields(Config):
+        for key in dataclasses.fields(getattr(Config(), section.name)):
+            yield section.name, key.name
 
 
 def test_every_character_of_a_file_name_reads_back(tmp_path):

@@ -68,11 +68,11 @@ def variants(name: Annotated[str, typer.Argument(help="Show everything about one
 
 @app.command("config")
 def config_command(file: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Print every configuration key and its value, as TOML."""
+    """Print every configuration key, what it is about and its value, as TOML."""
     from rectiformer.cli.writing import write_all
     from rectiformer.toml import load_config, to_toml
 
-    write_all([to_toml(load_config(file, overrides or [])).removesuffix("\n")])
+    write_all([to_toml(load_config(file, overrides or []), comments=True).removesuffix("\n")])
 
 
 def main() -> None:

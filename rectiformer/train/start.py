@@ -12,7 +12,7 @@ import torch
 
 from rectiformer.config import Config, TrainingConfig
 from rectiformer.errors import CheckpointError
-from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed
+from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed, step_folders
 from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, is_created, open_run, refuse_existing, resume_run
 from rectiformer.runs.inherit import adopt_subwords
@@ -49,6 +49,7 @@ def train(
     """
     with join_team(lambda local: device_of_rank(find_device(config.training.device), local)) as (team, device):
         reporter = reporter if reporter is not None and team.leads else Silent()
+        announce(config, folder, resume, reporter)
         resume = team.lead(lambda: begin(config, folder, data, resume, team))
         with StopRequest() as stop, ExitStack() as held:
             team.lead(lambda: hold(held, RunLock(folder, reporter.note)))
@@ -64,6 +65,18 @@ def train(
                 f"{trainer.parameters / 1e6:.2f} M parameters, {describe(device, team)}"
             )
             return trainer.run()
+
+
+def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> None:
+    """Say what may not be meant, before anything takes time."""
+    if resume and not step_folders(folder / "checkpoints"):
+        reporter.note(f"there is no checkpoint in {folder} to resume; training starts anew")
+    steps, warmup = config.training.steps, config.training.warmup
+    if warmup > steps:
+        reporter.note(
+            f"warning: training.warmup = {warmup:,} is more than training.steps = {steps:,}: the learning rate rises to "
+            f"the end and gets to {steps / warmup:.0%} of its peak; make one smaller or the other larger"
+        )
 
 
 def begin(config: Config, folder: Path, data: Path | None, resume: bool, team: Team) -> bool:

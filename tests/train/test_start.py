@@ -1,4 +1,4 @@
-"""Starting from another run: its weights, its subwords, and what does not fit."""
+"""How a training starts: anew, from another run with its weights and subwords, and what does not fit."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Silent
-from rectiformer.train.start import describe_new_length, train
+from rectiformer.train.start import announce, describe_new_length, train
 
 SETTINGS = [
     "data.grammar=documents",
@@ -143,3 +143,31 @@ def test_mixed_segments_are_of_every_length_and_validation_is_not_mixed(first, t
     assert separators[0] == separators[1] > 0  # the first document is cut at the longest limit
     with pytest.raises(ConfigError, match=r"data\.mixed = true, but data\.segment_length = 0"):
         prepare(load_config(None, [*SETTINGS, "data.mixed=true"]), tmp_path / "sentences")
+
+
+def test_resuming_where_nothing_is_says_that_it_starts_anew(tmp_path):
+    folder = tmp_path / "run"
+    config = load_config(None, [*SETTINGS, "training.steps=1"])
+    for expected in ([f"there is no checkpoint in {folder} to resume; training starts anew"], []):
+        notes = Notes()
+        train(config, folder, resume=True, reporter=notes)
+        assert [line for line in notes.said if "anew" in line] == expected
+
+
+@pytest.mark.parametrize(("warmup", "said"), [(1, False), (2, False), (5, True)])
+@pytest.mark.parametrize("schedule", ["noam", "inverse-sqrt", "constant", "linear", "wsd"])
+def test_a_warm_up_longer_than_the_training_is_said(tmp_path, schedule, warmup, said):
+    steps = ["training.steps=2", f"training.warmup={warmup}", f"training.schedule={schedule}"]
+    notes = Notes()
+    announce(load_config(None, [*SETTINGS, *steps]), tmp_path, False, notes)
+    line = (
+        "warning: training.warmup = 5 is more than training.steps = 2: the learning rate rises to the end and gets to "
+        "40% of its peak; make one smaller or the other larger"
+    )
+    assert notes.said == [line] * said
+
+
+def test_the_warning_comes_before_the_text_is_prepared(tmp_path):
+    notes = Notes()
+    train(load_config(None, [*SETTINGS, "training.steps=1", "training.warmup=4"]), tmp_path / "run", reporter=notes)
+    assert "training.warmup = 4 is more than training.steps = 1" in notes.said[0]

@@ -53,6 +53,8 @@ FREE_KEYS = (
 )
 """Keys, or sections with a dot after them, that a resumed run may change. Files are judged by what is in them."""
 
+NAMED = 8
+"""Most runs that an error names."""
 SAID = 3
 """Most tensors that an error names."""
 WEIGHTS = ("averaged", "ema", "model")
@@ -117,6 +119,9 @@ def open_run(folder: Path) -> Run:
         raise CheckpointError(f"there is no run folder {folder}; `rectiformer train` makes one")
     if (folder / "export.json").is_file():
         raise CheckpointError(f"{folder} is exported, and this needs the run folder it was made from; name that one")
+    if not is_created(folder) and (runs := runs_inside(folder)):
+        more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+        raise CheckpointError(f"{folder} is no run but holds some; name one: {', '.join(runs[:NAMED])}{more}")
     for name in ("run.json", "source.model", "target.model"):
         if (folder / name).is_symlink() or not (folder / name).is_file():
             raise CheckpointError(
@@ -129,6 +134,12 @@ def open_run(folder: Path) -> Run:
     except (ConfigError, DataError) as error:
         raise CheckpointError(f"run folder {folder}: {error}") from error
     return Run(folder, record.config, source, target, record.identity["data"])
+
+
+def runs_inside(folder: Path) -> list[str]:
+    """The run folders, exported ones too, directly inside a folder."""
+    found = (path for path in folder.iterdir() if is_created(path) or (path / "export.json").is_file())
+    return sorted(map(str, found))
 
 
 def resume_run(run: Run, config: Config, data_hash: str) -> Run:

@@ -89,6 +89,16 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         open_run(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_folder_of_runs_names_them(tmp_path, vocabularies, count):
+    names = [str(create_run(tmp_path / f"run-{i}", CONFIG, *vocabularies, data_hash="").path) for i in range(count)]
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        open_run(tmp_path)
+    more = " and 1 more" if count == 9 else ""
+    assert str(caught.value) == f"{tmp_path} is no run but holds some; name one: {', '.join(names[:8])}{more}"
+
+
 def test_an_exported_folder_is_told_from_a_damaged_run(tmp_path):
     (tmp_path / "export.json").touch()
     with pytest.raises(CheckpointError, match="is exported, and this needs the run folder it was made from"):

@@ -15,7 +15,7 @@ from rectiformer.errors import ArgumentError
 def generate(
     out: Annotated[str, typer.Argument(metavar="OUT", help="Name of the files, without their endings.")],
     sentences: Annotated[int, option("Sentence pairs to draw.", min=0)] = 0,
-    documents: Annotated[int, option("Documents to draw instead; each begins with a line <d>.", min=0)] = 0,
+    documents: Annotated[int, option("Documents to draw instead; each begins with a line `<d>`.", min=0)] = 0,
     split: Annotated[str, option("train, valid or test; no sentence is in two of them.")] = "train",
     seed: Annotated[int, option("Decides which pairs are drawn.", min=0)] = 1,
 ) -> None:

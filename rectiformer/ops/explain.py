@@ -8,16 +8,28 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rectiformer.ops.activations import Value
-from rectiformer.ops.dispatch import OBSTACLES, Window, check_call, choose, preferences
+from rectiformer.ops.dispatch import MOST_SCORES, OBSTACLES, Window, check_call, choose
 from rectiformer.ops.long_launch import describable
 from rectiformer.ops.reference import Call
 from rectiformer.ops.short import short_obstacle
 from rectiformer.ops.tilings import Tiling, find_tiling
 
 
+FASTEST = ("fused", "sdpa", "blocked", "products", "reference")
+"""Implementations, the fastest first."""
+REASONS = {
+    "fused": "one kernel on the GPU, scores never leave it",
+    "sdpa": "softmax in torch's own kernels",
+    "blocked": "a rectified variant on the CPU, in blocks of scores that fit the cache",
+    "products": "two matrix products on the GPU, with the scores in device memory",
+    "reference": "plain operations, which can do every call",
+}
+"""Why `auto` takes an implementation."""
+
+
 @dataclass(frozen=True)
 class Explanation:
-    """What `attention` does with a call. Printed, it reads as a few lines."""
+    """What `attention` does with a call, and why. Printed, it reads as a few lines."""
 
     backend: str
     """The implementation taken."""
@@ -26,12 +38,15 @@ class Explanation:
     tilings: dict[str, Tiling]
     """Tiles of the long kernels, by kernel."""
     declined: dict[str, str]
-    """Implementations that would have been preferred, and why they cannot do it."""
+    """Every faster implementation, and why it is not taken."""
+    reason: str = ""
+    """Why this one is taken."""
     notes: tuple[str, ...] = ()
     """What keeps the taken one from being faster."""
 
     def __str__(self) -> str:
-        lines = [f"backend {self.backend}" + (f", kernels for {self.kernel} sequences" if self.kernel else "")]
+        kernel = f", kernels for {self.kernel} sequences" if self.kernel else ""
+        lines = [f"backend {self.backend}{kernel}: {self.reason}"]
         lines += [f"  not {name}: {why}" for name, why in self.declined.items()]
         for name, tiling in self.tilings.items():
             lines.append(
@@ -61,15 +76,29 @@ def explain(
     """Which implementation `attention` takes for these arguments, and why; nothing is computed."""
     call = check_call(q, k, v, variant, causal, key_lengths, attn_mask, bias, window, scale, dropout, seed, options)
     taken = choose(q, k, v, call, backend)
-    before = preferences(q, call)
-    tried = before[: before.index(taken)] if backend == "auto" else []
-    declined = {name: OBSTACLES[name](q, k, v, call) for name in tried}
+    auto = backend == "auto"
+    reason = REASONS[taken] if auto else f"asked for by backend={backend!r}"
+    faster = FASTEST[: FASTEST.index(taken)] if auto else ()
+    declined = {name: why for name in faster if (why := why_not(name, q, k, v, call))}
     if taken != "fused":
-        return Explanation(taken, "", {}, declined)
+        return Explanation(taken, "", {}, declined, reason)
     long_instead = short_obstacle(q, k, v, call)
     if not long_instead:
-        return Explanation(taken, "short", {}, declined)
-    return Explanation(taken, "long", tilings(q, v, call), declined | {"short": long_instead}, notes(q, k, v, call))
+        return Explanation(taken, "short", {}, declined, reason)
+    declined |= {"short": long_instead}
+    return Explanation(taken, "long", tilings(q, v, call), declined, reason, notes(q, k, v, call))
+
+
+def why_not(name: str, q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+    """Why `auto` does not take an implementation; empty for one that is not meant for this device."""
+    on_cpu = q.device.type == "cpu"
+    if name == ("products" if on_cpu else "blocked"):
+        return ""
+    if obstacle := OBSTACLES[name](q, k, v, call):
+        return obstacle
+    if on_cpu:
+        return f"it runs on a GPU, and q is on {q.device}"
+    return f"in float32, two matrix products are faster for up to {MOST_SCORES:,} scores"
 
 
 def tilings(q: Tensor, v: Tensor, call: Call) -> dict[str, Tiling]:

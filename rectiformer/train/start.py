@@ -74,8 +74,8 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> 
     steps, warmup = config.training.steps, config.training.warmup
     if warmup > steps:
         reporter.note(
-            f"warning: training.warmup = {warmup:,} is more than training.steps = {steps:,}: the learning rate rises to "
-            f"the end and gets to {steps / warmup:.0%} of its peak; make one smaller or the other larger"
+            f"warning: training.warmup = {warmup:,} is more than training.steps = {steps:,}: the learning rate rises "
+            f"to the end and gets to {steps / warmup:.0%} of its peak; make one smaller or the other larger"
         )
 
 

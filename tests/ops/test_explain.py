@@ -35,8 +35,31 @@ def test_it_names_the_implementation_that_runs(monkeypatch, arguments):
 def test_it_says_why_a_faster_one_is_not_taken():
     q = draw(5)
     found = explain(q, q, q, "softmax")
-    assert found.declined == {"blocked": "variant 'softmax' is not rectified"}
+    assert found.declined["blocked"] == "variant 'softmax' is not rectified"
     assert "not blocked: variant 'softmax' is not rectified" in str(found)
+
+
+@pytest.mark.parametrize("variant", ["rela", "softmax", "sparsemax", "entmax"])
+def test_it_says_why_the_taken_one_is_taken_and_every_faster_one_is_not(variant):
+    q = draw(5)
+    found = explain(q, q, q, variant)
+    first, *rest = str(found).split("\n")
+    assert first == f"backend {found.backend}: {found.reason}"
+    assert found.reason
+    faster = ["fused", "sdpa", *(["blocked"] if found.backend == "reference" else [])]
+    assert list(found.declined) == faster
+    assert rest == [f"  not {name}: {why}" for name, why in found.declined.items()]
+    assert all(found.declined.values())
+
+
+def test_torchs_kernels_are_left_to_the_gpu():
+    q = draw(5, dtype=torch.bfloat16)
+    assert explain(q, q, q, "softmax").declined["sdpa"] == "it runs on a GPU, and q is on cpu"
+
+
+def test_what_was_asked_for_is_said_to_be():
+    q = draw(5)
+    assert str(explain(q, q, q, backend="reference")) == "backend reference: asked for by backend='reference'"
 
 
 @pytest.mark.usefixtures("interpreter")

@@ -1,6 +1,7 @@
 """`analyze` and `explore` as a user calls them: what they print and write, and one line for every mistake."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -142,6 +143,35 @@ def test_the_built_in_corpus_comes_with_links(world, rectiformer, monkeypatch):
     assert found["alignment"]
 
 
+def test_a_run_of_other_text_is_not_measured_on_the_built_in_grammar(world, rectiformer, tmp_path):
+    shutil.copytree(world / "rela-g", tmp_path / "run")
+    for key, value, text in (("source", '["a.de", "b.de"]', "a.de, b.de"), ("stream", "true", "standard input")):
+        config = (world / "rela-g" / "config.toml").read_text()
+        assert config.count(f"\n{key} = ") == 1
+        (tmp_path / "run" / "config.toml").write_text(re.sub(f"\n{key} = .*", f"\n{key} = {value}", config))
+        found = rectiformer("analyze", world / "rela-g", "--beside", tmp_path / "run")
+        line = f"{tmp_path / 'run'} was trained on {text}, not on the built-in grammar; name sentences of your own by "
+        assert (found.code, found.out) == (2, "")
+        assert found.err == f"rectiformer: {line}--source, and their translations by --target\n"
+
+
+def test_without_targets_each_model_decodes_its_own_translations(world, rectiformer, tmp_path):
+    arguments = ["--source", world / "test.de", "--json", "--record", tmp_path / "seen.json", "--examples", 2]
+    found = rectiformer("analyze", world / "rela-g", "--beside", world / "softmax", *arguments)
+    assert found.code == 0, found.err
+    for number, (line, run) in enumerate(zip(found.out.splitlines(), ("rela-g", "softmax"), strict=True)):
+        rectiformer("translate", world / run, world / "test.de", "--out", tmp_path / run)
+        given = ["--source", world / "test.de", "--target", tmp_path / run]
+        forced = json.loads(rectiformer("analyze", world / run, *given, "--json").out)
+        own = json.loads(line)
+        assert own["data"].pop("name") == "test.de, own translations"
+        assert own["data"] == {key: value for key, value in forced["data"].items() if key != "name"}
+        assert own["sites"] == forced["sites"]
+        assert (own["quality"], own["alignment"]) == (None, None)
+        record = read_record(tmp_path / ("seen-2.json" if number else "seen.json"))
+        assert all(example.target.text == example.translation for example in record.examples)
+
+
 def test_an_attention_without_weights_is_left_out_and_named(world, rectiformer):
     found = rectiformer("analyze", world / "inhibitor", *files(world))
     assert found.code == 0
@@ -231,7 +261,14 @@ def test_a_mistake_is_one_line(world, rectiformer, code, arguments, line):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--source", "a"], "--source alone; name --source and --target, or neither for built-in text"),
+        (
+            ["--source", "a", "--gold", "b"],
+            "--source and --gold alone; name --source and --target, or neither for built-in text",
+        ),
+        (
+            ["--source", "a", "--documents", "blank"],
+            "--documents is about files; name --source and --target, or leave it out",
+        ),
         (["--target", "a"], "--target alone; name --source and --target, or neither for built-in text"),
         (["--gold", "a"], "--gold alone; name --source and --target, or neither for built-in text"),
         (["--tokenized"], "--tokenized is about files; name --source and --target, or leave it out"),

@@ -14,7 +14,16 @@ from rectiformer.cli.documents import Documents
 from rectiformer.cli.inputs import LinkFormat, join_ranks, only_first_speaks, open_run_translator, refuse_pipes, warn
 from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
 from rectiformer.cli.results import Outputs, print_findings, write_files
-from rectiformer.cli.test_sets import Cut, TestSet, choose_segments, cut_test_set, read_test_set
+from rectiformer.cli.test_sets import (
+    Cut,
+    TestSet,
+    choose_segments,
+    cut_test_set,
+    read_test_set,
+    require_grammar,
+    with_own_translations,
+)
+from rectiformer.cli.writing import check_outputs
 from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -31,8 +40,8 @@ SecondRun = Annotated[Path | None, typer.Argument(metavar="RUN2", help="Another 
 @app.command("analyze")
 def analyze_command(
     run: RunFolder,
-    source: Annotated[str, option("Sentences, one a line; without them, the built-in grammar's.")] = "",
-    target: Annotated[str, option("Their translations, line by line.")] = "",
+    source: Annotated[str, option("Sentences, one a line; default: the built-in grammar's, for a RUN of it.")] = "",
+    target: Annotated[str, option("Their translations, line by line; default: the model's own.")] = "",
     gold: Annotated[str, option("Right word links, in the format of --format, for the alignment error.")] = "",
     form: LinkFormat = "pharaoh",
     documents: Documents = "none",
@@ -57,7 +66,8 @@ def analyze_command(
     """Measure what every head does, and when it attends to nothing.
 
     Over a test set, under forced decoding: shares of zeros and of queries that attend to nothing, how much heads
-    differ, and with links the alignment error. --out has more. A second run's files end in -2. With --documents, runs
+    differ, and with links the alignment error. --source alone is translated first, and each model decodes its own
+    translations. --out has more. A second run's files end in -2. With --documents, runs
     read segments of whole documents as in training, and it is shown how far attention to the source reaches. Processes
     of torchrun share the work and add up what they saw.
 
@@ -68,19 +78,22 @@ def analyze_command(
     runs = [run] if beside is None else [run, beside]
     with join_ranks(device) as (team, own_device), only_first_speaks(team):
         refuse_pipes(team, source, target, gold)
+        if not source:
+            require_grammar(runs)
         test = read_test_set(source, target, gold, form, tokenized, seed, documents)
         translators = [open_run_translator(folder, checkpoint, own_device, precision) for folder in runs]
         for folder, translator in zip(runs, translators, strict=True):
             translator.longest, translator.team = longest or translator.longest, team
             view.check(translator, folder)
         names = distinct_names(runs)
+        tests = [with_own_translations(test, each) if test.own else test for each in translators]
         cuts = cut_test_set(test, translators, names)
         shown = choose_segments(cuts, examples, seed)
         found, records = [], []
         for number, (name, translator) in enumerate(zip(names, translators, strict=True)):
-            found.append(measure(translator, test, cuts[number] if cuts else None, name, tokenized))
+            found.append(measure(translator, tests[number], cuts[number] if cuts else None, name, tokenized))
             if report or figures or record:
-                records.append(view.record(translator, test, shown[number] if shown else None, name))
+                records.append(view.record(translator, tests[number], shown[number] if shown else None, name))
         if team.leads:
             written = write_files(found, records, Outputs(report, figures, record, out))
             print_findings(found, view.shows, written, as_json)
@@ -194,20 +207,6 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def check_outputs(files: list[Path | None], inputs: list[str]) -> None:
-    """ArgumentError, before any work, where a file cannot be written or would take the place of another."""
-    taken = {Path(name).resolve() for name in inputs if name}
-    for path in files:
-        if path is None:
-            continue
-        if not path.parent.is_dir() or path.is_dir():
-            reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-            raise ArgumentError(f"cannot write {path}: {reason}; name another file")
-        if path.resolve() in taken:
-            raise ArgumentError(f"{path} is named twice, or is also read; it is untouched; name another file")
-        taken.add(path.resolve())
-
-
 def distinct_names(runs: list[Path]) -> list[str]:
     """What to call the runs: their folders' names, or their paths where those are the same."""
     names = [folder.resolve().name for folder in runs]
@@ -225,8 +224,8 @@ def measure(translator: Translator, test: TestSet, segments: Cut | None, name: s
                 translator, test.documents, segments, name=test.name, progress=progress, model_name=name, warn=warn
             )
         return analyze(
-            translator, test.pairs, gold=test.gold, name=test.name, progress=progress, model_name=name,
-            tokenized=tokenized, warn=warn,
+            translator, test.pairs, gold=test.gold, name=test.name, quality=not test.own, progress=progress,
+            model_name=name, tokenized=tokenized, warn=warn,
         )  # fmt: skip
 
 

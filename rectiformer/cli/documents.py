@@ -60,6 +60,18 @@ def read_documents(file: str, documents: str) -> list[list[str]]:
     return [found.sentences for found in split_documents(read_text(file), documents) if found.sentences]
 
 
+def joined_documents(found: list[list[str]], documents: str) -> Iterator[str]:
+    """Lines from which `read_documents` reads these documents again."""
+    from rectiformer.text.documents import DOCUMENT_MARKER
+
+    for number, sentences in enumerate(found):
+        if documents == "marker":
+            yield DOCUMENT_MARKER
+        elif number:
+            yield ""
+        yield from sentences
+
+
 def document_chunks(
     translator: Translator,
     lines: Iterable[str | None],

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rectiformer.cli.documents import DOCUMENTS, Documents, Overlap, SegmentLength, read_documents
+from rectiformer.cli.documents import DOCUMENTS, Documents, Overlap, SegmentLength, joined_documents, read_documents
 from rectiformer.cli.inputs import open_translator, warn
 from rectiformer.cli.options import AsJson, BatchTokens, Beam, Checkpoint, Device, Penalty, Precision, app, option
+from rectiformer.cli.progress import counting
+from rectiformer.cli.writing import check_outputs, write_all
 from rectiformer.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def evaluate_command(
         int,
         option("Documents of the built-in grammar to count agreement on, instead of --source.", panel=DOCUMENTS, min=0),
     ] = 0,
+    out: Annotated[Path | None, option("File for the translations of RUN, one a line.", "--out")] = None,
     as_json: AsJson = False,
     beam: Beam = 4,
     length_penalty: Penalty = 0.6,
@@ -48,12 +51,16 @@ def evaluate_command(
     """Score translations of a test set.
 
     RUN translates --source, or --hypothesis is scored as it is; by sacreBLEU, each score with its signature. With
-    --documents, s-BLEU is over sentences and d-BLEU over documents, each one line.
+    --documents, s-BLEU is over sentences and d-BLEU over documents, each one line. --out keeps the translations, to be
+    scored again by --hypothesis.
 
         rectiformer evaluate runs/new --baseline runs/old --source test.de --reference test.en
     """
     from rectiformer.translate.options import SearchOptions
 
+    if out is not None and run is None:
+        raise ArgumentError("--out is for the translations of a RUN, and there is none; leave it out")
+    check_outputs([out], [source, reference, hypothesis, baseline_hypothesis])
     how = Way(documents, segment, overlap, batch_tokens, SearchOptions(beam=beam, length_penalty=length_penalty))
     names = check_metrics(metrics)
 
@@ -61,7 +68,7 @@ def evaluate_command(
         return open_translator(run, checkpoint, device, precision)
 
     if agreement:
-        if run is None or source or reference or hypothesis or baseline or baseline_hypothesis:
+        if run is None or source or reference or hypothesis or baseline or baseline_hypothesis or out:
             raise ArgumentError("--agreement needs a RUN and no texts: it draws its own from the built-in grammar")
         return print_agreement(how.count_agreement(open_run(run), agreement), as_json)
     if not reference:
@@ -78,6 +85,8 @@ def evaluate_command(
         return how.translate(open_run(run), read_documents(source, documents), references, as_json)
 
     systems = {str(run or hypothesis): system_of(run, hypothesis)}
+    if out is not None:
+        write_all(joined_documents(systems[str(run)], documents), out)
     if other := baseline or baseline_hypothesis:
         systems = {f"{other} (baseline)": system_of(baseline, baseline_hypothesis)} | systems
     return how.print_scores(systems, references, names, samples, as_json)
@@ -108,10 +117,11 @@ class Way:
         """Agreement on `count` documents of the built-in grammar."""
         from rectiformer.translate.evaluate import evaluate_agreement
 
-        return evaluate_agreement(
-            translator, count, self.options, limit=self.segment, overlap=self.overlap, batch_tokens=self.batch_tokens,
-            warn=lambda _: None,
-        )  # fmt: skip
+        with counting("translating documents") as progress:
+            return evaluate_agreement(
+                translator, count, self.options, limit=self.segment, overlap=self.overlap,
+                batch_tokens=self.batch_tokens, warn=lambda _: None, progress=progress,
+            )  # fmt: skip
 
     def translate(
         self, translator: Translator, sources: list[list[str]], references: list[list[str]], as_json: bool
@@ -119,21 +129,21 @@ class Way:
         """The translations of a test set; of documents, it is said how many segments fell back."""
         from rectiformer.measure.bleu import check_documents
         from rectiformer.terminal import Terminal
-        from rectiformer.translate.documents import translate_documents
-        from rectiformer.translate.evaluate import evaluate
+        from rectiformer.translate.evaluate import evaluate, translate_counted
 
         if self.documents == "none":
             lines = (sources[0], references[0])
-            return [
-                evaluate(translator, *lines, self.options, (), batch_tokens=self.batch_tokens, warn=warn).hypotheses
-            ]
+            with counting("translating") as progress:
+                found = evaluate(
+                    translator, *lines, self.options, (), batch_tokens=self.batch_tokens, warn=warn, progress=progress
+                )
+            return [found.hypotheses]
         check_documents("sources", sources, references)
-        found = list(
-            translate_documents(
-                translator, sources, self.options, limit=self.segment, overlap=self.overlap,
+        with counting("translating documents") as progress:
+            found = translate_counted(
+                translator, sources, self.options, progress, limit=self.segment, overlap=self.overlap,
                 batch_tokens=self.batch_tokens, warn=lambda _: None,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
         Terminal(stderr=as_json).note(
             describe_segments(len(found), sum(each.segments for each in found), sum(each.fallbacks for each in found))
         )

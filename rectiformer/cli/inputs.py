@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rectiformer.cli.options import option
-from rectiformer.errors import ArgumentError
+from rectiformer.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from rectiformer.measure.alignment import Links
@@ -81,6 +82,36 @@ def read_pairs(source: str, target: str) -> list[tuple[str, str]]:
     from rectiformer.text.corpus import read_two_files
 
     return [(left or "", right or "") for left, right, _ in read_two_files(source, target, DataConfig())]
+
+
+def read_nbest(source: str, target: str) -> list[tuple[int, tuple[str, str]]]:
+    """Every candidate of an n-best list beside its source line, and the number of that line, from 1."""
+    from rectiformer.text.lines import display_name
+
+    sources = read_text(source)
+    found = []
+    for row, text in enumerate(read_text(target), 1):
+        where = f"{display_name(target)}:{row}"
+        for line, candidate in parse_candidates(text, where):
+            if not 1 <= line <= len(sources):
+                raise DataError(f"{where}: line {line} of {display_name(source)}, which has lines 1 to {len(sources)}")
+            found.append((line, (sources[line - 1], candidate)))
+    return found
+
+
+def parse_candidates(text: str, where: str) -> list[tuple[int, str]]:
+    """Source line and text of what one line of an n-best list holds: one candidate, or as JSON all of a source."""
+    try:
+        if text.startswith("{"):
+            record = json.loads(text)
+            return [(int(record["line"]), str(each["translation"])) for each in record["nbest"]]
+        line, _, rest = text.partition(" ||| ")
+        candidate, bars, _ = rest.rpartition(" ||| ")
+        if bars:
+            return [(int(line), candidate)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise DataError(f"{where}: not `line ||| text ||| score`, nor a JSON record of `translate --json --nbest`")
 
 
 def read_aligned(

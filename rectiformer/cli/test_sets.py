@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rectiformer.cli.documents import refuse_line_options
-from rectiformer.cli.inputs import read_aligned, read_pairs, warn
+from rectiformer.cli.inputs import read_aligned, read_pairs, read_text, warn
+from rectiformer.cli.progress import counting
 from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -32,21 +33,26 @@ class TestSet:
     gold: list[Links] | None
     documents: list[list[tuple[str, str]]] = field(default_factory=list)
     """The same pairs, where they are to be read in documents."""
+    own: bool = False
+    """Whether the targets are to be each model's own translations."""
 
 
 def read_test_set(
     source: str, target: str, gold: str, form: str, tokenized: bool, seed: int, documents: str
 ) -> TestSet:
     """The files that are named or, where none is, unseen sentences of the built-in grammar."""
-    if bool(source) != bool(target) or (gold and not source):
+    if (target and not source) or (gold and not target):
         given = [name for name, file in (("--source", source), ("--target", target), ("--gold", gold)) if file]
         raise ArgumentError(f"{' and '.join(given)} alone; name --source and --target, or neither for built-in text")
     if documents != "none":
         refuse_line_options(gold=gold)
-        if not source:
+        if not target:
             raise ArgumentError("--documents is about files; name --source and --target, or leave it out")
         found = read_document_pairs(source, target, documents)
         return TestSet(Path(source).name, [pair for each in found for pair in each], None, found)
+    if source and not target:
+        pairs = [(line, "") for line in read_text(source)]
+        return TestSet(f"{Path(source).name}, own translations", pairs, None, own=True)
     if source:
         return TestSet(Path(source).name, *read_aligned(source, target, gold, form, tokenized))
     if tokenized:
@@ -57,6 +63,30 @@ def read_test_set(
     drawn = list(draw_sentences(BUILT_IN, seed, "test"))
     links = [Links(pair.sure, pair.possible) for pair in drawn]
     return TestSet(f"built-in grammar, seed {seed}", [(pair.source, pair.target) for pair in drawn], links)
+
+
+def require_grammar(runs: list[Path]) -> None:
+    """ArgumentError for a run that was trained on other text: the built-in grammar says nothing about it."""
+    from rectiformer.runs.folder import open_run
+
+    for run in runs:
+        data = open_run(run).config.data
+        if data.source or data.stream:
+            text = ", ".join(data.source) or "standard input"
+            raise ArgumentError(
+                f"{run} was trained on {text}, not on the built-in grammar; name sentences of your own by --source, "
+                "and their translations by --target"
+            )
+
+
+def with_own_translations(test: TestSet, translator: Translator) -> TestSet:
+    """The test set with what a model makes of its sources as targets."""
+    from rectiformer.translate.options import SearchOptions
+
+    sources = [source for source, _ in test.pairs]
+    with counting("translating") as progress:
+        found = translator.translate(sources, SearchOptions(), warn=warn, progress=progress)
+    return replace(test, pairs=[(source, each.text) for source, each in zip(sources, found, strict=True)])
 
 
 def read_document_pairs(source: str, target: str, documents: str) -> list[list[tuple[str, str]]]:

@@ -24,6 +24,7 @@ from rectiformer.cli.inputs import (
     open_translator,
     parse_place,
     read_aligned,
+    read_nbest,
     read_pairs,
     read_text,
 )
@@ -138,6 +139,7 @@ def score(
     run: RunFolder,
     source: Source,
     target: Target,
+    nbest: Annotated[bool, option("TARGET is what `translate --nbest` writes, as text or JSON.", "--nbest")] = False,
     as_json: AsJson = False,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
@@ -147,14 +149,21 @@ def score(
     """Say how probable given translations are.
 
     A line each: natural logarithm of the probability, and its mean over the subwords and the end, with a tab between.
+
+    With --nbest, TARGET has several translations of each line of SOURCE: lines `line ||| text ||| score`, lines of
+    SOURCE counted from 1, or the JSON records of `translate --json --nbest N`. Each gets a line, in their order.
+
+        rectiformer translate runs/tiny test.de --nbest 4 --out test.nbest
+        rectiformer score runs/other test.de test.nbest --nbest
     """
     from rectiformer.cli.writing import to_json, write_all
     from rectiformer.translate.score import score_pairs
 
-    pairs = read_pairs(source, target)
+    numbered = read_nbest(source, target) if nbest else list(enumerate(read_pairs(source, target), 1))
+    pairs = [pair for _, pair in numbered]
     scores = score_pairs(open_run_translator(run, checkpoint, device, precision), pairs, batch_tokens)
     texts = []
-    for line, (pair, found) in enumerate(zip(pairs, scores, strict=True), 1):
+    for (line, pair), found in zip(numbered, scores, strict=True):
         mean = found.log_probability / len(found.tokens)
         record = {"line": line, "source": pair[0], "target": pair[1], "mean": mean, **dataclasses.asdict(found)}
         texts.append(to_json(record) if as_json else f"{found.log_probability:.6f}\t{mean:.6f}")

@@ -44,6 +44,20 @@ def open_new(names: Sequence[str]) -> Iterator[list[BinaryIO]]:
             os.fsync(file.fileno())
 
 
+def check_outputs(files: list[Path | None], inputs: list[str]) -> None:
+    """ArgumentError, before any work, where a file cannot be written or would take the place of another."""
+    taken = {Path(name).resolve() for name in inputs if name}
+    for path in files:
+        if path is None:
+            continue
+        if not path.parent.is_dir() or path.is_dir():
+            reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise ArgumentError(f"cannot write {path}: {reason}; name another file")
+        if path.resolve() in taken:
+            raise ArgumentError(f"{path} is named twice, or is also read; it is untouched; name another file")
+        taken.add(path.resolve())
+
+
 def write_line(file: BinaryIO, text: str) -> None:
     """UTF-8 and LF, whatever the locale; what is not UTF-8, as some file names are, becomes question marks."""
     file.write(text.encode("utf-8", "replace") + b"\n")

@@ -6,11 +6,12 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rectiformer.measure.agreement import Agreement, count_agreement
 from rectiformer.measure.bleu import Score, check_lines, score
 from rectiformer.text.grammar import draw_documents
-from rectiformer.translate.documents import translate_documents
+from rectiformer.translate.documents import DocumentTranslation, translate_documents
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
@@ -37,16 +38,18 @@ def evaluate(
     batch_tokens: int = 4096,
     samples: int = 0,
     warn: Callable[[str], None] = warnings.warn,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Translate `sources` and score the result; a model that never ends stops at `options.extra_length`.
 
     Args:
         samples: bootstrap resamples for the 95 % interval of each score; 0 gives none.
         warn: told of each line that is too long to be translated as a whole.
+        progress: as in `Translator.translate`.
     """
     check_lines("sources", sources, references)
     start = time.perf_counter()
-    translations = translator.translate(sources, options, batch_tokens=batch_tokens, warn=warn)
+    translations = translator.translate(sources, options, batch_tokens=batch_tokens, warn=warn, progress=progress)
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     return Evaluation(
@@ -55,6 +58,22 @@ def evaluate(
         seconds=seconds,
         tokens=sum(len(translation.candidates[0].tokens) for translation in translations),
     )
+
+
+def translate_counted(
+    translator: Translator,
+    sources: Sequence[Sequence[str]],
+    options: SearchOptions,
+    progress: Callable[[int, int], None] | None,
+    **how: Any,
+) -> list[DocumentTranslation]:
+    """The translations of documents; `progress` is told how many of them are done, and of how many."""
+    found = []
+    for each in translate_documents(translator, sources, options, **how):
+        found.append(each)
+        if progress is not None:
+            progress(len(found), len(sources))
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,14 +98,13 @@ def evaluate_agreement(
     overlap: int = 2,
     batch_tokens: int = 4096,
     warn: Callable[[str], None] = warnings.warn,
+    progress: Callable[[int, int], None] | None = None,
 ) -> AgreementEvaluation:
     """Translate `count` test documents of the built-in grammar and count the words that earlier sentences decide."""
     documents = list(draw_documents(count, seed, "test"))
-    sources = ([pair.source for pair in document] for document in documents)
-    found = list(
-        translate_documents(
-            translator, sources, options, limit=limit, overlap=overlap, batch_tokens=batch_tokens, warn=warn
-        )
+    sources = [[pair.source for pair in document] for document in documents]
+    found = translate_counted(
+        translator, sources, options, progress, limit=limit, overlap=overlap, batch_tokens=batch_tokens, warn=warn
     )
     hypotheses = [text for each in found for text in each.sentences]
     return AgreementEvaluation(

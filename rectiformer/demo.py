@@ -29,7 +29,7 @@ from rectiformer.terminal import Terminal
 from rectiformer.text.grammar import Pair, draw_sentences
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config, to_toml
-from rectiformer.translate.align import AVERAGE
+from rectiformer.translate.align import AVERAGE, ordinal
 from rectiformer.translate.translator import Translator
 
 VARIANTS = ("rela-g", "softmax")
@@ -177,7 +177,7 @@ def choose_examples(pairs: list[Pair], count: int = 20) -> list[int]:
 def print_looks(looks: list[Look], terminal: Terminal) -> None:
     """A table of both models, then how each reads one sentence."""
     sentences, quality = looks[0].findings.data.sentences, looks[0].findings.quality
-    terminal.note(f"\n{sentences} unseen sentences, beam 4, attention to the source (layers and heads from 0):\n")
+    terminal.note(f"\n{sentences} unseen sentences, beam 4, attention to the source (layers and heads from 1):\n")
     terminal.table(*findings_table(looks), numbers=("BLEU", "AER"))
     assert quality is not None
     terminal.note(f"\nBLEU: {quality.signature}")
@@ -199,8 +199,8 @@ def summarize(each: Look) -> tuple[str, ...]:
     """A model in one row."""
     best, quality = each.best, each.findings.quality
     assert quality is not None
-    head = "mean of heads" if best.head == AVERAGE else f"head {best.head}"
-    place = f"layer {best.layer}, {head}, {best.induction}"
+    head = "mean of heads" if best.head == AVERAGE else f"head {ordinal(best.head)}"
+    place = f"layer {ordinal(best.layer)}, {head}, {best.induction}"
     zeros, nulls = (" ".join(f"{value:.1%}" for value in each.by_layer(name)) for name in ("sparsity", "null_rate"))
     return each.findings.model.name, f"{quality.bleu:.1f}", f"{best.aer:.3f}", place, zeros, nulls
 

@@ -87,13 +87,13 @@ def test_a_reverse_run_reads_pairs_the_other_way_and_its_links_are_turned_back(w
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_is_written_and_read(world, directions, rectiformer, tmp_path, format):
     """Links written once, then given as gold: each of them is right."""
-    own = ["--layer", 1, "--head", "average", "--induction", "normal", "--format", format]
+    own = ["--layer", 2, "--head", "average", "--induction", "normal", "--format", format]
     written = rectiformer(*arguments(world, *own, "--out", tmp_path / "links"))
     assert (written.code, written.out) == (0, "")
     assert (tmp_path / "links").read_text() == "".join(f"{line}\n" for line in write_links(directions[0], format))
     scored = rectiformer(*arguments(world, *own, "--gold", tmp_path / "links", "--out", tmp_path / "again"))
     assert scored.err.startswith(
-        "layer 1, head average, normal: AER 0.0000 (95 % 0.0000 to 0.0000), precision 1.0000, "
+        "layer 2, head average, normal: AER 0.0000 (95 % 0.0000 to 0.0000), precision 1.0000, "
     )
 
 

@@ -57,12 +57,12 @@ def test_the_table_says_what_the_findings_say(world, rectiformer, tmp_path):
         site = findings.site(kind, 0)
         (line,) = [line for line in lines if line.startswith(f"rela-g  {kind} ")]
         cells = line.split()[2:]
-        assert cells[:3] == ["0", f"{np.mean(site.sparsity):.1%}", f"{np.mean(site.null_rate):.1%}"]
+        assert cells[:3] == ["1", f"{np.mean(site.sparsity):.1%}", f"{np.mean(site.null_rate):.1%}"]
         assert cells[3:6] == [str(site.null_rate.count(1.0)), "of", "2"]
         assert cells[6] == f"{site.diversity.js:.3f}"
     best = min(findings.alignment, key=lambda row: row.aer)
     assert cells[7] == f"{best.aer:.3f}"
-    assert cells[8:] == [*(["average,"] if best.head == "average" else ["head", f"{best.head},"]), best.induction]
+    assert cells[8:] == [*(["average,"] if best.head == "average" else ["head", f"{best.head + 1},"]), best.induction]
     assert f"BLEU: rela-g {findings.quality.bleu:.1f} ({findings.quality.signature})" in lines
     assert f"wrote {tmp_path / 'found.json'}" in lines
 
@@ -129,7 +129,7 @@ def test_the_seed_decides_the_examples(world, rectiformer, tmp_path):
 
 def test_kinds_and_layers_are_all_that_is_shown(world, rectiformer, tmp_path):
     path = tmp_path / "seen.json"
-    asked = ["--kinds", "cross,decoder", "--layers", "0", "--record", path, "--examples", 1]
+    asked = ["--kinds", "cross,decoder", "--layers", "1", "--record", path, "--examples", 1]
     found = rectiformer("analyze", world / "rela-g", *files(world, ""), *asked)
     assert {(site.kind, site.layer) for site in read_record(path).examples[0].sites} == {("cross", 0), ("decoder", 0)}
     assert [line.split()[1] for line in found.out.split("\n") if line.startswith("rela-g  ")] == ["cross", "decoder"]
@@ -194,13 +194,18 @@ WRONG = {
     "unknown kind": (2, ["--kinds", "crosss"], "{}/rela-g: unknown kind of attention 'crosss'; did you mean 'cross'?"),
     "layer that is not there": (
         2,
-        ["--layers", "0,5"],
-        "{}/rela-g: layer 5 does not exist; layers count from 0, and the encoder has 1, the decoder 1",
+        ["--layers", "1,5"],
+        "{}/rela-g: layer 5 does not exist; layers count from 1, and the encoder has 1, the decoder 1",
     ),
     "layer that is none": (
         2,
         ["--layers", "last"],
-        "--layers 'last' is not a list of layers; write their numbers, from 0, as in 0,5",
+        "--layers 'last' is not a list of layers; write their numbers, from 1, as in 1,6",
+    ),
+    "layer before the first": (
+        2,
+        ["--layers", "0"],
+        "--layers '0' is not a list of layers; write their numbers, from 1, as in 1,6",
     ),
     "kind without weights": (
         2,

@@ -181,7 +181,17 @@ def test_a_mistake_is_one_line_and_the_code_of_the_process():
         ("translate run test.de --nbest 9", 2, "nbest = 9 is more than beam = 4"),
         ("translate run test.de --heads", 2, "--alignments and --heads are parts of JSON records"),
         ("translate run test.de --json --alignments 0", 2, "--alignments '0' is not of the form"),
-        ("translate run test.de --json --alignments 7:0:normal", 2, "layer 7 does not exist; the decoder has layers 0"),
+        (
+            "translate run test.de --json --alignments 7:1:normal",
+            2,
+            "layer 7 does not exist; the decoder has layers 1 to 1",
+        ),
+        (
+            "translate run test.de --json --alignments 0:1:normal",
+            2,
+            "--alignments 0: layers and heads are counted from 1",
+        ),
+        ("translate run test.de --json --alignments best:1:normal", 2, "layer best does not exist; the decoder has"),
         ("translate run test.de --prefix empty", 3, "only 0 prefixes, but line 1 follows"),
         ("translate run test.de --checkpoint 7", 4, "run/checkpoints/step-"),
         ("train --resume --out missing", 4, "there is no run folder missing"),
@@ -197,7 +207,11 @@ def test_a_mistake_is_one_line_and_the_code_of_the_process():
         ("evaluate --hypothesis test.en --reference test.en --metrics blue", 2, "unknown metric 'blue'; did you mean"),
         ("evaluate --hypothesis empty --reference empty", 3, "hypotheses: 0 lines for 0 references"),
         ("align run test.de test.en --layer best", 2, "--table and the best layer, head or induction need --gold"),
-        ("align run test.de test.en --head three", 2, "head 'three' does not exist; there are heads 0 to 1"),
+        ("align run test.de test.en --head three", 2, "head three does not exist; there are heads 1 to 2 and average"),
+        ("align run test.de test.en --head 3", 2, "head 3 does not exist; there are heads 1 to 2 and average"),
+        ("align run test.de test.en --layer 2", 2, "layer 2 does not exist; the decoder has layers 1 to 1"),
+        ("align run test.de test.en --layer 0", 2, "--layer 0: layers and heads are counted from 1; the first is 1"),
+        ("align run test.de test.en --head 0", 2, "--head 0: layers and heads are counted from 1; the first is 1"),
         ("align run test.de test.en --gold test.en", 3, "test.en:1:1: "),
         ("data generate test --sentences 2", 3, "test.de exists; nothing was written"),
         ("data generate new", 2, "--sentences 0 and --documents 0"),
@@ -328,7 +342,7 @@ def test_json_holds_what_text_says_and_more(world, rectiformer):
     source = world.folder / "test.de"
     text = lines(rectiformer("translate", world.run, source, "--nbest", 2).out)
     found = rectiformer(
-        "translate", world.run, source, "--nbest", 2, "--json", "--alignments", "0:1:shifted", "--heads"
+        "translate", world.run, source, "--nbest", 2, "--json", "--alignments", "1:2:shifted", "--heads"
     )
     records = [json.loads(line) for line in lines(found.out)]
     assert [record["source"] for record in records] == lines(source.read_text(encoding="utf-8"))
@@ -406,13 +420,13 @@ def test_alignment_takes_the_best_row_of_its_table(world, rectiformer, tmp_path)
     header, *rows, summary = lines(table.out)
     assert header.split() == ["layer", "head", "induction", "AER", "precision", "recall"]
     assert [row.split()[:3] for row in rows] == [
-        ["0", head, induction] for head in ("0", "1", "average") for induction in ("normal", "shifted")
+        ["1", head, induction] for head in ("1", "2", "average") for induction in ("normal", "shifted")
     ]
     best = min(rows, key=lambda row: float(row.split()[3])).split()
-    assert summary.startswith(f"layer 0, head {best[1]}, {best[2]}: AER {best[3]} (95 % ")
+    assert summary.startswith(f"layer 1, head {best[1]}, {best[2]}: AER {best[3]} (95 % ")
     links = (tmp_path / "links").read_text(encoding="utf-8")
     assert links.count("\n") == 12
-    named = ["--layer", 0, "--head", best[1], "--induction", best[2]]
+    named = ["--layer", 1, "--head", best[1], "--induction", best[2]]
     plain = rectiformer("align", world.run, *paths[:3], *named)
     assert (plain.out, plain.err) == (links, "")
     assert rectiformer("align", world.run, *paths, *named).err == f"{summary}\n"

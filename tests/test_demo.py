@@ -62,7 +62,7 @@ def expected_rows(folder):
         translator = Translator.from_run(folder / variant, device="cpu")
         result = evaluate(translator, [s for s, _ in texts], [t for _, t in texts], SearchOptions(beam=4), ("bleu",))
         best = choose(alignment_table(translator, texts, [Links(pair.sure, pair.possible) for pair in pairs]))
-        head = "mean of heads" if best.head == "average" else f"head {best.head}"
+        head = "mean of heads" if best.head == "average" else f"head {best.head + 1}"
         weights = [pair.weights for pair in cross_weights(translator, texts)]
         zeros, nulls = [], []
         for layer in range(2):
@@ -70,7 +70,7 @@ def expected_rows(folder):
             zeros.append(np.concatenate([(each == 0).ravel() for each in flat]).mean())
             nulls.append(np.concatenate([(each == 0).all(-1).ravel() for each in flat]).mean())
         shares = " ".join(f"{share:.1%}" for share in (*zeros, *nulls))
-        place = f"layer {best.layer}, {head}, {best.induction}"
+        place = f"layer {best.layer + 1}, {head}, {best.induction}"
         yield f"{variant} {result.scores['bleu'].value:.1f} {best.score.aer:.3f} {place} {shares}"
 
 

@@ -93,8 +93,8 @@ def choose_sites(model: Transformer, kinds: Collection[str], layers: Collection[
         if not any(site.layer == layer and site.kind in kinds for site in model.sites()):
             config = model.config
             raise ArgumentError(
-                f"layer {layer} does not exist; layers count from 0, and the encoder has {config.encoder_layers}, the "
-                f"decoder {config.decoder_layers}"
+                f"no layer of {' or '.join(kinds)} attention has index {layer}; indices count from 0, and the encoder "
+                f"has {config.encoder_layers} layers, the decoder {config.decoder_layers}"
             )
     return [site for site in weighing_sites(model) if site.kind in kinds and (layers is None or site.layer in layers)]
 

@@ -80,6 +80,7 @@ def draw_line(axis: Axes, look: dict[str, Any], places: Sequence[float], values:
 
 
 def by_layer(axis: Axes) -> None:
+    """Layers on the axis across, whole numbers from 1."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_xlabel("layer")

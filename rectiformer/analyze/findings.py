@@ -137,7 +137,9 @@ class Findings:
             if (site.kind, site.layer) == (kind, layer):
                 return site
         known = ", ".join(f"{site.kind} {site.layer}" for site in self.sites) or "none"
-        raise ArgumentError(f"model {self.model.name!r} has no {kind} layer {layer}; measured are {known}")
+        raise ArgumentError(
+            f"model {self.model.name!r} has no {kind} layer {layer}; measured are {known}, counted from 0"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; DataError where a number is not finite, which JSON has no word for."""

@@ -50,10 +50,10 @@ def draw_map(example: Example, layer: int | None = None) -> Figure | None:
             axis.set_visible(False)
             continue
         cells = draw_head(axis, site, head, colors)
-        axis.set_title(f"head {head}")
+        axis.set_title(f"head {head + 1}")
         name_axes(axis, queries if head % columns == 0 else [], keys if head + columns >= site.heads else [])
     bar = figure.colorbar(cells, ax=axes, shrink=0.5, aspect=25, pad=0.01)
-    bar.set_label(f"weight ({site.kind}, layer {site.layer})")
+    bar.set_label(f"weight ({site.kind}, layer {site.layer + 1})")
     bar.outline.set_linewidth(0.4)
     return figure
 

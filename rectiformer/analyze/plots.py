@@ -112,7 +112,7 @@ def draw_by_layer(
         row[0].set_ylabel(label)
         for axis, kind in zip(row, kinds, strict=True):
             for look, each in zip(LOOKS, findings, strict=False):
-                layers = {site["layer"]: measure(site) for site in each["sites"] if site["kind"] == kind}
+                layers = {site["layer"] + 1: measure(site) for site in each["sites"] if site["kind"] == kind}
                 draw_line(axis, look, sorted(layers), [layers[layer] for layer in sorted(layers)])
             axis.set_ylim(*bounds)
             by_layer(axis)
@@ -149,8 +149,8 @@ def draw_cells(axis: Axes, rates: np.ndarray) -> None:
         text = f"{rate:.2f}".removeprefix("0") if 0 < rate < 1 else f"{rate:.0f}"
         color = "white" if rate > 0.5 else "black"
         axis.text(head + 0.5, layer + 0.5, text, ha="center", va="center", fontsize=6, color=color)
-    axis.set_xticks(np.arange(rates.shape[1]) + 0.5, map(str, range(rates.shape[1])))
-    axis.set_yticks(np.arange(rates.shape[0]) + 0.5, map(str, range(rates.shape[0])))
+    axis.set_xticks(np.arange(rates.shape[1]) + 0.5, map(str, range(1, rates.shape[1] + 1)))
+    axis.set_yticks(np.arange(rates.shape[0]) + 0.5, map(str, range(1, rates.shape[0] + 1)))
     axis.tick_params(length=0)
     axis.invert_yaxis()
     axis.spines[:].set_visible(False)
@@ -167,7 +167,7 @@ def draw_aer(findings: Sequence[Findings]) -> Figure | None:
                 errors: dict[int, list[float]] = {}
                 for found in each["alignment"] or []:
                     if found["induction"] == induction and (found["head"] == "average") == (what != "best head"):
-                        errors.setdefault(found["layer"], []).append(found["aer"])
+                        errors.setdefault(found["layer"] + 1, []).append(found["aer"])
                 draw_line(axis, look, sorted(errors), [[min(errors[layer])] for layer in sorted(errors)])
             axis.set_title(f"{induction}, {what}")
             by_layer(axis)
@@ -209,7 +209,7 @@ def draw_memories(findings: Sequence[Findings]) -> Figure | None:
         for look, each in zip(LOOKS, findings, strict=False):
             parts = [part for part in each["memories"] if part["side"] == side]
             for axis, measure in zip(row, measures, strict=False):
-                draw_line(axis, look, [part["layer"] for part in parts], [[part[measure]] for part in parts])
+                draw_line(axis, look, [part["layer"] + 1 for part in parts], [[part[measure]] for part in parts])
             shares = sorted({share for part in parts for share in part["top_score_ratio"]}, key=float)
             ratios = [[part["top_score_ratio"][share] for part in parts] for share in shares]
             draw_line(row[3], look, [float(share) for share in shares], ratios)

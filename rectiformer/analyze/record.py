@@ -121,7 +121,7 @@ class Example:
             if (site.kind, site.layer) == (kind, layer):
                 return site
         known = ", ".join(f"{site.kind} {site.layer}" for site in self.sites) or "none"
-        raise ArgumentError(f"the example has no {kind} attention of layer {layer}; it has {known}")
+        raise ArgumentError(f"the example has no {kind} attention of layer {layer}; it has {known}, counted from 0")
 
 
 @dataclass(frozen=True)

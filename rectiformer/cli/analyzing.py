@@ -55,7 +55,7 @@ def analyze_command(
     examples: Annotated[int, option("Sentences in report, record and figures.", panel=SHOWN, min=0)] = 20,
     seed: Annotated[int, option("Decides which sentences.", panel=SHOWN, min=0)] = 1,
     kinds: Annotated[str, option("Any of cross, encoder and decoder, with commas between.", panel=SHOWN)] = "",
-    layers: Annotated[str, option("Their layers, from 0, with commas between; all unless given.", panel=SHOWN)] = "",
+    layers: Annotated[str, option("Their layers, from 1, with commas between; all unless given.", panel=SHOWN)] = "",
     longest: Annotated[
         int | None, option("Most subwords of a sentence or document; 1024 or a run's segment, unless given.", min=1)
     ] = None,
@@ -155,10 +155,18 @@ class View:
         from rectiformer.analyze.record import KINDS
         from rectiformer.ops.variants import find_variant
 
+        kinds, config = self.kinds or KINDS, translator.model.config
         try:
-            choose_sites(translator.model, self.kinds or KINDS, self.layers)
+            choose_sites(translator.model, kinds, None)
         except ArgumentError as error:
             raise ArgumentError(f"{run}: {error}") from error
+        most = max(config.encoder_layers if kind == "encoder" else config.decoder_layers for kind in kinds)
+        for layer in self.layers or ():
+            if layer >= most:
+                raise ArgumentError(
+                    f"{run}: layer {layer + 1} does not exist; layers count from 1, and the encoder has "
+                    f"{config.encoder_layers}, the decoder {config.decoder_layers}"
+                )
         for kind in self.kinds or ():
             variant = translator.model.config.variant_of(kind)
             if not find_variant(variant).has_weights:
@@ -199,12 +207,13 @@ def parse_kinds(text: str) -> tuple[str, ...] | None:
 
 
 def parse_layers(text: str) -> tuple[int, ...] | None:
+    """Indices, from 0, of layers that people count from 1."""
     if not text:
         return None
     parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ArgumentError(f"--layers {text!r} is not a list of layers; write their numbers, from 0, as in 0,5")
-    return tuple(dict.fromkeys(map(int, parts)))
+    if not all(part.isascii() and part.isdigit() for part in parts) or 0 in map(int, parts):
+        raise ArgumentError(f"--layers {text!r} is not a list of layers; write their numbers, from 1, as in 1,6")
+    return tuple(dict.fromkeys(int(part) - 1 for part in parts))
 
 
 def distinct_names(runs: list[Path]) -> list[str]:

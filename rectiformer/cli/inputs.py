@@ -131,17 +131,33 @@ def read_aligned(
     return pairs, gold_links
 
 
-def number(text: str) -> int | str:
-    """A layer or head: its number, or a word such as "best"."""
-    return int(text) if text.isascii() and text.isdigit() else text
+def parse_index(name: str, text: str) -> int | str:
+    """The index, from 0, of a layer or head that an option counts from 1; a word such as "best" stays one."""
+    if not (text.isascii() and text.isdigit()):
+        return text
+    if int(text) == 0:
+        raise ArgumentError(f"{name} {text}: layers and heads are counted from 1; the first is 1")
+    return int(text) - 1
 
 
 def parse_place(text: str) -> tuple[Any, Any, str]:
-    """LAYER:HEAD:INDUCTION; whether they exist is for the model to say."""
+    """Indices of LAYER and HEAD, and the INDUCTION, of LAYER:HEAD:INDUCTION; see `require_place`."""
     parts = text.split(":")
     if len(parts) != 3:
         raise ArgumentError(f"--alignments {text!r} is not of the form LAYER:HEAD:INDUCTION, such as 1:average:normal")
-    return number(parts[0]), number(parts[1]), parts[2]
+    return parse_index("--alignments", parts[0]), parse_index("--alignments", parts[1]), parts[2]
+
+
+def require_place(translator: Translator, layer: int | str, head: int | str, words: tuple[str, ...] = ()) -> None:
+    """ArgumentError, in numbers from 1, for an index that the decoder lacks and for a word that is none of these."""
+    from rectiformer.translate.align import AVERAGE, cross_sites, ordinal
+
+    sites = cross_sites(translator.model)
+    layers, heads = len(sites), sites[0].attention.heads
+    if layer not in words and layer not in range(layers):
+        raise ArgumentError(f"layer {ordinal(layer)} does not exist; the decoder has layers 1 to {layers}")
+    if head not in (*words, AVERAGE) and head not in range(heads):
+        raise ArgumentError(f"head {ordinal(head)} does not exist; there are heads 1 to {heads} and {AVERAGE}")
 
 
 def warn(text: str) -> None:

@@ -99,11 +99,13 @@ def print_scores(
 
 def print_alignments(terminal: Terminal, rows: Sequence[Row], chosen: Row) -> None:
     """Alignment error, precision and recall of every layer, head and induction; what was chosen is bold."""
+    from rectiformer.translate.align import ordinal
+
     columns = ("layer", "head", "induction", "AER", "precision", "recall")
     lines = []
     for row in rows:
         score = row.score
         numbers = (f"{value:.4f}" for value in (score.aer, score.precision, score.recall))
-        cells = (str(row.layer), str(row.head), row.induction, *numbers)
+        cells = (ordinal(row.layer), ordinal(row.head), row.induction, *numbers)
         lines.append([Text(cell, style="bold" if row is chosen else "") for cell in cells])
     terminal.table(columns, lines, numbers=columns[3:])

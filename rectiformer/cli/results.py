@@ -83,15 +83,23 @@ def print_findings(
 
 
 def describe(found: Findings, site: SiteFindings) -> list[str]:
-    """What the table says of one attention."""
+    """What the table says of one attention; layers and heads count from 1."""
+    from rectiformer.translate.align import ordinal
+
     dead = sum(rate == 1 for rate in site.null_rate)
-    cells = [found.model.name, site.kind, str(site.layer), f"{mean(site.sparsity):.1%}", f"{mean(site.null_rate):.1%}"]
+    cells = [
+        found.model.name,
+        site.kind,
+        ordinal(site.layer),
+        f"{mean(site.sparsity):.1%}",
+        f"{mean(site.null_rate):.1%}",
+    ]
     cells += [f"{dead} of {site.heads}", f"{site.diversity.js:.3f}"]
     own = [row for row in found.alignment or () if row.layer == site.layer and site.kind == "cross"]
     if not own:
         return [*cells, "", ""]
     best = min(own, key=lambda row: row.aer)
-    head = best.head if best.head == "average" else f"head {best.head}"
+    head = best.head if best.head == "average" else f"head {ordinal(best.head)}"
     return [*cells, f"{best.aer:.3f}", f"{head}, {best.induction}"]
 
 
@@ -103,7 +111,7 @@ def print_distances(terminal: Terminal, places: list[tuple[Findings, int]]) -> N
         for each in found.distances or ():
             if each.layer == layer:
                 shares = (each.aligned, each.neighbors, each.farther, each.between, each.null_rate)
-                cells = [found.model.name, f"{found.data.segments:,}", str(layer)]
+                cells = [found.model.name, f"{found.data.segments:,}", str(layer + 1)]
                 rows.append([*cells, *(f"{share:.1%}" for share in shares)])
     if rows:
         terminal.note("\nwhere attention to the source goes (between: separators and the end)\n")

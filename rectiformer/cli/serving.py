@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from rectiformer.cli.inputs import parse_place, warn
+from rectiformer.cli.inputs import parse_place, require_place, warn
 from rectiformer.cli.options import BatchTokens, Checkpoint, Device, Precision, RunFolder, app, option
 from rectiformer.errors import ArgumentError
 
@@ -22,7 +22,9 @@ def serve(
     token_file: Annotated[
         Path | None, option("File with the token that clients send; RECTIFORMER_TOKEN may hold it instead.")
     ] = None,
-    alignments: Annotated[str, option("LAYER:HEAD:INDUCTION to align by; the last layer's average unless given.")] = "",
+    alignments: Annotated[
+        str, option("LAYER:HEAD:INDUCTION to align by, from 1; the last layer's average unless given.")
+    ] = "",
     max_header_bytes: Annotated[int, option("Bytes of its address and headers.", panel=REQUEST, min=1)] = 16_384,
     max_bytes: Annotated[int, option("Bytes of its body.", panel=REQUEST, min=1)] = 262_144,
     max_sentences: Annotated[int, option("Sentences, of all its documents.", panel=REQUEST, min=1)] = 128,
@@ -75,6 +77,8 @@ def serve(
     with bind(host, port) as bound:  # a port that is taken shows before the model is read
         translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)
         place = parse_place(alignments) if alignments else None
+        if place is not None:
+            require_place(translator, *place[:2])
         served = Served(translator, run.resolve().name, limits, token, place)
         terminal = Terminal()
 

@@ -18,15 +18,16 @@ from rectiformer.cli.documents import (
 from rectiformer.cli.inputs import (
     LinkFormat,
     join_ranks,
-    number,
     only_first_speaks,
     open_run_translator,
     open_translator,
+    parse_index,
     parse_place,
     read_aligned,
     read_nbest,
     read_pairs,
     read_text,
+    require_place,
 )
 from rectiformer.cli.jobs import Job, run_job
 from rectiformer.cli.options import (
@@ -70,7 +71,8 @@ def translate(
     out: OutFile = None,
     as_json: AsJson = False,
     alignments: Annotated[
-        str, option("Add word links to JSON, as 1:average:normal.", metavar="LAYER:HEAD:INDUCTION")
+        str,
+        option("Add word links to JSON, as 1:average:normal; layers and heads from 1.", metavar="LAYER:HEAD:INDUCTION"),
     ] = "",
     heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
     bad_utf8: BadUtf8 = "error",
@@ -100,7 +102,7 @@ def translate(
 ) -> None:
     """Translate lines of text.
 
-    As many lines come out as go in, in order; warnings go to standard error. Layers and heads are counted from 0.
+    As many lines come out as go in, in order; warnings go to standard error.
 
         rectiformer translate runs/tiny input.de --out output.en
 
@@ -130,6 +132,8 @@ def translate(
     with join_ranks(device) as (team, own_device):
         with only_first_speaks(team):
             translator = open_translator(run, checkpoint, own_device, precision)
+        if place is not None:
+            require_place(translator, *place[:2])
         translator.longest = longest or translator.longest
         run_job(job, translator, team, out, [file, prefix], shard_source)
 
@@ -176,8 +180,8 @@ def align(
     source: Source,
     target: Target,
     gold: Annotated[str, option("Right links, in the format of --format.")] = "",
-    layer: Annotated[str, option("Of the decoder, counted from 0; or best, with --gold.")] = "",
-    head: Annotated[str, option("Counted from 0; or average, or best, with --gold.")] = "",
+    layer: Annotated[str, option("Of the decoder, counted from 1; or best, with --gold.")] = "",
+    head: Annotated[str, option("Counted from 1; or average, or best, with --gold.")] = "",
     induction: Annotated[str, option("normal, shifted, or best, with --gold.")] = "",
     tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
     reverse: Reverse = None,
@@ -196,8 +200,8 @@ def align(
     Attention to the source decides. A link is `i-j`, or `ipj` where --gold only allows it; words count from 0 (pharaoh)
     or 1 (talp), a line a pair. A line of naacl is a link, `pair i j S`, or `P` where allowed, all counted from 1.
 
-    Without --gold, what is not said is the last layer, the average of its heads and normal induction: a word looks
-    where the step that predicts it looks (shifted: where the step that reads it looks). With --gold it is the best.
+    Default, without --gold: the last layer, the average of its heads and normal induction, by which a word looks where
+    the step that predicts it looks (shifted: where the step that reads it looks). With --gold: the best of all.
 
         rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
     """
@@ -214,11 +218,16 @@ def align(
     if how:
         check_heuristic(how)
     pairs, truth = read_aligned(source, target, gold, form, tokenized)
-    options: dict[str, Any] = {"layer": number(layer), "head": number(head), "induction": induction}
+    options: dict[str, Any] = {
+        "layer": parse_index("--layer", layer),
+        "head": parse_index("--head", head),
+        "induction": induction,
+    }
     ways = []
     for folder, follow in ((run, align_direction), (reverse, align_backward)):
         if folder is not None:
             model = open_run_translator(folder, checkpoint, device, precision)
+            require_place(model, options["layer"], options["head"], ("", "best"))
             ways.append(follow(model, pairs, truth, **options, tokenized=tokenized, batch_tokens=batch_tokens))
     links = ways[0].links
     if how:
@@ -236,13 +245,14 @@ def report_scores(
     from rectiformer.cli.printing import print_alignments
     from rectiformer.measure.alignment import score_with_intervals
     from rectiformer.terminal import Terminal
+    from rectiformer.translate.align import ordinal
 
     report = Terminal(stderr=not table)
     for name, way in zip(("forward, ", "backward, ") if how else ("",), ways, strict=True):
         if way.best is not None:
             if table:
                 print_alignments(report, way.rows, way.best)
-            place = f"{name}layer {way.best.layer}, head {way.best.head}, {way.best.induction}"
+            place = f"{name}layer {ordinal(way.best.layer)}, head {ordinal(way.best.head)}, {way.best.induction}"
             report.note(f"{place}: {score_with_intervals(way.links, gold).describe(intervals)}")
     if how:
         report.note(f"{how}: {score_with_intervals(links, gold).describe(intervals)}")

@@ -46,7 +46,7 @@ class Served:
     """A model to serve.
 
     Args:
-        align: layer, head and induction that words are linked by; the last layer's average unless given.
+        align: layer and head, from 0, and induction that words are linked by; the last layer's average unless given.
     """
 
     translator: Translator

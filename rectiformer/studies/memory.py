@@ -191,14 +191,14 @@ def layers_table(results: Results) -> Table:
     found: dict[str, dict[str, list[float]]] = {}
     for entry in results.finished:
         for memory in entry.measures["memories"]:
-            place = f"{memory['side']} {memory['layer']}"
+            place = f"{memory['side']} {memory['layer'] + 1}"
             found.setdefault(entry.name, {}).setdefault(place, []).append(memory["variance_ratio"])
     places = list(dict.fromkeys(place for layers in found.values() for place in layers))
     rows = []
     for name, layers in found.items():
         cells = [estimate(layers.get(place, [])) for place in places]
         rows.append((name, *("" if cell is None else cell.describe(3) for cell in cells)))
-    note = "Variance of what a memory adds over that of the residual stream it is added to; layers from 0."
+    note = "Variance of what a memory adds over that of the residual stream it is added to; layers from 1."
     return Table("Variance ratio by layer", ("memory", *places), rows, (note,))
 
 
@@ -207,7 +207,7 @@ def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
     layers: dict[str, dict[float, list[float]]] = {}
     tops: dict[str, dict[float, list[float]]] = {}
     for entry in results.finished:
-        for number, memory in enumerate(entry.measures["memories"]):
+        for number, memory in enumerate(entry.measures["memories"], 1):
             layers.setdefault(entry.name, {}).setdefault(number, []).append(memory["variance_ratio"])
             for share, ratio in memory["top_score_ratio"].items():
                 tops.setdefault(entry.name, {}).setdefault(float(share), []).append(ratio)

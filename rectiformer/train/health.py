@@ -94,5 +94,5 @@ def newly_dead(sites: Sequence[SiteHealth], known: dict[tuple[str, int], int]) -
         place = (site.kind, site.layer)
         if site.dead > known.get(place, 0):
             heads = f"all {site.heads}" if site.dead == site.heads else f"{site.dead} of {site.heads}"
-            yield f"{heads} heads of {site.kind} layer {site.layer} attend to nothing"
+            yield f"{heads} heads of {site.kind} layer {site.layer + 1} attend to nothing"
         known[place] = site.dead

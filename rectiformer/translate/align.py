@@ -75,8 +75,9 @@ class Row:
     """How well one layer's head, or the mean of its heads, aligns."""
 
     layer: int
+    """Counted from 0."""
     head: int | str
-    """A head's number, or "average"."""
+    """Counted from 0, or "average"."""
     induction: str
     score: AlignmentScore
 
@@ -101,8 +102,8 @@ def cross_sites(model: Transformer) -> list[Site]:
     for site in sites:
         if not find_variant(site.attention.variant).has_weights:
             raise ArgumentError(
-                f"attention to the source is {site.attention.variant!r} in layer {site.layer}, which has no weights to "
-                "align by; use a model with another model.cross_variant"
+                f"attention to the source is {site.attention.variant!r} in layer {site.layer + 1} of {len(sites)}, which "
+                "has no weights to align by; use a model with another model.cross_variant"
             )
     return sites
 
@@ -201,7 +202,7 @@ def align_pairs(
 
     Args:
         layer: of the decoder, counted from 0.
-        head: its number, or "average" for the mean of the heads' weights.
+        head: counted from 0, or "average" for the mean of the heads' weights.
         induction: "normal" or "shifted", as in `measure.alignment.rows_for`.
         tokenized: whether words are what stands between spaces.
     """
@@ -255,11 +256,17 @@ def choose(rows: Sequence[Row], *, layer: int | str = "best", head: int | str = 
 
 
 def check_place(model: Transformer, layer: int, head: int | str) -> None:
+    """ArgumentError for a layer or head, both counted from 0, that the decoder does not have."""
     layers, heads = model.config.decoder_layers, model.config.num_heads
     if layer not in range(layers):
-        raise ArgumentError(f"layer {layer!r} does not exist; the decoder has layers 0 to {layers - 1}")
+        raise ArgumentError(f"no decoder layer has index {layer!r}; there are {layers}, indices 0 to {layers - 1}")
     if head != AVERAGE and head not in range(heads):
-        raise ArgumentError(f'head {head!r} does not exist; there are heads 0 to {heads - 1} and "{AVERAGE}"')
+        raise ArgumentError(f'no head has index {head!r}; there are {heads}, indices 0 to {heads - 1}, and "{AVERAGE}"')
+
+
+def ordinal(index: int | str) -> str:
+    """A layer or head, an index from 0, as people count it: from 1, as in the papers; words stay as they are."""
+    return index if isinstance(index, str) else str(index + 1)
 
 
 def to_records(

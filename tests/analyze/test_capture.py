@@ -201,9 +201,9 @@ FAILURES = [
     (
         {"layers": [2]},
         ArgumentError,
-        r"layer 2 does not exist; layers count from 0, and the encoder has 1, the decoder 2",
+        r"attention has index 2; indices count from 0, and the encoder has 1 layers, the decoder 2",
     ),
-    ({"kinds": ["encoder"], "layers": [1]}, ArgumentError, r"layer 1 does not exist"),
+    ({"kinds": ["encoder"], "layers": [1]}, ArgumentError, r"no layer of encoder attention has index 1"),
     ({"gold": []}, DataError, r"2 sentence pairs for 0 gold alignments"),
     (
         {"gold": [None, Links(frozenset({(0, 0)}), frozenset({(0, 3)}))]},

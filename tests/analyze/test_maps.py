@@ -25,7 +25,7 @@ def test_a_map_draws_every_weight_but_zero_and_marks_every_null_row(kind):
     weights[3, 0, 0] = 1e-30
     seen = example(weights, kind)
     axes = [axis for axis in draw_map(seen).axes if axis.get_visible() and axis.get_title()]
-    assert [axis.get_title() for axis in axes] == [f"head {head}" for head in range(6)]
+    assert [axis.get_title() for axis in axes] == [f"head {head}" for head in range(1, 7)]
     nulls = seen.sites[0].null.reshape(6, 5)
     for head, axis in enumerate(axes):
         assert cells_of(axis, "weights") == [tuple(cell) for cell in np.argwhere(weights[head])]

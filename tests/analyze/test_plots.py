@@ -139,7 +139,11 @@ def test_lines_go_through_the_means_of_the_heads():
     assert [axis.get_title() for axis in axes] == list(KINDS)
     for axis in axes:
         assert lines_of(axis) == [
-            [[site["layer"], np.mean(site["sparsity"])] for site in each["sites"] if site["kind"] == axis.get_title()]
+            [
+                [site["layer"] + 1, np.mean(site["sparsity"])]
+                for site in each["sites"]
+                if site["kind"] == axis.get_title()
+            ]
             for each in pair
         ]
         dashes = [value for line in axis.lines if line.get_linestyle() == "None" for value in line.get_ydata()]
@@ -154,7 +158,7 @@ def test_diversity_has_a_row_for_divergence_and_one_for_overlap():
     axes = draw_diversity([found]).axes
     for axis, key, kind in zip(axes, ["js"] * 3 + ["support_overlap"] * 3, KINDS * 2, strict=True):
         values = [site["diversity"][key] for site in found["sites"] if site["kind"] == kind]
-        assert lines_of(axis) == [[[layer, value] for layer, value in enumerate(values)]]
+        assert lines_of(axis) == [[[layer, value] for layer, value in enumerate(values, 1)]]
 
 
 def test_error_is_of_the_best_head_and_of_the_average():
@@ -168,7 +172,7 @@ def test_error_is_of_the_best_head_and_of_the_average():
             ]
         else:
             expected = [row["aer"] for row in rows if row["head"] == "average"]
-        assert lines_of(axis) == [[[layer, value] for layer, value in enumerate(expected)]]
+        assert lines_of(axis) == [[[layer, value] for layer, value in enumerate(expected, 1)]]
 
 
 def test_a_model_without_gold_has_no_line_beside_one_that_has_it():
@@ -187,6 +191,8 @@ def test_null_rates_are_cells_with_their_numbers():
     (cells,) = axes[0].collections
     assert cells.get_array().ravel().tolist() == [0.0, 1.0, 0.126, 0.001, 0.999, 0.5]
     assert cells.to_rgba(0.0)[:3] == (1, 1, 1)
+    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["1", "2", "3"]
+    assert [tick.get_text() for tick in axes[0].get_yticklabels()] == ["1", "2"]
 
 
 def test_lengths_are_the_middles_of_bins_that_have_rows():
@@ -206,7 +212,7 @@ def test_memories_have_a_row_a_side_and_shares_in_order():
         parts = [part for part in found["memories"] if part["side"] == label]
         assert row[0].get_ylabel() == label
         for axis, key in zip(row[:3], ("variance_ratio", "anisotropy", "used_slots"), strict=True):
-            assert lines_of(axis)[0] == [[part["layer"], part[key]] for part in parts]
+            assert lines_of(axis)[0] == [[part["layer"] + 1, part[key]] for part in parts]
         middle = np.mean([part["top_score_ratio"]["0.01"] for part in parts])
         assert np.allclose(lines_of(row[3])[0], [[0.002, 0.2], [0.01, middle], [0.1, 0.9]])
 

@@ -81,5 +81,5 @@ def test_a_model_whose_heads_all_attend_to_nothing_trains_on_and_says_so(data, t
     checks = [record for record in log if "valid_loss" in record]
     assert [(record["valid_null_rate"], record["valid_dead_heads"]) for record in checks] == [(1.0, 6), (1.0, 6)]
     assert [note for note in witness.notes if "attend to nothing" in note] == [
-        f"step 20: all 2 heads of {kind} layer 0 attend to nothing" for kind in ("encoder", "decoder", "cross")
+        f"step 20: all 2 heads of {kind} layer 1 attend to nothing" for kind in ("encoder", "decoder", "cross")
     ]

@@ -29,7 +29,7 @@ def test_hostile_text_stays_text(show, make_example, make_record, view):
     record = make_record([make_example(text, text, length=20_000)] * 2, name=HOSTILE[0])
     findings = make_findings([("cross", 0)])
     findings["data"]["name"] = findings["model"]["name"] = findings["quality"]["signature"] = HOSTILE[0]
-    page = show([record, record], [findings, findings], at=f"view={view}&layer=1", title=HOSTILE[0])
+    page = show([record, record], [findings, findings], at=f"view={view}&layer=2", title=HOSTILE[0])
     assert page.title() == HOSTILE[0]
     assert page.locator("img, iframe, object").count() == 0
     assert page.locator("script").count() == 2
@@ -47,7 +47,7 @@ def test_hostile_text_stays_text(show, make_example, make_record, view):
 def test_every_drawing_is_saved_as_xml(show, make_example, make_record, view):
     text = " ".join(HOSTILE)
     record = make_record([make_example(text, text, length=20_000)])
-    page = show([record, record], [make_findings([("cross", 0)])] * 2, at=f"view={view}&unit=piece&layer=1")
+    page = show([record, record], [make_findings([("cross", 0)])] * 2, at=f"view={view}&unit=piece&layer=2")
     figures = page.locator("[data-figure]").all()
     assert figures
     for figure in figures[:4]:
@@ -78,5 +78,5 @@ def test_corrupt_arrays_are_said_in_words(visit, tmp_path, made_up):
     broken = page.replace(json.dumps({"shape": [len(data.weights)]})[1:-1].replace(" ", ""), '"shape":[3]')
     assert broken != page
     (tmp_path / "broken.html").write_text(broken, encoding="utf-8")
-    shown = visit(f"file://{tmp_path}/broken.html#layer=1")
+    shown = visit(f"file://{tmp_path}/broken.html#layer=2")
     assert "cannot be shown" in shown.get_by_role("alert").inner_text()

@@ -10,7 +10,7 @@ from rectiformer.measure.words import merge_weights
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drawn_edges_are_the_nonzeros_of_the_record(show, made_up, kind, layer):
-    page = show([made_up], at=f"kind={kind}&layer={layer}&unit=piece")
+    page = show([made_up], at=f"kind={kind}&layer={layer + 1}&unit=piece")
     site = made_up.examples[0].site(kind, layer)
     assert drawn_edges(page) == edges_of(site.dense())
     assert page.locator(".bipartite").get_attribute("data-total") == str(len(site.weights))
@@ -18,7 +18,7 @@ def test_drawn_edges_are_the_nonzeros_of_the_record(show, made_up, kind, layer):
 
 def test_negative_weights_are_drawn_with_their_sign(show, make_example, make_record):
     example = make_example(signed=True)
-    page = show([make_record([example])], at="unit=piece&layer=1")
+    page = show([make_record([example])], at="unit=piece&layer=2")
     weights = example.site("cross", 1).dense()
     assert drawn_edges(page) == edges_of(weights)
     assert page.locator(".edge.negative").count() == (weights < 0).sum() > 0
@@ -26,7 +26,7 @@ def test_negative_weights_are_drawn_with_their_sign(show, make_example, make_rec
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_null_marks_are_the_null_bits(show, made_up, kind):
-    page = show([made_up], at=f"kind={kind}&layer=0&unit=piece")
+    page = show([made_up], at=f"kind={kind}&layer=1&unit=piece")
     site = made_up.examples[0].site(kind, 0)
     marks = page.eval_on_selector_all(
         ".bipartite [data-null]", "nodes => nodes.map(e => [+e.dataset.head, +e.dataset.row])"
@@ -35,8 +35,22 @@ def test_null_marks_are_the_null_bits(show, made_up, kind):
     assert page.locator(".counts").get_attribute("data-nulls") == str(site.null.sum())
 
 
+def test_layers_and_heads_are_counted_from_1_in_words_and_address(show, made_up):
+    page = show([made_up], at="layer=2&heads=1&unit=piece")
+    site = made_up.examples[0].site("cross", 1)
+    assert drawn_edges(page) == edges_of(site.dense(), heads={0})
+    assert page.locator("[data-head-switch]").all_inner_texts() == ["1", "2", "3"]
+    assert page.get_by_role("heading", name="layer 2", exact=False).count() == 1
+    assert page.locator(".head-details b").all_inner_texts() == ["head 1 "]
+    settle(page, page.locator("[data-head-switch='2']").click)
+    assert page.evaluate("location.hash") == "#layer=2&heads=1%2C3&unit=piece"
+    settle(page, lambda: page.keyboard.press("2"))
+    labels = [*(f"head {head}" for head in (1, 2, 3)), *(f"layer {layer}" for layer in (1, 2))]
+    assert page.locator(".onoff").first.locator("text.heading").all_text_contents() == labels
+
+
 def test_toggling_a_head_takes_exactly_its_edges_away(show, made_up):
-    page = show([made_up], at="layer=1&unit=piece")
+    page = show([made_up], at="layer=2&unit=piece")
     weights = made_up.examples[0].site("cross", 1).dense()
     settle(page, page.locator("[data-head-switch='1']").click)
     assert drawn_edges(page) == edges_of(weights, heads={0, 2})
@@ -48,7 +62,7 @@ def test_toggling_a_head_takes_exactly_its_edges_away(show, made_up):
 
 @pytest.mark.parametrize("example", [0, 2], ids=["latin", "hebrew and japanese"])
 def test_words_are_merged_as_python_merges_them(show, made_up, example):
-    page = show([made_up], at=f"layer=1&example={example}")
+    page = show([made_up], at=f"layer=2&example={example}")
     shown = made_up.examples[example]
     source, target = words_of_pieces(shown.source), words_of_pieces(shown.target)
     drawn = {edge[:3]: edge[3] for edge in drawn_edges(page)}
@@ -73,7 +87,7 @@ def test_labels_are_the_words_and_keep_their_direction(show, made_up):
 
 
 def test_threshold_says_how_many_edges_it_hides(show, made_up):
-    page = show([made_up], at="layer=1&unit=piece")
+    page = show([made_up], at="layer=2&unit=piece")
     weights = made_up.examples[0].site("cross", 1).dense()
     page.get_by_label("Hide weights below").fill("0.5")
     shown = [edge for edge in edges_of(weights) if abs(edge[3]) >= 0.25 * abs(weights).max()]
@@ -84,13 +98,13 @@ def test_threshold_says_how_many_edges_it_hides(show, made_up):
 
 
 def test_scale_prints_the_range_of_raw_weights(show, made_up):
-    page = show([made_up], at="layer=1&unit=piece&heads=0")
+    page = show([made_up], at="layer=2&unit=piece&heads=1")
     largest = made_up.examples[0].site("cross", 1).weights.max()
     assert float(page.locator(".legend[data-high]").get_attribute("data-high")) == largest > 1
 
 
 def test_pointing_at_a_row_shows_raw_weights_and_sums(show, made_up):
-    page = show([made_up], at="layer=1&unit=piece")
+    page = show([made_up], at="layer=2&unit=piece")
     site = made_up.examples[0].site("cross", 1)
     row = int(np.flatnonzero(site.null.reshape(site.heads, -1).sum(0) == 0)[0])
     page.locator(f".rows [data-row='{row}']").hover()
@@ -101,7 +115,7 @@ def test_pointing_at_a_row_shows_raw_weights_and_sums(show, made_up):
 
 
 def test_filter_leaves_rows_where_every_head_is_null(show, made_up):
-    page = show([made_up], at="layer=1&unit=piece")
+    page = show([made_up], at="layer=2&unit=piece")
     settle(page, lambda: page.get_by_label("Rows").select_option("every-null"))
     null = made_up.examples[0].site("cross", 1).null.reshape(3, -1).all(0)
     assert page.locator(".rows .unit").count() == null.sum() > 0
@@ -109,11 +123,11 @@ def test_filter_leaves_rows_where_every_head_is_null(show, made_up):
 
 
 def test_table_holds_what_is_drawn(show, made_up):
-    page = show([made_up], at="layer=1&unit=piece")
+    page = show([made_up], at="layer=2&unit=piece")
     drawn = drawn_edges(page)
-    page.locator("[data-figure='cross-1'] [data-action=table]").click()
-    rows = [row.split("\t") for row in page.locator("[data-figure='cross-1'] tbody").inner_text().split("\n")]
-    assert sorted((int(row[4]), int(row[0]), int(row[2])) for row in rows) == [edge[:3] for edge in drawn]
+    page.locator("[data-figure='cross-2'] [data-action=table]").click()
+    rows = [row.split("\t") for row in page.locator("[data-figure='cross-2'] tbody").inner_text().split("\n")]
+    assert sorted((int(row[4]) - 1, int(row[0]), int(row[2])) for row in rows) == [edge[:3] for edge in drawn]
     assert sum(float(row[5]) for row in rows) == pytest.approx(sum(edge[3] for edge in drawn), rel=1e-5)
 
 
@@ -127,7 +141,7 @@ def test_colors_follow_the_system_and_the_switch(show, made_up, scheme):
 
 
 def test_keys_move_rows_heads_layers_and_examples(show, made_up):
-    page = show([made_up], at="unit=piece&layer=1")
+    page = show([made_up], at="unit=piece&layer=2")
     press = page.keyboard.press
     press("ArrowDown")
     assert page.locator(".details [data-row]").get_attribute("data-row") == "1"
@@ -154,7 +168,7 @@ def test_help_opens_and_closes_by_keys(show, made_up):
 
 
 def test_a_switch_keeps_the_focus_when_the_page_is_drawn_anew(show, made_up):
-    page = show([made_up], at="layer=1")
+    page = show([made_up], at="layer=2")
     page.locator("[data-head-switch='1']").focus()
     settle(page, lambda: page.keyboard.press("Enter"))
     assert page.evaluate("document.activeElement.dataset.headSwitch") == "1"

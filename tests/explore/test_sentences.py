@@ -17,7 +17,7 @@ def document(make_example, make_record):
 
 @pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])
 def test_cells_are_mean_row_sums_of_the_record(show, document, kind):
-    page = show([document], at=f"kind={kind}&layer=1&heads=0%2C2")
+    page = show([document], at=f"kind={kind}&layer=2&heads=1%2C3")
     site = document.examples[0].site(kind, 1)
     weights, null = site.dense()[[0, 2]], site.null.reshape(3, site.queries)[[0, 2]]
     queries = SENTENCES["source" if kind == "encoder" else "target"]

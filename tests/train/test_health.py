@@ -124,13 +124,13 @@ def test_a_death_is_told_once():
         return [SiteHealth("cross", layer, 4, number, 0, 0, 0, 0) for layer, number in enumerate(dead)]
 
     assert list(newly_dead(sites(0, 0), known)) == []
-    assert list(newly_dead(sites(0, 1), known)) == ["1 of 4 heads of cross layer 1 attend to nothing"]
+    assert list(newly_dead(sites(0, 1), known)) == ["1 of 4 heads of cross layer 2 attend to nothing"]
     assert list(newly_dead(sites(0, 1), known)) == []
-    assert list(newly_dead(sites(0, 4), known)) == ["all 4 heads of cross layer 1 attend to nothing"]
+    assert list(newly_dead(sites(0, 4), known)) == ["all 4 heads of cross layer 2 attend to nothing"]
     assert list(newly_dead(sites(0, 2), known)) == []
     assert list(newly_dead(sites(2, 3), known)) == [
-        "2 of 4 heads of cross layer 0 attend to nothing",
-        "3 of 4 heads of cross layer 1 attend to nothing",
+        "2 of 4 heads of cross layer 1 attend to nothing",
+        "3 of 4 heads of cross layer 2 attend to nothing",
     ]
 
 
@@ -154,7 +154,7 @@ def test_training_logs_health_and_warns_of_a_death(prepared, tmp_path):
         kill(trainer.model.decoder[1].cross, 4)
         trainer.run()
     warnings = [note for note in witness.notes if "attend to nothing" in note]
-    assert warnings == ["step 2: all 4 heads of cross layer 1 attend to nothing"]
+    assert warnings == ["step 2: all 4 heads of cross layer 2 attend to nothing"]
     logged = [record for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if "valid_loss" in record]
     assert [record["step"] for record in logged] == [2, 4] == [record["step"] for record in witness.records]
     for record in logged:

@@ -116,7 +116,9 @@ def test_observers_are_given_back_whatever_happens(translator):
 
 @pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if not variant.has_weights])
 def test_attention_without_weights_says_so(vocabularies, variant):
-    with pytest.raises(ArgumentError, match=f"attention to the source is '{variant}' in layer 0, which has no weights"):
+    with pytest.raises(
+        ArgumentError, match=f"attention to the source is '{variant}' in layer 1 of 2, which has no weights"
+    ):
         next(cross_weights(build_translator(vocabularies, variant), [("das", "das")]))
 
 
@@ -210,10 +212,10 @@ def test_gold_of_another_length_is_refused_before_anything_runs(translator):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ({"layer": 2}, "layer 2 does not exist; the decoder has layers 0 to 1"),
-        ({"layer": -1}, "layer -1 does not exist"),
-        ({"layer": "best"}, "layer 'best' does not exist"),
-        ({"layer": 0, "head": 2}, 'head 2 does not exist; there are heads 0 to 1 and "average"'),
+        ({"layer": 2}, "no decoder layer has index 2; there are 2, indices 0 to 1"),
+        ({"layer": -1}, "no decoder layer has index -1"),
+        ({"layer": "best"}, "no decoder layer has index 'best'"),
+        ({"layer": 0, "head": 2}, 'no head has index 2; there are 2, indices 0 to 1, and "average"'),
         ({"layer": 0, "induction": "shfited"}, "unknown induction 'shfited'; did you mean 'shifted'"),
     ],
     ids=str,

@@ -131,7 +131,7 @@ def test_a_record_of_a_split_line_says_why_it_has_no_alignment(translator):
     records = list(to_records(translator, translations, align=(0, "average", "shifted")))
     assert ["alignment" in record for record in records] == [True, False, True]
     assert records[1]["warnings"][-1] == "no alignment: a side has more than 60 subwords"
-    with pytest.raises(ArgumentError, match="layer 2 does not exist; the decoder has layers 0 to 1"):
+    with pytest.raises(ArgumentError, match="no decoder layer has index 2; there are 2, indices 0 to 1"):
         next(to_records(translator, translations, align=(2, 0, "normal")))
 
 

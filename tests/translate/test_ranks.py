@@ -76,7 +76,7 @@ def commands(world, name):
     out = world / name
     translate = ["translate", world / "run", "--device", "cpu", "--beam", 2]
     each = ["--batch-sentences", 1]  # a line, or document, is a chunk of its own
-    records = ["--json", "--nbest", 2, "--alignments", "0:average:normal"]
+    records = ["--json", "--nbest", 2, "--alignments", "1:average:normal"]
     found = {
         "killed": [*translate, lines, *each, "--out", f"{out}.killed"],
         "records": [*translate, lines, *each, *records, "--out", f"{out}.records"],

@@ -20,7 +20,7 @@ import { drawMinimap, isPooled } from "./minimap.js";
 import { countNulls, edgesOf, sceneOf, stateOf } from "./scene.js";
 import { resolve } from "./selection.js";
 import { sentenceMap } from "./sentences.js";
-import { brief, count, number, plural } from "./text.js";
+import { brief, count, number, ordinal, plural } from "./text.js";
 import { RULE } from "./units.js";
 
 export const NAMES = {
@@ -130,12 +130,12 @@ function picture(context, now, scene) {
   point(null);
   const body = scene.rows.length ? art.element : el("p", { class: "empty" }, "No row fits this filter.");
   const main = figure({
-    title: `${NAMES[now.kind].rows.split(" ")[0]} on ${NAMES[now.kind].keys.split(" (")[0]}, layer ${now.layer}`,
+    title: `${NAMES[now.kind].rows.split(" ")[0]} on ${NAMES[now.kind].keys.split(" (")[0]}, layer ${ordinal(now.layer)}`,
     wide: true,
     body: el("div", {}, body, windowNote(context, scene)),
     note: counts(drawn, scene, now),
     table: () => edgeTable(scene, drawn),
-    name: `${now.kind}-${now.layer}`,
+    name: `${now.kind}-${ordinal(now.layer)}`,
   });
   main.append(
     el("div", { class: "legends" }, scaleLegend(scene, state.unit), gutterLegend()),
@@ -210,7 +210,7 @@ function map(context, now, scene) {
   };
   return figure({
     title: "Whole matrix",
-    name: `map-${now.kind}-${now.layer}`,
+    name: `map-${now.kind}-${ordinal(now.layer)}`,
     body: drawMinimap({ site: now.site, heads: now.heads, box, move: windowed ? move : null }),
     note: mapNote(now.site, windowed, first),
     table: () => headTable(now.site),
@@ -230,7 +230,7 @@ export function edgeTable(scene, { edges }) {
     scene.queries[scene.rows[row]].label,
     key,
     scene.keys[key].label,
-    head,
+    ordinal(head),
     weight,
   ]);
   return {
@@ -242,7 +242,7 @@ export function edgeTable(scene, { edges }) {
 function headTable(site) {
   const rows = Array.from({ length: site.heads }, (_, head) => {
     const { queries, nulls, seen, edges } = site.counts(head);
-    return [head, queries, nulls, seen, edges];
+    return [ordinal(head), queries, nulls, seen, edges];
   });
   return { columns: ["head", "queries", "null", "keys seen", "non-zero"], rows };
 }

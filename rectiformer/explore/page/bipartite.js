@@ -1,7 +1,7 @@
 // Keys on the left, queries on the right, a curve for every weight that is not zero, and a gutter for null queries.
 
 import { svg } from "./dom.js";
-import { fit, isRightToLeft, number, visible } from "./text.js";
+import { fit, isRightToLeft, number, ordinal, visible } from "./text.js";
 
 const LINE = 25;
 const TOP = 44;
@@ -89,7 +89,7 @@ function headings({ names, gutter, sums }, { left, right, gutterAt, sumAt }) {
     parts.push(heading(gutterAt + (gutter.heads.length * CELL) / 2, "null", "middle"));
     const every = gutter.heads.length > 16 ? 4 : 1;
     gutter.heads.forEach((head, i) => {
-      if (i % every === 0) parts.push(heading(gutterAt + (i + 0.5) * CELL, head, "middle", 32));
+      if (i % every === 0) parts.push(heading(gutterAt + (i + 0.5) * CELL, ordinal(head), "middle", 32));
     });
   }
   if (sums) parts.push(heading(sumAt, "row sum", "end"));

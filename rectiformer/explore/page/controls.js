@@ -4,7 +4,7 @@ import { headColor } from "./colors.js";
 import { el, picker, segmented } from "./dom.js";
 import { KIND_NAMES } from "./model.js";
 import { FILTERS } from "./scene.js";
-import { percent, plural } from "./text.js";
+import { ordinal, percent, plural } from "./text.js";
 
 export function kindControl({ example, kind }, store) {
   const options = example.kinds().map((value) => ({ value, text: KIND_NAMES[value] }));
@@ -14,7 +14,7 @@ export function kindControl({ example, kind }, store) {
 }
 
 export function layerControl({ example, kind, layer }, choose) {
-  const options = example.layers(kind).map((value) => ({ value, text: String(value) }));
+  const options = example.layers(kind).map((value) => ({ value, text: String(ordinal(value)) }));
   return segmented("Layer", options, layer, choose);
 }
 
@@ -54,7 +54,7 @@ export function headControl({ site, heads }, choose, { label = "Heads", colored 
           on: { click: toggle },
         },
         el("span", { class: "meter" }, level),
-        String(head),
+        String(ordinal(head)),
       ),
       off?.(head),
     );

@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 import { tableOf } from "./figure.js";
 import { KINDS } from "./model.js";
 import { bestPlace } from "./selection.js";
-import { count, percent } from "./text.js";
+import { count, ordinal, percent } from "./text.js";
 
 const BY_HEAD = [
   ["sparsity", "Sparsity", "share of visible keys with weight exactly 0", 1],
@@ -147,7 +147,7 @@ function byHead(models, kind, key, title, high) {
     const heads = layers.map((layer) => siteOf(model, kind, layer)?.[key] ?? []);
     return { name: models.length > 1 ? model.name : "", look: model.index, values: heads.map(mean), heads };
   });
-  return chart({ title: `${title}, ${kind}`, categories: layers, axis: "layer", series, high });
+  return chart({ title: `${title}, ${kind}`, categories: layers.map(ordinal), axis: "layer", series, high });
 }
 
 function diversity(models, kind, key, title, note) {
@@ -157,7 +157,7 @@ function diversity(models, kind, key, title, note) {
     look: model.index,
     values: layers.map((layer) => siteOf(model, kind, layer)?.diversity?.[key] ?? null),
   }));
-  return chart({ title: `${title}, ${kind}`, note, categories: layers, axis: "layer", series });
+  return chart({ title: `${title}, ${kind}`, note, categories: layers.map(ordinal), axis: "layer", series });
 }
 
 function alignment({ findings, name }) {
@@ -175,7 +175,7 @@ function alignment({ findings, name }) {
       values: layers.map((layer) => least(layer, induction, average)),
     })),
   );
-  return chart({ title: `AER, ${name}`, categories: layers, axis: "layer", series });
+  return chart({ title: `AER, ${name}`, categories: layers.map(ordinal), axis: "layer", series });
 }
 
 function byLength({ findings, name }) {
@@ -192,7 +192,7 @@ function byLength({ findings, name }) {
         axis: "source pieces",
         high: 1,
         series: sites.map((site) => ({
-          name: `layer ${site.layer}`,
+          name: `layer ${ordinal(site.layer)}`,
           look: site.layer,
           values: site[key].map((value, i) => (site.rows[i] ? value : null)),
         })),
@@ -224,7 +224,7 @@ function shuffled(models) {
   ].map(([key, title, high]) =>
     chart({
       title: `${title}, by source`,
-      categories: Array.from({ length: layers }, (_, layer) => layer),
+      categories: Array.from({ length: layers }, (_, layer) => ordinal(layer)),
       axis: "layer",
       high,
       series: series(key),
@@ -258,13 +258,13 @@ function memories(models) {
   );
   return [
     ...MEMORY.map(([key, title, note]) =>
-      chart({ title, note, categories: layers, axis: "layer", series: series((memory) => memory[key]) }),
+      chart({ title, note, categories: layers.map(ordinal), axis: "layer", series: series((memory) => memory[key]) }),
     ),
     ...ratios.map((share) =>
       chart({
         title: `Top scores, ${percent(Number(share))} of slots`,
         note: "share of the score mass they hold",
-        categories: layers,
+        categories: layers.map(ordinal),
         axis: "layer",
         series: series((memory) => memory.top_score_ratio?.[share]),
         high: 1,

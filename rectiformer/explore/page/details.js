@@ -2,7 +2,7 @@
 
 import { headColor, weightColor } from "./colors.js";
 import { el } from "./dom.js";
-import { brief, count, number, plural } from "./text.js";
+import { brief, count, number, ordinal, plural } from "./text.js";
 
 const TOP = 6;
 
@@ -18,7 +18,7 @@ export function drawDetails(scene, spot) {
       : el(
           "p",
           { class: "edge-note" },
-          `head ${spot.head}: weight `,
+          `head ${ordinal(spot.head)}: weight `,
           el("b", {}, number(spot.weight, 5)),
           " on ",
           el("bdi", { class: "quoted" }, brief(scene.keys[spot.key].label, 60)),
@@ -47,7 +47,7 @@ function headDetails(scene, head, cell) {
   return el(
     "div",
     { class: "head-details", "data-head": head, "data-mass": cell.mass, "data-null": cell.isNull ? "1" : "0" },
-    el("p", {}, dot, el("b", {}, `head ${head} `), facts),
+    el("p", {}, dot, el("b", {}, `head ${ordinal(head)} `), facts),
     order.length
       ? el(
           "ol",

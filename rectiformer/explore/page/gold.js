@@ -6,7 +6,7 @@ import { el, picker, segmented, svg } from "./dom.js";
 import { figure, tableOf } from "./figure.js";
 import { AVERAGE, INDUCTIONS, judge, judged, predict, rank, score, wordWeights } from "./links.js";
 import { bestPlace, resolve } from "./selection.js";
-import { fit, isRightToLeft, number, visible, widthOf, wordTexts } from "./text.js";
+import { fit, isRightToLeft, number, ordinal, visible, widthOf, wordTexts } from "./text.js";
 
 const CELL = 28;
 const WIDEST = 130; // pixels of a word
@@ -78,10 +78,10 @@ function controls(context, example, site, place, why) {
   const { store } = context;
   const change = (patch) =>
     store.set({ place: { layer: place.layer, head: place.head, induction: place.induction, ...patch } });
-  const headName = place.head === AVERAGE ? "mean of the heads" : `head ${place.head}`;
-  const layers = example.layers("cross").map((value) => ({ value, text: String(value) }));
+  const headName = place.head === AVERAGE ? "mean of the heads" : `head ${ordinal(place.head)}`;
+  const layers = example.layers("cross").map((value) => ({ value, text: String(ordinal(value)) }));
   const heads = [
-    ...Array.from({ length: site.heads }, (_, value) => ({ value, text: `head ${value}` })),
+    ...Array.from({ length: site.heads }, (_, value) => ({ value, text: `head ${ordinal(value)}` })),
     { value: AVERAGE, text: "mean of the heads" },
   ];
   return el(
@@ -108,7 +108,7 @@ function controls(context, example, site, place, why) {
     el(
       "p",
       { class: "note", "data-place": `${place.layer} ${place.head} ${place.induction}` },
-      `Layer ${place.layer}, ${headName}, ${place.induction}: ${why}. `,
+      `Layer ${ordinal(place.layer)}, ${headName}, ${place.induction}: ${why}. `,
       place.induction === "normal"
         ? "A target piece takes the row of the step that writes it."
         : "A target piece takes the row of the step that reads it.",

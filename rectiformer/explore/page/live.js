@@ -2,7 +2,7 @@
 
 import { el, svg } from "./dom.js";
 import { Book, Example } from "./model.js";
-import { brief } from "./text.js";
+import { brief, ordinal } from "./text.js";
 
 const LONGEST = 20000;
 
@@ -100,7 +100,7 @@ export class Live {
   }
 
   nameOf([model, kind, layer, head]) {
-    return `${this.models > 1 ? `${"AB"[model]} ` : ""}${kind} layer ${layer} head ${head}`;
+    return `${this.models > 1 ? `${"AB"[model]} ` : ""}${kind} layer ${ordinal(layer)} head ${ordinal(head)}`;
   }
 
   isOff(place) {
@@ -116,7 +116,7 @@ export class Live {
     return (head) => {
       const place = [model, kind, layer, head];
       const off = this.isOff(place);
-      const title = off ? `switch head ${head} on again` : `switch head ${head} off and translate again`;
+      const title = off ? `switch head ${ordinal(head)} on again` : `switch head ${ordinal(head)} off and translate again`;
       const props = { type: "button", class: "power", title, "aria-label": title, "aria-pressed": String(off) };
       return el("button", { ...props, "data-power": head, on: { click: () => this.flip(place) } }, powerSign());
     };

@@ -6,7 +6,7 @@ import { el, segmented, svg } from "./dom.js";
 import { figure } from "./figure.js";
 import { KINDS, KIND_NAMES, shares } from "./model.js";
 import { resolve } from "./selection.js";
-import { percent, plural } from "./text.js";
+import { ordinal, percent, plural } from "./text.js";
 
 const WIDE = 74;
 const HIGH = 56;
@@ -104,14 +104,14 @@ function panel(context, kind, cells) {
       svg(
         "text",
         { class: "heading", x: LEFT + head * (WIDE + GAP) + WIDE / 2, y: 20, "text-anchor": "middle" },
-        `head ${head}`,
+        `head ${ordinal(head)}`,
       ),
     ),
     layers.map((layer, row) =>
       svg(
         "text",
         { class: "heading", x: LEFT - 10, y: TOP + row * (HIGH + GAP) + HIGH / 2 + 4, "text-anchor": "end" },
-        `layer ${layer}`,
+        `layer ${ordinal(layer)}`,
       ),
     ),
     cells.map((cell) =>
@@ -126,7 +126,7 @@ function panel(context, kind, cells) {
     note: summary(cells),
     table: () => ({
       columns: ["layer", "head", "active queries", "non-zero keys", "state"],
-      rows: cells.map((cell) => [cell.layer, cell.head, cell.active, cell.nonzero, badgeOf(cell)]),
+      rows: cells.map((cell) => [ordinal(cell.layer), ordinal(cell.head), cell.active, cell.nonzero, badgeOf(cell)]),
     }),
   });
 }
@@ -153,7 +153,7 @@ function drawCell({ store }, cell, x, y) {
       "data-active": active,
       "data-nonzero": nonzero,
       "data-badge": badge,
-      "aria-label": `${kind} layer ${layer} head ${head} ${badge}: ${meaning}`,
+      "aria-label": `${kind} layer ${ordinal(layer)} head ${ordinal(head)} ${badge}: ${meaning}`,
       on: {
         click: open,
         keydown: (event) => {

@@ -3,7 +3,7 @@
 import { weightColor } from "./colors.js";
 import { el, svg } from "./dom.js";
 import { figure } from "./figure.js";
-import { number, percent } from "./text.js";
+import { number, ordinal, percent } from "./text.js";
 
 const SIDE = 240;
 const LEFT = 26;
@@ -48,7 +48,7 @@ export function sentenceMap({ example, site, heads }) {
   const most = mass.flat().reduce((largest, sum) => Math.max(largest, Math.abs(sum)), 0);
   return figure({
     title: "Sentence to sentence",
-    name: `sentences-${site.kind}-${site.layer}`,
+    name: `sentences-${site.kind}-${ordinal(site.layer)}`,
     note:
       `Mean row sum that goes from a sentence (row) to another (column), chosen heads together, up to ${number(most)}; ` +
       "at the right, the share of null rows. Separators and the end are left out.",

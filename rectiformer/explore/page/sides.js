@@ -8,7 +8,7 @@ import { el } from "./dom.js";
 import { figure } from "./figure.js";
 import { gutterLegend, scaleLegend } from "./legend.js";
 import { countNulls, edgesOf, stateOf } from "./scene.js";
-import { brief, count, plural } from "./text.js";
+import { brief, count, ordinal, plural } from "./text.js";
 
 const LETTERS = "AB";
 
@@ -70,7 +70,7 @@ function frameOf({ model, book, layer, scene }, drawn, body) {
   const counts = `${plural(drawn.total, "edge")}, ${plural(countNulls(scene), "null row")}; `;
   const hidden = `${count(drawn.hidden)} of ${count(drawn.total)} edges hidden`;
   return figure({
-    title: `${LETTERS[model]} \u00b7 ${book.name}, layer ${layer}`,
+    title: `${LETTERS[model]} \u00b7 ${book.name}, layer ${ordinal(layer)}`,
     name: `compare-${LETTERS[model]}`,
     body,
     note: el("span", {}, counts, el("span", { class: drawn.hidden ? "warn" : "" }, hidden)),

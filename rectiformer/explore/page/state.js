@@ -1,5 +1,7 @@
 // What is shown: one object, changed in one place, kept in the address so that a view can be linked to.
 
+import { ordinal } from "./text.js";
+
 const DEFAULTS = {
   view: "attention",
   model: 0,
@@ -49,23 +51,29 @@ export function createStore(initial = {}) {
   };
 }
 
-// The part of the state that an address says.
+// The part of the state that an address says. Layers and heads count from 1 in it, as the page shows them.
 export function fromAddress(hash) {
   const found = {};
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!LINKED.includes(name)) continue;
-    if (name === "heads") found.heads = text.split(",").filter(Boolean).map(Number).filter(Number.isInteger);
-    else if (typeof DEFAULTS[name] === "number" || name === "layer")
+    if (name === "heads") found.heads = text.split(",").filter(Boolean).map(Number).filter(Number.isInteger).map((each) => each - 1);
+    else if (name === "layer") found.layer = Math.max(0, (Number.parseInt(text, 10) || 0) - 1);
+    else if (typeof DEFAULTS[name] === "number")
       found[name] = Math.max(0, Number.parseInt(text, 10) || 0);
     else found[name] = text;
   }
   return found;
 }
 
+function written(name, value) {
+  if (name === "heads") return value.map(ordinal);
+  return name === "layer" ? ordinal(value) : value;
+}
+
 // Put the state into the address; a page inside an iframe has none of its own and goes without.
 export function toAddress(state) {
   const words = LINKED.filter((name) => state[name] !== null && String(state[name]) !== String(DEFAULTS[name]));
-  const hash = words.map((name) => `${name}=${encodeURIComponent(state[name])}`).join("&");
+  const hash = words.map((name) => `${name}=${encodeURIComponent(written(name, state[name]))}`).join("&");
   try {
     history.replaceState(null, "", `#${hash}`);
   } catch {

@@ -32,6 +32,11 @@ export function brief(text, longest = LONGEST) {
     : `${shown.slice(0, longest)}\u2026 (${shown.length.toLocaleString("en")} characters)`;
 }
 
+// A layer or head as people count them, from 1; in records, findings and attributes they are indices, from 0.
+export function ordinal(index) {
+  return index + 1;
+}
+
 // Pixels that a text takes.
 export function widthOf(text, font = FONT) {
   measuring.font = font;

@@ -73,7 +73,7 @@ def main() -> None:
     print(f"{'':12}" + "".join(f"{shape:>13}" for shape in shapes))
     for kind, layer in dict.fromkeys((kind, layer) for kind, layer, _ in sums):
         shares = {shape: sums[kind, layer, shape][0] / sums[kind, layer, shape][1] for shape in shapes}
-        print(f"{kind + ' ' + str(layer):12}" + "".join(f"{share:13.1%}" for share in shares.values()))
+        print(f"{kind + ' ' + str(layer + 1):12}" + "".join(f"{share:13.1%}" for share in shares.values()))
         point = {"benchmark": "sparsity", "kind": kind, "layer": layer, "pairs": len(pairs), **shares}
         append_point(options.out, {**point, **describe_machine(options.device)})
 

@@ -57,10 +57,11 @@ class DataCard:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFindings(HeadSummary):
-    """One attention."""
+    """One attention; numbers a head are in the order of heads."""
 
     kind: str
     layer: int
+    """Counted from 0, as in all findings."""
     heads: int
     diversity: Diversity
 
@@ -75,7 +76,7 @@ class LengthFindings(LengthSummary):
 
 @dataclass(frozen=True)
 class AlignmentFindings:
-    """How well one head, or the "average" of a layer's heads, aligns words."""
+    """How well one head, or the "average" of a layer's heads, aligns words; layers and heads count from 0."""
 
     layer: int
     head: int | str

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from rectiformer.cli.inputs import warn
 from rectiformer.cli.options import Checkpoint, RunFolder, app, option
-
-FORMATS = ("onnx", "ctranslate2", "transformers")
+from rectiformer.integrations.exportable import FORMATS
 
 
 @app.command()
@@ -21,8 +20,15 @@ def export(
 ) -> None:
     """Write a trained model for other engines.
 
-    onnx: two graphs for onnxruntime, of every variant that ONNX can express; `rectiformer translate` reads them too.
-    ctranslate2: softmax models. transformers: a folder for MarianMT, softmax and some rectified models.
+    onnx: two graphs for onnxruntime; `rectiformer translate` reads them too. Takes every variant but topk; norm post or
+    pre.
+
+    ctranslate2: a folder for its C++ engine. Takes softmax; norm post.
+
+    transformers: a folder for MarianMT. Takes softmax, rela, rela-i, reluformer (center_keys = "no"), relu-seqlen; norm
+    post.
+
+    What cannot go somewhere is refused in one line that says why, and where else it can go.
 
         rectiformer export runs/tiny --to onnx --out tiny-onnx
         echo "Der Hund schläft." | rectiformer translate tiny-onnx

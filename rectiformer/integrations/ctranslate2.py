@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rectiformer.config import ModelConfig
-from rectiformer.errors import ArgumentError
+from rectiformer.integrations.exportable import require_exportable
 from rectiformer.integrations.folder import (
     Report,
     fold_bias,
@@ -21,7 +20,6 @@ from rectiformer.integrations.folder import (
     new_folder,
     require_new,
     require_packages,
-    require_plain,
     write_record,
 )
 from rectiformer.model.attention import MultiHeadAttention
@@ -41,7 +39,7 @@ def export_ctranslate2(translator: Translator, out: Path, report: Report = lambd
     """
     require_packages("CTranslate2", "ctranslate2", "ctranslate2")
     require_new(out)
-    require_softmax(translator.model.config)
+    require_exportable(translator.model.config, "ctranslate2")
     source, target = translator.source, translator.target
     specials = Specials(pad=target.pad, unk=target.unk, bos=target.bos, eos=target.eos)
     positions = 2 * translator.longest
@@ -52,17 +50,6 @@ def export_ctranslate2(translator: Translator, out: Path, report: Report = lambd
         source.save(folder / "source.model")
         target.save(folder / "target.model")
         write_record(folder, "ctranslate2", translator, positions=positions)
-
-
-def require_softmax(config: ModelConfig) -> None:
-    """ArgumentError where CTranslate2 has no such layers."""
-    require_plain(config, "CTranslate2")
-    for kind in ("encoder", "decoder", "cross"):
-        if (variant := config.variant_of(kind)) != "softmax":
-            raise ArgumentError(
-                f"CTranslate2 computes softmax attention only, and the {kind} attention of this model is {variant!r}; "
-                "export it with --to onnx"
-            )
 
 
 def write_model(

@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor
 
 import rectiformer
-from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.model.embedding import Embedding
 from rectiformer.runs.durable import damaged, parse_object, read_regular, sync_folder, write_failure, write_file
@@ -61,25 +60,6 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise write_failure(out, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def require_sequence(config: ModelConfig, format: str) -> None:
-    """ArgumentError where positions are not counted through, as all other engines do."""
-    if config.positions != "sequence":
-        raise ArgumentError(
-            f"{format} counts positions through, and this model counts them with model.positions = "
-            f"{config.positions!r}; only rectiformer itself can run it"
-        )
-
-
-def require_plain(config: ModelConfig, format: str) -> None:
-    """ArgumentError where layers are not those of the first Transformer, which is all that other engines have."""
-    require_sequence(config, format)
-    for key, needed in (("norm", "post"), ("memory", "relu"), ("output_norm", "")):
-        if (value := getattr(config, key)) != needed:
-            raise ArgumentError(
-                f"{format} has no layers with model.{key} = {value!r}, only with {needed!r}; export with --to onnx"
-            )
 
 
 def fold_bias(embedding: Embedding) -> Tensor:

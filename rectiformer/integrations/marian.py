@@ -15,13 +15,13 @@ from safetensors.torch import save
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError
+from rectiformer.integrations.exportable import require_exportable
 from rectiformer.integrations.folder import (
     Report,
     name_tokens,
     new_folder,
     require_new,
     require_packages,
-    require_plain,
     write_record,
 )
 from rectiformer.integrations.marian_weights import translate_weights
@@ -44,7 +44,8 @@ def export_transformers(translator: Translator, out: Path, report: Report = lamb
     require_packages("a Hugging Face folder", "hf", "transformers")
     require_new(out)
     model = translator.model.eval()
-    attention = find_attention(model)
+    require_exportable(model.config, "transformers")
+    attention = find_registered(find_variant(model.config.variant_of("cross")))
     require_same_symbols(translator)
     positions = 2 * translator.longest
     files = {
@@ -66,38 +67,13 @@ def export_transformers(translator: Translator, out: Path, report: Report = lamb
         write_record(folder, "transformers", translator, positions=positions, attn_implementation=attention)
 
 
-def find_attention(model: Transformer) -> str:
-    """The `attn_implementation` that computes this model's attention; ArgumentError where none does."""
-    config = model.config
-    require_plain(config, "MarianMT")
-    variants = {kind: config.variant_of(kind) for kind in ("encoder", "decoder", "cross")}
-    if len(set(variants.values())) > 1:
-        raise ArgumentError(f"MarianMT has one attention for all places, this model {variants}; export with --to onnx")
-    if any(site.attention.center for site in model.sites()):
-        raise ArgumentError(
-            f"MarianMT cannot center keys, as model.center_keys = {config.center_keys!r} does for {config.variant!r}; "
-            'export with --to onnx, or train with model.center_keys = "no"'
-        )
-    if any(site.attention.opening is not None for site in model.sites()):
-        raise ArgumentError(
-            f"MarianMT cannot add model.score_bias = {config.score_bias!r} to its scores; export with --to onnx"
-        )
-    return find_registered(find_variant(variants["cross"]))
-
-
 def find_registered(variant: Variant) -> str:
-    """The name under which transformers computes the weights of a variant."""
+    """The name under which transformers computes the weights of a variant that can be exported."""
     from rectiformer.integrations.transformers import STANDARD
 
     if variant.name == "softmax":
         return "sdpa"
-    for name, standard in STANDARD.items():
-        if alike(find_variant(standard), variant):
-            return name
-    raise ArgumentError(
-        f"attention {variant.name!r} is none that transformers can be given ({', '.join(STANDARD)}); "
-        "export with --to onnx"
-    )
+    return next(name for name, standard in STANDARD.items() if alike(find_variant(standard), variant))
 
 
 def alike(one: Variant, other: Variant) -> bool:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, CheckpointError
+from rectiformer.integrations.exportable import require_exportable
 from rectiformer.integrations.folder import (
     Report,
     new_folder,
     read_record,
     require_new,
     require_packages,
-    require_sequence,
     write_record,
 )
 from rectiformer.integrations.onnx_graphs import write_graphs
@@ -47,7 +47,7 @@ def export_onnx(translator: Translator, out: Path, report: Report = lambda line:
     """
     require_packages("ONNX", "onnx", "onnx", "onnxscript", "onnxruntime")
     require_new(out)
-    require_sequence(translator.model.config, "ONNX")
+    require_exportable(translator.model.config, "onnx")
     model, positions = translator.model.eval(), 2 * translator.longest
     if (model.output.device.type, model.output.dtype) != ("cpu", torch.float32):
         raise ArgumentError(f"the model is {model.output.dtype} on {model.output.device}; load it as fp32 on the cpu")

@@ -57,10 +57,18 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         learn=find_sharing(config, variant, shared),
         start=find_start(config, variant),
         norm=config.output_norm or None,
-        center=kind != "decoder"
-        and (find_variant(variant).centered if config.center_keys == "auto" else config.center_keys == "yes"),
+        center=centers_keys(config, kind),
         opening=find_opening(config, variant),
     )
+
+
+def centers_keys(config: ModelConfig, kind: str) -> bool:
+    """Whether attention of this kind takes the mean over a sentence off its keys."""
+    if kind == "decoder":
+        return False
+    if config.center_keys == "auto":
+        return find_variant(config.variant_of(kind)).centered
+    return config.center_keys == "yes"
 
 
 def find_opening(config: ModelConfig, variant: str) -> float | None:

@@ -146,8 +146,14 @@ def test_positions_that_are_counted_in_sentences_are_refused(format, build, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"variant": "rela-g"}, "attention 'rela-g' is none that transformers can be given"),
-        ({"variant": "sparsemax"}, "attention 'sparsemax' is none that transformers can be given"),
+        (
+            {"variant": "rela-g"},
+            "cannot compute the encoder attention of this model, 'rela-g', only softmax, rela, rela-i,",
+        ),
+        (
+            {"variant": "sparsemax"},
+            "cannot compute the encoder attention of this model, 'sparsemax', only softmax, rela,",
+        ),
         ({"variant": "reluformer"}, "cannot center keys, as model.center_keys = 'auto' does for 'reluformer'"),
         ({"variant": "rela", "score_bias": "open"}, "MarianMT cannot add model.score_bias = 'open' to its scores"),
         ({"cross_variant": "rela"}, "MarianMT has one attention for all places"),
@@ -165,5 +171,7 @@ def test_attention_that_ctranslate2_lacks_is_named(build, tmp_path):
     pytest.importorskip("ctranslate2")
     from rectiformer.integrations.ctranslate2 import export_ctranslate2
 
-    with pytest.raises(ArgumentError, match="the cross attention of this model is 'rela'; export it with --to onnx"):
+    with pytest.raises(
+        ArgumentError, match="the cross attention of this model, 'rela', only softmax; export it with --to onnx"
+    ):
         export_ctranslate2(build(cross_variant="rela"), tmp_path / "out")

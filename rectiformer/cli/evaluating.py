@@ -134,10 +134,10 @@ class Way:
         if self.documents == "none":
             lines = (sources[0], references[0])
             with counting("translating") as progress:
-                found = evaluate(
+                single = evaluate(
                     translator, *lines, self.options, (), batch_tokens=self.batch_tokens, warn=warn, progress=progress
                 )
-            return [found.hypotheses]
+            return [single.hypotheses]
         check_documents("sources", sources, references)
         with counting("translating documents") as progress:
             found = translate_counted(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rectiformer.cli.documents import document_chunks
-from rectiformer.cli.inputs import warn
+from rectiformer.cli.inputs import require_place, warn
 from rectiformer.errors import ArgumentError, CheckpointError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Job:
     documents: str = "none"
     prefixes: list[str] | None = None
     place: tuple[Any, Any, str] | None = None
+    """Layer and head to align by, from 0, and the induction."""
     heads: bool = False
 
     def chunks(self, translator: Translator, lines: Iterable[str | None]) -> Iterator[Chunk]:
@@ -94,6 +95,8 @@ def run_job(
     job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str], shard_source: bool
 ) -> None:
     """Translate and write, by this process alone or by the team; `out` must be none of `inputs`."""
+    if job.place is not None:
+        require_place(translator, *job.place[:2])
     if shard_source:
         run_together(job, translator, team, out, inputs)
     elif team.size > 1:

@@ -132,8 +132,6 @@ def translate(
     with join_ranks(device) as (team, own_device):
         with only_first_speaks(team):
             translator = open_translator(run, checkpoint, own_device, precision)
-        if place is not None:
-            require_place(translator, *place[:2])
         translator.longest = longest or translator.longest
         run_job(job, translator, team, out, [file, prefix], shard_source)
 

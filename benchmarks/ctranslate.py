@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from rectiformer.integrations.ctranslate2 import require_softmax, write_model
+from rectiformer.integrations.ctranslate2 import write_model
+from rectiformer.integrations.exportable import require_exportable
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import Specials
 
@@ -27,7 +28,7 @@ def exported(model: Transformer, specials: Specials) -> Iterator[Any]:
     """A float32 `ctranslate2.Translator` of the model on the CPU, with as many threads as torch has."""
     import ctranslate2
 
-    require_softmax(model.config)
+    require_exportable(model.config, "ctranslate2")
     tokens = [names(range(len(table))) for table in (model.source_embedding.table, model.output)]
     with TemporaryDirectory() as folder:
         write_model(model, *tokens, specials, Path(folder), POSITIONS)

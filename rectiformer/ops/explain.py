@@ -14,7 +14,6 @@ from rectiformer.ops.reference import Call
 from rectiformer.ops.short import short_obstacle
 from rectiformer.ops.tilings import Tiling, find_tiling
 
-
 FASTEST = ("fused", "sdpa", "blocked", "products", "reference")
 """Implementations, the fastest first."""
 REASONS = {

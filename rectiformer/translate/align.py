@@ -102,7 +102,7 @@ def cross_sites(model: Transformer) -> list[Site]:
     for site in sites:
         if not find_variant(site.attention.variant).has_weights:
             raise ArgumentError(
-                f"attention to the source is {site.attention.variant!r} in layer {site.layer + 1} of {len(sites)}, which "
+                f"cross-attention is {site.attention.variant!r} in layer {site.layer + 1} of {len(sites)}, which "
                 "has no weights to align by; use a model with another model.cross_variant"
             )
     return sites

@@ -30,7 +30,12 @@ class LearnedOption(nn.Module):
             raise ConfigError(f"variant {variant.name!r} has no learnable number {name!r}")
         self.name = name
         self.transform = option.learn
-        self.raw = nn.Parameter(torch.full((heads,), self._inverse(option.default if start is None else start)))
+        self.start = self._inverse(option.default if start is None else start)
+        self.raw = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.raw, self.start)
 
     def forward(self) -> Tensor:
         raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rectiformer.errors import ArgumentError, ShapeError
-from rectiformer.model.heads import check_heads
+from rectiformer.errors import ArgumentError
 from rectiformer.model.learned import build_learned
 from rectiformer.model.norms import build_output_norm
 from rectiformer.model.observation import Observation
@@ -19,14 +18,23 @@ from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import attention_weights
 
 
+class DropInAssertionError(ArgumentError, AssertionError):
+    """Refused where `torch.nn.MultiheadAttention` raises an AssertionError, so that code which expects one gets it."""
+
+
+class DropInRuntimeError(ArgumentError, RuntimeError):
+    """Refused where `torch.nn.MultiheadAttention` raises a RuntimeError."""
+
+
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose weights come from `variant` instead of a softmax.
 
     Parameters keep torch's names, so a torch module's state dict loads as it is; what the variant adds (an output norm,
-    a learned gamma or alpha) then stays as it is. Three things differ from torch on purpose: a query whose
-    keys are all masked yields zero weights instead of NaN, weights are returned before dropout, and `is_causal` is no
-    more than the hint torch documents: the mask decides. Numbers in a mask are added to the scores, and -5,000 or less
-    hides a key, as in `rectiformer.attention`.
+    a learned gamma or alpha) then stays as it is. Refusals have torch's exception types too. What differs from torch on
+    purpose: a query whose keys are all masked yields zero weights instead of NaN, weights are returned before dropout,
+    and `is_causal` is no more than the hint torch documents: the mask decides. Numbers in a mask are added to the
+    scores, and -5,000 or less hides a key, as in `rectiformer.attention`. Torch's fused softmax path is never taken, so
+    nested tensors, which only that path can read, are refused, and so is TorchScript.
     """
 
     observer: Callable[[Observation], None] | None
@@ -49,14 +57,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         variant: str = "rela-g",
         learn: str = "head",
     ) -> None:
-        check_heads(embed_dim, num_heads, num_heads)
         row = find_variant(variant)
+        if embed_dim < 1 or num_heads < 1:
+            raise ArgumentError(f"embed_dim = {embed_dim}, num_heads = {num_heads}; each must be at least 1")
+        if embed_dim % num_heads:
+            raise DropInAssertionError(f"num_heads = {num_heads} does not divide embed_dim = {embed_dim}")
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        # torch's encoder layer, when evaluating, would skip forward and compute a softmax from the projections by
-        # itself; it leaves modules alone that say their projections differ in width.
-        self._qkv_same_embed_dim = False
         self.variant = variant
         self.observer = None
         self.norm = build_output_norm(row.output_norm, embed_dim, num_heads).to(device=device, dtype=dtype)
@@ -76,9 +84,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As in torch: returns the output and, with `need_weights`, the weights, averaged over heads unless told."""
+        self._check_inputs(query, key, value)
         if is_causal and attn_mask is None:
-            raise ArgumentError("is_causal is a hint about attn_mask; give the mask as well, as torch requires")
+            raise DropInRuntimeError("is_causal is a hint about attn_mask; give the mask as well, as torch requires")
         batched = query.dim() == 3
+        self._check_mask_axes(attn_mask, key_padding_mask, (query.shape[0], key.shape[0]), batched)
         x, keys, values = (self._batch_first(t, batched) for t in (query, key, value))
         q, k, v = self._project(x, keys, values)
         seen, bias = self._masks(attn_mask, key_padding_mask, (q.shape[0], q.shape[2], keys.shape[1]), k.shape[2])
@@ -96,15 +106,65 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = weights.mean(1) if average_attn_weights else weights
         return (out, weights) if batched else (out[0], None if weights is None else weights[0])
 
+    def _reset_parameters(self) -> None:
+        """Draw all parameters anew: torch's as torch does (its constructor calls this), then what the variant adds."""
+        self._qkv_same_embed_dim = self.in_proj_weight is not None  # says which projections torch draws
+        super()._reset_parameters()
+        # Torch's encoder layer, when evaluating, would skip forward and compute a softmax from the projections by
+        # itself; it leaves modules alone that say their projections differ in width.
+        self._qkv_same_embed_dim = False
+        for name in ("norm", "learned"):  # not there yet when torch's constructor calls
+            part: Any = getattr(self, name, None)
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise DropInRuntimeError("MultiheadAttention cannot be scripted; use torch.compile or torch.export")
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise DropInAssertionError(
+                "nested tensors are not supported: pad them (torch.nested.to_padded_tensor) and give key_padding_mask; "
+                "build TransformerEncoder with enable_nested_tensor=False"
+            )
+        axes = query.dim()
+        if axes not in (2, 3):
+            raise DropInAssertionError(f"query is {list(query.shape)}; it needs 2 axes or, with a batch, 3")
+        if key.dim() != axes or value.dim() != axes:
+            found = f"found {key.dim()}-D and {value.dim()}-D tensors respectively"
+            raise DropInAssertionError(f"query is {axes}-D: expected `key` and `value` to be {axes}-D but {found}")
+        apart = self.in_proj_weight is None
+        keys, values = (key.shape[:-1], value.shape[:-1]) if apart else (key.shape, value.shape)
+        if keys != values:
+            raise DropInAssertionError(f"key is {list(key.shape)}, but value is {list(value.shape)}")
+        widths = {"query": (query, self.embed_dim)}
+        if apart:
+            widths |= {"key": (key, self.kdim), "value": (value, self.vdim)}
+        for name, (tensor, width) in widths.items():
+            if tensor.shape[-1] != width:
+                raise DropInAssertionError(f"{name} is {list(tensor.shape)}, but its last axis needs {width} entries")
+        batch = 0 if self.batch_first else 1
+        if axes == 3 and query.shape[batch] != key.shape[batch]:
+            raise DropInRuntimeError(f"query has a batch of {query.shape[batch]}, but key one of {key.shape[batch]}")
+
+    def _check_mask_axes(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, lengths: tuple[int, int], batched: bool
+    ) -> None:
+        """Refuse masks with too many or too few axes; `lengths` are those of an unbatched query and its keys."""
+        if key_padding_mask is not None and key_padding_mask.dim() != (wanted := 2 if batched else 1):
+            found = f"found {key_padding_mask.dim()}-D tensor instead"
+            raise DropInAssertionError(f"expected `key_padding_mask` to be `None` or {wanted}-D but {found}")
+        if attn_mask is None:
+            return
+        if attn_mask.dim() not in (2, 3):
+            found = f"found {attn_mask.dim()}-D tensor instead"
+            raise DropInAssertionError(f"expected `attn_mask` to be `None`, 2-D or 3-D but {found}")
+        if not batched and attn_mask.dim() == 3 and attn_mask.shape != (wanted_shape := (self.num_heads, *lengths)):
+            raise DropInAssertionError(
+                f"Expected `attn_mask` shape to be {wanted_shape} but got {tuple(attn_mask.shape)}"
+            )
+
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
-        if x.is_nested:
-            raise ShapeError(
-                "nested tensors are not supported; build TransformerEncoder with enable_nested_tensor=False"
-            )
-        if x.dim() != (3 if batched else 2):
-            raise ShapeError(
-                f"query, key and value need the same number of axes, 2 or 3; one of them is {list(x.shape)}"
-            )
         if not batched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
@@ -116,6 +176,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
         biases: Any = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        # A bias of another dtype than its weights takes theirs: torch adds it so, addmm would refuse it.
+        biases = [None if b is None else b.to(w.dtype) for b, w in zip(biases, weights, strict=True)]
         q, k, v = (F.linear(t, w, b) for t, w, b in zip((x, keys, values), weights, biases, strict=True))
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, -1)], 1)
@@ -135,7 +197,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             if mask is None:
                 continue
             if mask.dtype != torch.bool and not mask.is_floating_point():
-                raise ArgumentError(f"{name} holds {mask.dtype}; it needs booleans, True to hide, or numbers to add")
+                needs = "booleans, True to hide, or numbers to add"
+                raise DropInAssertionError(f"{name} holds {mask.dtype}; it needs {needs}")
             mask = self._shape_mask(name, mask, B, M, N)
             mask = F.pad(mask, (0, keys - N))  # what is appended to the keys is always seen
             if mask.dtype == torch.bool:
@@ -147,14 +210,15 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _shape_mask(self, name: str, mask: Tensor, B: int, M: int, N: int) -> Tensor:
         if name == "key_padding_mask":
             if mask.shape not in ((B, N), (N,)):
-                raise ShapeError(f"key_padding_mask is {list(mask.shape)}, but keys are [B N] = [{B}, {N}]")
+                raise DropInAssertionError(f"key_padding_mask is {list(mask.shape)}, but keys are [B N] = [{B}, {N}]")
             return mask.reshape(-1, 1, 1, N)
         if mask.shape == (M, N):
             return mask[None, None]
         if mask.shape == (B * self.num_heads, M, N):
             return mask.reshape(B, self.num_heads, M, N)
         per_head = [B * self.num_heads, M, N]
-        raise ShapeError(f"attn_mask is {list(mask.shape)}, but needs [M N] = [{M}, {N}] or [B*H M N] = {per_head}")
+        needs = f"[M N] = [{M}, {N}] or [B*H M N] = {per_head}"
+        raise DropInRuntimeError(f"attn_mask is {list(mask.shape)}, but needs {needs}")
 
 
 def _keep_what_torch_lacks(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:

@@ -347,11 +347,11 @@ def test_attention_can_be_learned_as_one_or_not_at_all():
         ({"is_causal": True}, "is_causal is a hint about attn_mask; give the mask as well, as torch requires"),
         (
             {"value": torch.zeros(N, WIDTH)},
-            "query, key and value need the same number of axes, 2 or 3; one of them is [9, 8]",
+            "query is 3-D: expected `key` and `value` to be 3-D but found 3-D and 2-D tensors respectively",
         ),
         (
             {"query": torch.zeros(M, WIDTH)},
-            "query, key and value need the same number of axes, 2 or 3; one of them is [9, 3, 8]",
+            "query is 2-D: expected `key` and `value` to be 2-D but found 3-D and 3-D tensors respectively",
         ),
     ],
     ids=["transposed", "a-sequence", "padding-of-queries", "causal-without-mask", "2D-value", "2D-query"],
@@ -368,3 +368,53 @@ def test_a_mask_of_whole_numbers_is_refused_by_its_name(mask):
     call = {mask: torch.zeros(M if mask == "attn_mask" else B, N, dtype=torch.int64)}
     with pytest.raises(RectiformerError, match=mask):
         MultiheadAttention(WIDTH, HEADS)(*inputs(dtype=torch.float32), **call)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_are_drawn_anew_as_torch_draws_them(case):
+    theirs, ours = (cls(WIDTH, HEADS, **CASES[case]) for cls in (nn.MultiheadAttention, MultiheadAttention))
+    with torch.no_grad():
+        for part in (*theirs.parameters(), *ours.parameters()):
+            part.fill_(7)
+    for module in (theirs, ours):
+        torch.manual_seed(5)
+        module._reset_parameters()
+    for name, part in theirs.named_parameters():
+        assert torch.equal(ours.get_parameter(name), part)
+
+
+@every_variant
+def test_drawing_anew_restores_what_the_variant_adds(variant):
+    ours, fresh = (MultiheadAttention(WIDTH, HEADS, variant=variant) for _ in range(2))
+    with torch.no_grad():
+        for part in ours.parameters():
+            part.fill_(7)
+    ours._reset_parameters()
+    for name, part in ours.named_parameters():
+        expected = fresh.get_parameter(name)
+        if name.startswith(("norm.", "learned.")):
+            drawn = bool((expected != expected[0]).any())  # else it starts at one number
+            assert torch.equal(part, expected) or (drawn and part.abs().max() <= math.sqrt(3 / WIDTH)), name
+
+
+def test_drawing_anew_keeps_the_softmax_of_torch_away():
+    layer, x = encoder_layer("rela-g"), torch.randn(B, N, WIDTH, dtype=torch.float64)
+    layer.self_attn._reset_parameters()
+    call = {"src": x}
+    assert_same(run(layer, "evaluation-without-gradients", call), run(layer, "training", call))
+
+
+@pytest.mark.parametrize("part", ["in_proj_bias", "bias_k", "bias_v"])
+@pytest.mark.parametrize("case", ["bias-kv", "bias-kv-and-zero-attn"])
+def test_a_bias_of_half_precision_in_a_module_of_doubles(case, part):
+    theirs = torch_module(**CASES[case])
+    ours = copy_of(theirs, **CASES[case])
+    rounded = getattr(theirs, part).detach().half()
+    setattr(ours, part, nn.Parameter(rounded))
+    setattr(theirs, part, nn.Parameter(rounded.double()))
+    tensors = inputs(**CASES[case])
+    found, expected = results(ours, tensors), results(theirs, tensors)
+    assert found[f"d_{part}"].dtype == torch.float16
+    del found[f"d_{part}"]
+    for name in found:
+        assert_same(found[name], expected[name])

@@ -188,7 +188,7 @@ class TrainingConfig:
     to 0 in a line over the last `decay_fraction` of `steps`."""
     learning_rate: float = within(1.0, 0.0)
     """A factor for noam, the peak rate for the others."""
-    warmup: int = within(4_000, 1)
+    warmup: int = within(500, 1)
     """Updates over which the rate rises."""
     decay_fraction: float = within(0.2, 0.0, 1.0)
     """Share of `steps` over which the rate of `wsd` falls."""

@@ -241,6 +241,7 @@ WMT = (
     "training.steps=300000",
     "training.batch_tokens=6250",
     "training.grad_accumulation=4",
+    "training.warmup=4000",
     "training.loss_mean=sentence",
     "training.average_checkpoints=5",
     "validation.every=5000",

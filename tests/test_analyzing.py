@@ -1,7 +1,7 @@
 """`analyze` and `explore` as a user calls them: what they print and write, and one line for every mistake."""
 
+import dataclasses
 import json
-import re
 import shutil
 import sys
 
@@ -15,7 +15,8 @@ from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.record import read_record
 from rectiformer.cli import test_sets
 from rectiformer.measure.alignment import read_gold
-from rectiformer.toml import load_config
+from rectiformer.runs import record as run_record
+from rectiformer.toml import load_config, override_config
 from rectiformer.train.start import train
 from rectiformer.translate.align import alignment_table
 from rectiformer.translate.options import SearchOptions
@@ -146,9 +147,9 @@ def test_the_built_in_corpus_comes_with_links(world, rectiformer, monkeypatch):
 def test_a_run_of_other_text_is_not_measured_on_the_built_in_grammar(world, rectiformer, tmp_path):
     shutil.copytree(world / "rela-g", tmp_path / "run")
     for key, value, text in (("source", '["a.de", "b.de"]', "a.de, b.de"), ("stream", "true", "standard input")):
-        config = (world / "rela-g" / "config.toml").read_text()
-        assert config.count(f"\n{key} = ") == 1
-        (tmp_path / "run" / "config.toml").write_text(re.sub(f"\n{key} = .*", f"\n{key} = {value}", config))
+        own = run_record.read_record(world / "rela-g")
+        other = dataclasses.replace(own, config=override_config(own.config, [f"data.{key}={value}"]))
+        run_record.change_record(tmp_path / "run", run_record.read_record(tmp_path / "run"), other)
         found = rectiformer("analyze", world / "rela-g", "--beside", tmp_path / "run")
         line = f"{tmp_path / 'run'} was trained on {text}, not on the built-in grammar; name sentences of your own by "
         assert (found.code, found.out) == (2, "")

@@ -93,7 +93,7 @@ def test_the_table_says_where_attention_to_the_source_goes(world, analyze, tmp_p
     lines = found.out.split("\n")
     assert lines[0].startswith(f"test.de: {counts[0]} documents, {counts[1]} sentences, ")
     shares = (each.aligned, each.neighbors, each.farther, each.between, each.null_rate)
-    row = ["rela", str(findings.data.segments), "0", *(f"{share:.1%}" for share in shares)]
+    row = ["rela", str(findings.data.segments), "1", *(f"{share:.1%}" for share in shares)]
     assert row in [line.split() for line in lines]
     assert sum(shares[:4]) == pytest.approx(1)
     assert each.neighbors > 0

@@ -22,9 +22,7 @@ def serve(
     token_file: Annotated[
         Path | None, option("File with the token that clients send; RECTIFORMER_TOKEN may hold it instead.")
     ] = None,
-    alignments: Annotated[
-        str, option("LAYER:HEAD:INDUCTION to align by, from 1; the last layer's average unless given.")
-    ] = "",
+    alignments: Annotated[str, option("LAYER:HEAD:INDUCTION to align by, from 1; default: last layer's average.")] = "",
     max_header_bytes: Annotated[int, option("Bytes of its address and headers.", panel=REQUEST, min=1)] = 16_384,
     max_bytes: Annotated[int, option("Bytes of its body.", panel=REQUEST, min=1)] = 262_144,
     max_sentences: Annotated[int, option("Sentences, of all its documents.", panel=REQUEST, min=1)] = 128,

@@ -223,7 +223,8 @@ def test_each_site_has_its_variant():
 @pytest.mark.parametrize(("learn", "numbers"), [("model", 2), ("layer", 6), ("head", 12), ("fixed", 0)])
 def test_learned_numbers_are_held_as_told(learn, numbers):
     """reluformer in two places and entmax in one, two layers of two heads each."""
-    model = build(variant="reluformer", encoder_variant="entmax", gamma_sharing=learn, random=False)
+    shared = {"gamma_sharing": learn, "alpha_sharing": learn}
+    model = build(variant="reluformer", encoder_variant="entmax", random=False, **shared)
     found = {name: parameter for name, parameter in model.named_parameters() if "learned" in name}
     assert count(found.values()) == numbers
     model(draw_ids(2, 6), None, draw_targets(2, 5)).square().sum().backward()

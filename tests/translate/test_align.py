@@ -116,9 +116,7 @@ def test_observers_are_given_back_whatever_happens(translator):
 
 @pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if not variant.has_weights])
 def test_attention_without_weights_says_so(vocabularies, variant):
-    with pytest.raises(
-        ArgumentError, match=f"attention to the source is '{variant}' in layer 1 of 2, which has no weights"
-    ):
+    with pytest.raises(ArgumentError, match=f"cross-attention is '{variant}' in layer 1 of 2, which has no weights"):
         next(cross_weights(build_translator(vocabularies, variant), [("das", "das")]))
 
 

@@ -177,7 +177,7 @@ def choose_examples(pairs: list[Pair], count: int = 20) -> list[int]:
 def print_looks(looks: list[Look], terminal: Terminal) -> None:
     """A table of both models, then how each reads one sentence."""
     sentences, quality = looks[0].findings.data.sentences, looks[0].findings.quality
-    terminal.note(f"\n{sentences} unseen sentences, beam 4, attention to the source (layers and heads from 1):\n")
+    terminal.note(f"\n{sentences} unseen sentences, beam 4, cross-attention (layers and heads from 1):\n")
     terminal.table(*findings_table(looks), numbers=("BLEU", "AER"))
     assert quality is not None
     terminal.note(f"\nBLEU: {quality.signature}")

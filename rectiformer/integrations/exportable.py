@@ -57,7 +57,7 @@ def attention_obstacle(config: ModelConfig, format: str, center: bool) -> str:
             return f"{engine} cannot compute the {kind} attention of this model, {variant!r}, only {known}"
     if format == "transformers":
         if len(set(variants.values())) > 1:
-            return f"{engine} has one attention for all places, this model {variants}"
+            return f"{engine} has one attention for all sites, this model {variants}"
         if center and centered(config):
             how = f"model.center_keys = {config.center_keys!r} does for {variants['cross']!r}"
             return f"{engine} cannot center keys, as {how}"

@@ -17,7 +17,7 @@ from commands import lines, run_main
 from rich.console import Console
 
 from rectiformer import VARIANTS, __version__
-from rectiformer.cli import main
+from rectiformer.cli import leaving
 from rectiformer.cli.options import app
 from rectiformer.terminal import Terminal
 
@@ -140,9 +140,9 @@ def test_help_names_every_command(rectiformer):
     assert all(f" {command} " in text for command in [*COMMANDS, "data"])
 
 
-def test_the_installed_script_is_main():
+def test_the_installed_script_is_main_with_an_end_for_ranks():
     (script,) = entry_points(group="console_scripts", name="rectiformer")
-    assert script.load() is main
+    assert script.load() is leaving.start
 
 
 def test_version_is_the_packages(rectiformer):

@@ -156,7 +156,7 @@ def test_positions_that_are_counted_in_sentences_are_refused(format, build, tmp_
         ),
         ({"variant": "reluformer"}, "cannot center keys, as model.center_keys = 'auto' does for 'reluformer'"),
         ({"variant": "rela", "score_bias": "open"}, "MarianMT cannot add model.score_bias = 'open' to its scores"),
-        ({"cross_variant": "rela"}, "MarianMT has one attention for all places"),
+        ({"cross_variant": "rela"}, "MarianMT has one attention for all sites"),
     ],
 )
 def test_attention_that_marian_lacks_is_named(changes, message, build, tmp_path):

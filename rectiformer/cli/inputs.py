@@ -85,7 +85,7 @@ def read_pairs(source: str, target: str) -> list[tuple[str, str]]:
 
 
 def read_nbest(source: str, target: str) -> list[tuple[int, tuple[str, str]]]:
-    """Every candidate of an n-best list beside its source line, and the number of that line, from 1."""
+    """Every candidate of an n-best list with its source line, and the number of that line, from 1."""
     from rectiformer.text.lines import display_name
 
     sources = read_text(source)

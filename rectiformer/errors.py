@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+EXTRAS = {
+    "translate": ("matplotlib", "rich", "sacrebleu", "safetensors", "sentencepiece", "typer"),
+    "serve": ("fastapi", "httptools", "prometheus_client", "pydantic", "uvicorn"),
+    "hf": ("transformers",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "ctranslate2": ("ctranslate2",),
+    "datasets": ("datasets",),
+    "tensorboard": ("tensorboard",),
+}
+"""Packages that each extra of pyproject.toml installs."""
 HEARD = "heard from another rank"
 """The note on an error that another rank has met."""
 TOLD = "told to every rank"
@@ -22,7 +32,7 @@ class ShapeError(RectiformerError, ValueError):
 
 
 class ArgumentError(RectiformerError, ValueError):
-    """An argument whose value makes no sense, alone or beside the others."""
+    """An argument whose value makes no sense, alone or together with the others."""
 
 
 class ConfigError(RectiformerError, ValueError):
@@ -54,7 +64,7 @@ class NoSpaceError(RectiformerError):
 
 
 class DeviceMemoryError(RectiformerError):
-    """The device has no memory left for what runs on it; with less beside it, it may have."""
+    """The device has run out of memory; with fewer other processes on it there may be enough."""
 
     exit_code = 8
 
@@ -76,3 +86,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str], section: str = "") 
     if close:
         return f"unknown {kind} {section + name!r}; did you mean {' or '.join(map(repr, close))}?"
     return f"unknown {kind} {section + name!r}; known are {', '.join(known)}"
+
+
+def missing_package(error: ModuleNotFoundError) -> str:
+    """What to install for an import that failed, in one line; empty where it is no package of an extra."""
+    package = (error.name or "").partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return f"{package} is not installed; pip install 'rectiformer[{extra}]'"
+    return ""

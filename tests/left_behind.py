@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-import rectiformer.cli.leaving as leaving
+from rectiformer import cli
 
 LATER, END = 0.3, 1.0  # seconds from when the ranks have met
 rank, port = int(sys.argv[1]), int(sys.argv[2])
@@ -32,5 +32,5 @@ def command():
     sys.exit(0)
 
 
-leaving.main = command
-leaving.start()
+cli.main = command
+cli.start()

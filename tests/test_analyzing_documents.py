@@ -9,7 +9,7 @@ from end_to_end.tiny import overrides
 
 from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.record import read_record
-from rectiformer.cli.test_sets import read_document_pairs
+from rectiformer.cli.analyzing import read_document_pairs
 from rectiformer.text.documents import split_documents
 from rectiformer.text.grammar import draw_documents
 from rectiformer.toml import load_config

@@ -17,7 +17,6 @@ from commands import lines, run_main
 from rich.console import Console
 
 from rectiformer import VARIANTS, __version__
-from rectiformer.cli import leaving
 from rectiformer.cli.options import app
 from rectiformer.terminal import Terminal
 
@@ -142,7 +141,7 @@ def test_help_names_every_command(rectiformer):
 
 def test_the_installed_script_is_main_with_an_end_for_ranks():
     (script,) = entry_points(group="console_scripts", name="rectiformer")
-    assert script.load() is leaving.start
+    assert script.load() is start
 
 
 def test_version_is_the_packages(rectiformer):

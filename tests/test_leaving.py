@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from end_to_end.tiny import overrides
 
-from rectiformer.cli import leaving
+from rectiformer import cli
 
 TORCHRUNS = 60
 
@@ -20,12 +20,12 @@ def test_only_a_rank_ends_before_python_does(monkeypatch, tmp_path, code, expect
     """What is still to be done at the end of Python, here to exit with 99, a rank leaves undone."""
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(leaving, "main", lambda: sys.exit(print("done") or code))
+        monkeypatch.setattr(cli, "main", lambda: sys.exit(print("done") or code))
         sys.stdout = open(tmp_path / "out", "w")  # noqa: SIM115
         os.environ.pop("TORCHELASTIC_RUN_ID", None)
         os.environ |= {"TORCHELASTIC_RUN_ID": "test"} if launched else {}
         try:
-            leaving.start()
+            cli.start()
         finally:
             os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (expected if launched else 99)

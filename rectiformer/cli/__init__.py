@@ -1,4 +1,4 @@
-"""The command line: one function a command. Parse, call one function, print."""
+"""The command line: one function per command, which parses, calls one function and prints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from rectiformer.cli import (  # noqa: F401 (they register)
     translating,
 )
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
-from rectiformer.errors import DeviceMemoryError, NoSpaceError, RectiformerError, was_heard
+from rectiformer.errors import DeviceMemoryError, NoSpaceError, RectiformerError, missing_package, was_heard
 from rectiformer.interrupts import INTERRUPTED, exchange, quit_at_once
 
 
@@ -57,7 +58,7 @@ def demo(out: Annotated[Path, option("Run folder to make.", "--out")] = Path("ru
 @app.command()
 def variants(name: Annotated[str, typer.Argument(help="Show everything about one variant.")] = "") -> None:
     """List every attention variant: formula, paper, what runs it."""
-    from rectiformer.cli.printing import print_variant, print_variants
+    from rectiformer.cli.output import print_variant, print_variants
     from rectiformer.terminal import Terminal
 
     if name:
@@ -69,10 +70,28 @@ def variants(name: Annotated[str, typer.Argument(help="Show everything about one
 @app.command("config")
 def config_command(file: ConfigFile = None, overrides: Overrides = None) -> None:
     """Print every configuration key, what it is about and its value, as TOML."""
-    from rectiformer.cli.writing import write_all
+    from rectiformer.cli.output import write_all
     from rectiformer.toml import load_config, to_toml
 
     write_all([to_toml(load_config(file, overrides or []), comments=True).removesuffix("\n")])
+
+
+def start() -> None:
+    """Run a command; a rank of torchrun then ends with its exit code, without Python being finalized.
+
+    torch's gloo groups have threads of their own, which `destroy_process_group` does not end. One of them that lets go
+    of a tensor while Python is finalized is killed in the midst of C++ code, and the process with it: "terminate called
+    without an active exception" and exit code -6, after a training that was complete.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, AttributeError):  # of a reader that has gone, or where there is no such stream
+                stream.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
 
 def main() -> None:
@@ -100,6 +119,10 @@ def main() -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         code = (NoSpaceError if full else RectiformerError).exit_code
         fail(f"cannot use {name}: {error.strerror or error}", code)
+    except ModuleNotFoundError as error:
+        if not (missing := missing_package(error)):
+            raise
+        fail(missing, RectiformerError.exit_code)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,40 +1,43 @@
-"""Commands that look into a model: analyze, explore."""
+"""The command that measures what heads do: its test set, its measures, its files and its table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from rectiformer.cli.documents import Documents
-from rectiformer.cli.inputs import LinkFormat, join_ranks, only_first_speaks, open_run_translator, refuse_pipes, warn
-from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
-from rectiformer.cli.results import Outputs, print_findings, write_files
-from rectiformer.cli.test_sets import (
-    Cut,
-    TestSet,
-    choose_segments,
-    cut_test_set,
-    read_test_set,
-    require_grammar,
-    with_own_translations,
+from rectiformer.cli.inputs import (
+    Documents,
+    LinkFormat,
+    distinct_names,
+    join_ranks,
+    only_first_speaks,
+    open_run_translator,
+    read_aligned,
+    read_pairs,
+    read_text,
+    refuse_line_options,
+    refuse_pipes,
+    warn,
 )
-from rectiformer.cli.writing import check_outputs
+from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
+from rectiformer.cli.output import check_outputs, counting
 from rectiformer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rectiformer.analyze.findings import Findings, SiteFindings
     from rectiformer.analyze.record import AttentionRecord
+    from rectiformer.measure.alignment import Links
+    from rectiformer.terminal import Terminal
     from rectiformer.translate.translator import Translator
 
 WRITTEN, SHOWN = "Files to write", "Examples"
 
 NewFile = Path | None
-SecondRun = Annotated[Path | None, typer.Argument(metavar="RUN2", help="Another run, to compare.")]
 
 
 @app.command("analyze")
@@ -97,46 +100,6 @@ def analyze_command(
         if team.leads:
             written = write_files(found, records, Outputs(report, figures, record, out))
             print_findings(found, view.shows, written, as_json)
-
-
-@app.command()
-def explore(
-    run: RunFolder,
-    beside: SecondRun = None,
-    port: Annotated[int, option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 0,
-    no_browser: Annotated[bool, option("Only say the address.", "--no-browser")] = False,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-) -> None:
-    """Type a sentence and see every head, live, in the browser.
-
-    Force a target, switch heads off, compare two runs. The page is served to this machine only, until Ctrl-C.
-    It needs `pip install "rectiformer[serve]"`.
-
-        rectiformer explore runs/rela runs/softmax
-    """
-    from rectiformer.explore.answers import Answerer
-    from rectiformer.terminal import Terminal
-
-    try:
-        from rectiformer.explore.server import listen, open_browser, serve
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "uvicorn"):
-            raise
-        raise ArgumentError(f'explore needs {error.name}; pip install "rectiformer[serve]"') from error
-    runs = [run] if beside is None else [run, beside]
-    names = distinct_names(runs)
-    models = [
-        Answerer(open_run_translator(folder, checkpoint, device, precision), name)
-        for folder, name in zip(runs, names, strict=True)
-    ]
-    listening = listen(port)
-    address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}/"
-    Terminal().note(f"exploring {' beside '.join(names)} at {address} (Ctrl-C ends it)")
-    if not no_browser:
-        open_browser(address)
-    serve(models, listening)
 
 
 @dataclass(frozen=True)
@@ -216,12 +179,6 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(int(part) - 1 for part in parts))
 
 
-def distinct_names(runs: list[Path]) -> list[str]:
-    """What to call the runs: their folders' names, or their paths where those are the same."""
-    names = [folder.resolve().name for folder in runs]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in runs]
-
-
 def measure(translator: Translator, test: TestSet, segments: Cut | None, name: str, tokenized: bool) -> Findings:
     """All findings, with a bar on the way."""
     from rectiformer.analyze.documents import analyze_documents
@@ -258,3 +215,234 @@ def watching(name: str) -> Iterator[Callable[[int, int], None]]:
                     stack.enter_context(terminal.console.status(f"{name}: aligning and translating"))
 
         yield progress
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files to write, those that were asked for."""
+
+    report: Path | None
+    figures: Path | None
+    record: Path | None
+    out: Path | None
+
+
+def write_files(found: list[Findings], records: list[AttentionRecord], outputs: Outputs) -> list[Path]:
+    """Write what was asked for; the paths."""
+    from rectiformer.analyze.record import write_record
+
+    contents = [each.to_json() for each in found]
+    written: list[Path] = []
+    for number, each in enumerate(found):
+        if outputs.out:
+            written.append(numbered(outputs.out, number))
+            each.write(written[-1])
+        if outputs.record:
+            written.append(numbered(outputs.record, number))
+            write_record(records[number], written[-1])
+    if outputs.report:
+        from rectiformer.analyze.report import write_report
+
+        title = f"{' beside '.join(each.model.name for each in found)}: {found[0].data.name}"
+        written.append(write_report(outputs.report, records, contents, title))
+    if outputs.figures:
+        from rectiformer.analyze.plots import write_figures
+
+        write_figures(contents, records, outputs.figures)
+        written.append(outputs.figures)
+    return written
+
+
+def numbered(path: Path, number: int) -> Path:
+    """The file of run `number`, from 0: `a.json.gz`, then `a-2.json.gz`."""
+    stem, dot, endings = path.name.partition(".")
+    return path if number == 0 else path.with_name(f"{stem}-{number + 1}{dot}{endings}")
+
+
+def print_findings(
+    found: list[Findings], shows: Callable[[SiteFindings], bool], written: list[Path], as_json: bool
+) -> None:
+    """A row an attention, all heads of it together; as JSON, everything."""
+    from rectiformer.analyze.record import KINDS
+    from rectiformer.cli.output import to_json, write_all
+    from rectiformer.terminal import Terminal
+
+    terminal = Terminal()
+    if as_json:
+        write_all(to_json(each.to_json()) for each in found)
+    else:
+        data = found[0].data
+        within = f"{data.documents:,} documents, " if data.documents else ""
+        terminal.note(f"{data.name}: {within}{data.sentences:,} sentences, {data.target_tokens:,} target subwords\n")
+        columns = ["model", "attention", "layer", "zeros", "null rows", "dead heads", "diversity", "AER", "aligned by"]
+        sites = [(each, site) for each in found for site in each.sites if shows(site)]
+        sites.sort(key=lambda pair: (found.index(pair[0]), KINDS.index(pair[1].kind)))
+        terminal.table(columns, [describe(*pair) for pair in sites], numbers=columns[2:8])
+        print_distances(terminal, [(each, site.layer) for each, site in sites if site.kind == "cross"])
+        scores = [f"{each.model.name} {each.quality.bleu:.1f}" for each in found if each.quality is not None]
+        if scores and found[0].quality is not None:
+            terminal.note(f"\nBLEU: {', '.join(scores)} ({found[0].quality.signature})")
+    for path in written:
+        Terminal(stderr=as_json).note(f"wrote {path}")
+
+
+def describe(found: Findings, site: SiteFindings) -> list[str]:
+    """What the table says of one attention; layers and heads count from 1."""
+    from rectiformer.translate.align import ordinal
+
+    dead = sum(rate == 1 for rate in site.null_rate)
+    cells = [
+        found.model.name,
+        site.kind,
+        ordinal(site.layer),
+        f"{mean(site.sparsity):.1%}",
+        f"{mean(site.null_rate):.1%}",
+    ]
+    cells += [f"{dead} of {site.heads}", f"{site.diversity.js:.3f}"]
+    own = [row for row in found.alignment or () if row.layer == site.layer and site.kind == "cross"]
+    if not own:
+        return [*cells, "", ""]
+    best = min(own, key=lambda row: row.aer)
+    head = best.head if best.head == "average" else f"head {ordinal(best.head)}"
+    return [*cells, f"{best.aer:.3f}", f"{head}, {best.induction}"]
+
+
+def print_distances(terminal: Terminal, places: list[tuple[Findings, int]]) -> None:
+    """Of documents, a row an attention to the source: how far it reaches."""
+    columns = ["model", "segments", "layer", "aligned sentence", "neighbors", "farther", "between", "null rows"]
+    rows = []
+    for found, layer in places:
+        for each in found.distances or ():
+            if each.layer == layer:
+                shares = (each.aligned, each.neighbors, each.farther, each.between, each.null_rate)
+                cells = [found.model.name, f"{found.data.segments:,}", str(layer + 1)]
+                rows.append([*cells, *(f"{share:.1%}" for share in shares)])
+    if rows:
+        terminal.note("\nwhere attention to the source goes (between: separators and the end)\n")
+        terminal.table(columns, rows, numbers=columns[1:])
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+BUILT_IN = 300
+"""Sentences of the built-in grammar, where no files are given."""
+
+Cut = list[tuple[int, int]]
+"""First and last, exclusive, of the sentences of each segment, counted through all documents."""
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Sentence pairs, their gold links if there are any, and what they are called."""
+
+    name: str
+    pairs: list[tuple[str, str]]
+    gold: list[Links] | None
+    documents: list[list[tuple[str, str]]] = field(default_factory=list)
+    """The same pairs, where they are to be read in documents."""
+    own: bool = False
+    """Whether the targets are to be each model's own translations."""
+
+
+def read_test_set(
+    source: str, target: str, gold: str, form: str, tokenized: bool, seed: int, documents: str
+) -> TestSet:
+    """The files that are named or, where none is, unseen sentences of the built-in grammar."""
+    if (target and not source) or (gold and not target):
+        given = [name for name, file in (("--source", source), ("--target", target), ("--gold", gold)) if file]
+        raise ArgumentError(f"{' and '.join(given)} alone; name --source and --target, or neither for built-in text")
+    if documents != "none":
+        refuse_line_options(gold=gold)
+        if not target:
+            raise ArgumentError("--documents is about files; name --source and --target, or leave it out")
+        found = read_document_pairs(source, target, documents)
+        return TestSet(Path(source).name, [pair for each in found for pair in each], None, found)
+    if source and not target:
+        pairs = [(line, "") for line in read_text(source)]
+        return TestSet(f"{Path(source).name}, own translations", pairs, None, own=True)
+    if source:
+        return TestSet(Path(source).name, *read_aligned(source, target, gold, form, tokenized))
+    if tokenized:
+        raise ArgumentError("--tokenized is about files; name --source and --target, or leave it out")
+    from rectiformer.measure.alignment import Links
+    from rectiformer.text.grammar import draw_sentences
+
+    drawn = list(draw_sentences(BUILT_IN, seed, "test"))
+    links = [Links(pair.sure, pair.possible) for pair in drawn]
+    return TestSet(f"built-in grammar, seed {seed}", [(pair.source, pair.target) for pair in drawn], links)
+
+
+def require_grammar(runs: list[Path]) -> None:
+    """ArgumentError for a run that was trained on other text: the built-in grammar says nothing about it."""
+    from rectiformer.runs.folder import open_run
+
+    for run in runs:
+        data = open_run(run).config.data
+        if data.source or data.stream:
+            text = ", ".join(data.source) or "standard input"
+            raise ArgumentError(
+                f"{run} was trained on {text}, not on the built-in grammar; name sentences of your own by --source, "
+                "and their translations by --target"
+            )
+
+
+def with_own_translations(test: TestSet, translator: Translator) -> TestSet:
+    """The test set with what a model makes of its sources as targets."""
+    from rectiformer.translate.options import SearchOptions
+
+    sources = [source for source, _ in test.pairs]
+    with counting("translating") as progress:
+        found = translator.translate(sources, SearchOptions(), warn=warn, progress=progress)
+    return replace(test, pairs=[(source, each.text) for source, each in zip(sources, found, strict=True)])
+
+
+def read_document_pairs(source: str, target: str, documents: str) -> list[list[tuple[str, str]]]:
+    """The pairs of every document of two files; as in training, those with a blank side are left out."""
+    from rectiformer.text.documents import number_rows
+    from rectiformer.text.lines import display_name
+
+    rows = ((left, right, "") for left, right in read_pairs(source, target))
+    numbered = number_rows(rows, documents, (display_name(source), display_name(target)))
+    found, blank = [], 0
+    for _, document in groupby(numbered, key=itemgetter(0)):
+        pairs = [(left or "", right or "") for _, (left, right, _) in document]
+        kept = [pair for pair in pairs if all(text.strip() for text in pair)]
+        found += [kept] if kept else []
+        blank += len(pairs) - len(kept)
+    if blank:
+        warn(f"{blank:,} sentence pairs have a blank side; they are left out")
+    return found
+
+
+def cut_test_set(test: TestSet, translators: list[Translator], names: list[str]) -> list[Cut]:
+    """The segments that each run reads at once; nothing where sentences are no documents.
+
+    Runs of documents read the same ones, so that they can be compared; a run of sentences reads each by itself.
+    """
+    from rectiformer.analyze.segments import cut_documents
+
+    if not test.documents:
+        return []
+    trained = [each for each in translators if each.segment]
+    if len({each.segment for each in trained}) > 1:
+        lengths = " and ".join(f"{each.segment:,}" for each in trained)
+        least = min(each.segment for each in trained)
+        warn(f"the runs were trained on segments of {lengths} subwords; to be compared, both read those of {least:,}")
+    cuts = []
+    for name, translator in zip(names, translators, strict=True):
+        if not translator.segment:
+            warn(f"{name} was trained on sentences (data.segment_length = 0), so it reads each one by itself")
+        cuts.append(cut_documents(trained if translator.segment else [translator], test.documents))
+    return cuts
+
+
+def choose_segments(cuts: list[Cut], count: int, seed: int) -> list[Cut]:
+    """A sample of the run with the longest segments, and those of each run that hold the last sentence of these."""
+    from rectiformer.analyze.documents import matching_segments
+    from rectiformer.analyze.examples import sample
+
+    longest = min(cuts, key=len, default=[])
+    chosen = [longest[index] for index in sample(count, len(longest), seed)]
+    return [matching_segments(chosen, cut) for cut in cuts]

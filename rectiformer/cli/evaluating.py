@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rectiformer.cli.documents import DOCUMENTS, Documents, Overlap, SegmentLength, joined_documents, read_documents
-from rectiformer.cli.inputs import open_translator, warn
+from rectiformer.cli.inputs import (
+    DOCUMENTS,
+    Documents,
+    Overlap,
+    SegmentLength,
+    joined_documents,
+    open_translator,
+    read_documents,
+    warn,
+)
 from rectiformer.cli.options import AsJson, BatchTokens, Beam, Checkpoint, Device, Penalty, Precision, app, option
-from rectiformer.cli.progress import counting
-from rectiformer.cli.writing import check_outputs, write_all
+from rectiformer.cli.output import check_outputs, counting, write_all
 from rectiformer.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
@@ -158,7 +165,7 @@ class Way:
         as_json: bool,
     ) -> None:
         """Scores by each metric, of documents at both levels; with two systems, the second against the first."""
-        from rectiformer.cli.printing import print_scores
+        from rectiformer.cli.output import print_scores
         from rectiformer.measure.bleu import by_level, check_documents
         from rectiformer.terminal import Terminal
 
@@ -195,7 +202,7 @@ def describe_segments(documents: int, segments: int, fallbacks: int) -> str:
 
 def print_agreement(found: AgreementEvaluation, as_json: bool) -> None:
     """A row a kind of word that earlier sentences decide, and one of all."""
-    from rectiformer.cli.writing import to_json, write_all
+    from rectiformer.cli.output import to_json, write_all
     from rectiformer.terminal import Terminal
 
     if as_json:

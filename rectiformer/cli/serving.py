@@ -1,4 +1,4 @@
-"""The command that answers others: serve."""
+"""Commands that answer a browser or a client: serve, explore."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from rectiformer.cli.inputs import parse_place, require_place, warn
+import typer
+
+from rectiformer.cli.inputs import distinct_names, open_run_translator, parse_place, require_place, warn
 from rectiformer.cli.options import BatchTokens, Checkpoint, Device, Precision, RunFolder, app, option
-from rectiformer.errors import ArgumentError
 
 REQUEST, QUEUE = "Limits of a request", "Limits of the server"
-EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 
 
 @app.command()
@@ -50,20 +50,15 @@ def serve(
 
         rectiformer serve runs/rela --port 8000
     """
+    from rectiformer.serve.app import Served
+    from rectiformer.serve.connections import fit_files
+    from rectiformer.serve.guard import read_token
+    from rectiformer.serve.limits import Limits
+    from rectiformer.serve.server import address, bind
+    from rectiformer.serve.server import serve as serve_until_stopped
     from rectiformer.terminal import Terminal
     from rectiformer.translate.translator import Translator
 
-    try:
-        from rectiformer.serve.app import Served
-        from rectiformer.serve.connections import fit_files
-        from rectiformer.serve.guard import read_token
-        from rectiformer.serve.limits import Limits
-        from rectiformer.serve.server import address, bind
-        from rectiformer.serve.server import serve as serve_until_stopped
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
-            raise
-        raise ArgumentError(f'serve needs {error.name}; pip install "rectiformer[serve]"') from error
     limits = Limits(
         max_header_bytes=max_header_bytes, max_connections=max_connections,
         max_bytes=max_bytes, max_sentences=max_sentences, max_sentence_tokens=max_sentence_tokens,
@@ -85,3 +80,39 @@ def serve(
             terminal.note("limits: " + ", ".join(f"{name} {value:g}" for name, value in asdict(limits).items()))
 
         serve_until_stopped(served, bound, announce)
+
+
+@app.command()
+def explore(
+    run: RunFolder,
+    other: Annotated[Path | None, typer.Argument(metavar="RUN2", help="Another run to compare with.")] = None,
+    port: Annotated[int, option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 0,
+    no_browser: Annotated[bool, option("Only say the address.", "--no-browser")] = False,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Type a sentence and see every head, live, in the browser.
+
+    Force a target, switch heads off, compare two runs. The page is served to this machine only, until Ctrl-C.
+    It needs the extra `serve`.
+
+        rectiformer explore runs/rela runs/softmax
+    """
+    from rectiformer.explore.answers import Answerer
+    from rectiformer.explore.server import listen, open_browser
+    from rectiformer.explore.server import serve as serve_page
+    from rectiformer.terminal import Terminal
+
+    runs = [run] if other is None else [run, other]
+    names = distinct_names(runs)
+    models = [
+        Answerer(open_run_translator(folder, checkpoint, device, precision), name)
+        for folder, name in zip(runs, names, strict=True)
+    ]
+    listening = listen(port)
+    address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}/"
+    Terminal().note(f"exploring {' vs. '.join(names)} at {address} (Ctrl-C ends it)")
+    if not no_browser:
+        open_browser(address)
+    serve_page(models, listening)

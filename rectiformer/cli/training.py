@@ -24,7 +24,7 @@ def generate(
     OUT.de and OUT.en are the text. OUT.tok.de and OUT.tok.en are its sentences with spaces between all words, and
     line n of OUT.align links the words of line n of both, counted from 0: `i-j` surely, `ipj` possibly.
     """
-    from rectiformer.cli.writing import open_new, write_line
+    from rectiformer.cli.output import open_new, write_line
     from rectiformer.measure.alignment import format_links
     from rectiformer.terminal import with_progress
     from rectiformer.text.grammar import draw_documents, draw_sentences
@@ -54,7 +54,7 @@ def prepare(
 ) -> None:
     """Choose subwords and encode the text of a configuration, for `rectiformer train --data`."""
     from rectiformer import toml
-    from rectiformer.cli.printing import print_prepared
+    from rectiformer.cli.output import print_prepared
     from rectiformer.runs.inherit import adopt_subwords
     from rectiformer.terminal import Terminal
     from rectiformer.text import prepared
@@ -91,7 +91,7 @@ def train(
         torchrun --nproc-per-node 2 -m rectiformer train --out runs/tiny --set training.grad_accumulation=2
     """
     from rectiformer import toml
-    from rectiformer.cli.printing import training_summary
+    from rectiformer.cli.output import training_summary
     from rectiformer.runs.folder import open_run
     from rectiformer.runs.team import speaks
     from rectiformer.terminal import Terminal

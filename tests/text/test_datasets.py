@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rectiformer.cli.jobs import hash_lines
+from rectiformer.cli.translating import hash_lines
 from rectiformer.config import Config, DataConfig, VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.datasets import ROWS

@@ -1,16 +1,22 @@
-"""What commands tell of what they found: tables and lines for people."""
+"""What commands give out: lines and files, tables for people, and how far they are."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import shlex
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.text import Text
 
-from rectiformer.cli.writing import to_json, write_all
+from rectiformer.errors import ArgumentError, DataError
+from rectiformer.runs.durable import replacing
 
 if TYPE_CHECKING:
     from rectiformer.measure.bleu import Score
@@ -18,6 +24,61 @@ if TYPE_CHECKING:
     from rectiformer.text.prepared import Prepared
     from rectiformer.train.state import State
     from rectiformer.translate.align import Row
+
+
+def write_all(texts: Iterable[str], path: Path | None = None, inputs: Iterable[str] = ()) -> None:
+    """Lines to standard output, each as soon as it is there, or to a file, which is replaced when all are there.
+
+    ArgumentError if the file is an input.
+    """
+    for name in inputs:
+        if path is not None and path.exists() and os.path.exists(name) and path.samefile(name):
+            raise ArgumentError(f"--out {path} is also read; it is untouched; name another file")
+    if path is None and sys.stdout is None:
+        raise ArgumentError("cannot use standard output: it is closed; write to a file or a pipe")
+    with nullcontext(sys.stdout.buffer) if path is None else replacing(path, ArgumentError) as file:
+        for text in texts:
+            write_line(file, text)
+            file.flush()
+
+
+@contextmanager
+def open_new(names: Sequence[str]) -> Iterator[list[BinaryIO]]:
+    """New files, which appear at the end, all or none of them: DataError where one exists."""
+    for name in names:
+        if os.path.lexists(name):
+            raise DataError(f"{name} exists; nothing was written; name other files, or remove it")
+    with ExitStack() as stack:
+        files = [stack.enter_context(replacing(Path(name))) for name in names]
+        yield files
+        for file in files:  # a full disk shows before the first of them appears
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def check_outputs(files: list[Path | None], inputs: list[str]) -> None:
+    """ArgumentError, before any work, where a file cannot be written or would take the place of another."""
+    taken = {Path(name).resolve() for name in inputs if name}
+    for path in files:
+        if path is None:
+            continue
+        if not path.parent.is_dir() or path.is_dir():
+            reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise ArgumentError(f"cannot write {path}: {reason}; name another file")
+        if path.resolve() in taken:
+            raise ArgumentError(f"{path} is named twice, or is also read; it is untouched; name another file")
+        taken.add(path.resolve())
+
+
+def write_line(file: BinaryIO, text: str) -> None:
+    """UTF-8 and LF, whatever the locale; what is not UTF-8, as some file names are, becomes question marks."""
+    file.write(text.encode("utf-8", "replace") + b"\n")
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """A record on one line."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
 
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "loss": "loss"}
 
@@ -109,3 +170,28 @@ def print_alignments(terminal: Terminal, rows: Sequence[Row], chosen: Row) -> No
         cells = (ordinal(row.layer), ordinal(row.head), row.induction, *numbers)
         lines.append([Text(cell, style="bold" if row is chosen else "") for cell in cells])
     terminal.table(columns, lines, numbers=columns[3:])
+
+
+SECONDS = 10.0
+"""Between two lines, where standard error is no terminal; what takes less says nothing."""
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that is told how many are done, and of how many; `what` begins a line."""
+    from rectiformer.terminal import Terminal
+
+    with Terminal(stderr=True) as terminal:
+        begun, said = False, time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal begun, said
+            if not begun:
+                terminal.begin(0, total)
+                begun = True
+            terminal.advance(done)
+            if not terminal.console.is_terminal and time.monotonic() - said >= SECONDS:
+                terminal.note(f"{what}: {done:,} of {total:,}")
+                said = time.monotonic()
+
+        yield tell

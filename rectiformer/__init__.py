@@ -4,7 +4,7 @@ import typing
 
 from rectiformer import interrupts as _interrupts  # noqa: F401 (before torch, whose import takes seconds)
 from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
@@ -31,8 +31,8 @@ __all__ = [
     "KeyValueCache",
     "KeyValueMemory",
     "LearnedOption",
-    "MultiHeadAttention",
     "Observation",
+    "RectifiedAttention",
     "RectiformerError",
     "ShapeError",
     "attention",

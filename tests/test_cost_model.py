@@ -59,9 +59,9 @@ def test_weights_are_counted_as_the_model_has_them():
 
 def gates(config):
     """Weights of norms that are matrices."""
-    from rectiformer.model.attention import MultiHeadAttention
+    from rectiformer.model.attention import RectifiedAttention
 
-    norm = MultiHeadAttention(config.hidden_size, config.num_heads, config.variant).norm
+    norm = RectifiedAttention(config.hidden_size, config.num_heads, config.variant).norm
     count = config.encoder_layers + 2 * config.decoder_layers
     return count * sum(each.numel() for each in norm.parameters() if each.dim() == 2)
 

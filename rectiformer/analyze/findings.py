@@ -264,7 +264,7 @@ def describe_site(meter: SiteMeter) -> SiteFindings:
     return SiteFindings(
         kind=site.kind,
         layer=site.layer,
-        heads=site.attention.heads,
+        heads=site.attention.num_heads,
         diversity=meter.diversity.result(),
         **vars(meter.heads.result()),
     )

@@ -20,7 +20,7 @@ from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, Piec
 from rectiformer.analyze.sites import site_records
 from rectiformer.analyze.survey import observed
 from rectiformer.errors import ArgumentError, DataError
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.multihead import MultiheadAttention
 from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Transformer
@@ -174,7 +174,7 @@ class Seen:
 def observe(model: nn.Module) -> Iterator[Seen]:
     """See what attention does inside of a model:
 
-    - a Transformer, or any module that holds `MultiHeadAttention` or the drop-in `MultiheadAttention`;
+    - a Transformer, or any module that holds `RectifiedAttention` or the drop-in `MultiheadAttention`;
     - a Hugging Face model whose attention is one of `rectiformer.integrations.transformers`;
     - a stock Hugging Face model, which attends eagerly while it is observed and holds the weights of a whole call.
 
@@ -186,7 +186,7 @@ def observe(model: nn.Module) -> Iterator[Seen]:
     attentions, stock = list(find_attentions(model)), stock_models(model)
     if not attentions and not stock:
         raise ArgumentError(
-            f"{type(model).__name__} holds no attention that can be observed: no MultiHeadAttention or "
+            f"{type(model).__name__} holds no attention that can be observed: no RectifiedAttention or "
             "MultiheadAttention of rectiformer, and no Hugging Face model"
         )
     integration = sys.modules.get(INTEGRATION)  # without it no Hugging Face model can have our attention
@@ -204,7 +204,7 @@ def observe(model: nn.Module) -> Iterator[Seen]:
         yield seen
 
 
-def find_attentions(model: nn.Module) -> Iterator[tuple[str, int, MultiHeadAttention | MultiheadAttention]]:
+def find_attentions(model: nn.Module) -> Iterator[tuple[str, int, RectifiedAttention | MultiheadAttention]]:
     """Kind, layer and module of every attention of ours in a model."""
     whole = next((module for module in model.modules() if isinstance(module, Transformer)), None)
     if whole is not None:
@@ -213,12 +213,12 @@ def find_attentions(model: nn.Module) -> Iterator[tuple[str, int, MultiHeadAtten
     found = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention | MultiheadAttention)
+        if isinstance(module, RectifiedAttention | MultiheadAttention)
     }
     crossing = {
         name
         for name, module in found.items()
-        if (module.cross if isinstance(module, MultiHeadAttention) else kind_by_name(name) == "cross")
+        if (module.cross if isinstance(module, RectifiedAttention) else kind_by_name(name) == "cross")
     }
     decoders = {name.rpartition(".")[0] for name in crossing}  # layers with cross-attention
     counts = {"encoder": 0, "decoder": 0, "cross": 0}

@@ -20,7 +20,7 @@ from rectiformer.analyze.sparsity import HeadMeter, LengthMeter
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, word_spans
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.memory import MemoryObservation
 from rectiformer.model.multihead import MultiheadAttention
@@ -68,8 +68,8 @@ class SiteMeter:
 
     def __init__(self, site: Site, edges: Sequence[int]) -> None:
         self.site = site
-        self.heads = HeadMeter(site.attention.heads)
-        self.lengths = LengthMeter(edges, site.attention.heads)
+        self.heads = HeadMeter(site.attention.num_heads)
+        self.lengths = LengthMeter(edges, site.attention.num_heads)
         self.diversity = DiversityMeter()
 
     def update(self, seen: Observation, batch: Batch) -> None:
@@ -121,7 +121,7 @@ class CrossSurvey:
 
     def __init__(self, model: Transformer) -> None:
         self.sites = [site for site in weighing_sites(model) if site.kind == "cross"]
-        self.meters = [HeadMeter(site.attention.heads) for site in self.sites]
+        self.meters = [HeadMeter(site.attention.num_heads) for site in self.sites]
 
     def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""
@@ -238,7 +238,7 @@ def observing(site: Site, see: Callable[[Observation], None]) -> AbstractContext
 
 
 @contextmanager
-def observed(attention: MultiHeadAttention | MultiheadAttention, see: Callable[[Observation], None]) -> Iterator[None]:
+def observed(attention: RectifiedAttention | MultiheadAttention, see: Callable[[Observation], None]) -> Iterator[None]:
     """The same of an attention module, wherever it stands."""
     before = attention.observer
     attention.observer = see

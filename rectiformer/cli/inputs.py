@@ -159,7 +159,7 @@ def require_place(translator: Translator, layer: int | str, head: int | str, wor
     from rectiformer.translate.align import AVERAGE, cross_sites, ordinal
 
     sites = cross_sites(translator.model)
-    layers, heads = len(sites), sites[0].attention.heads
+    layers, heads = len(sites), sites[0].attention.num_heads
     if layer not in words and layer not in range(layers):
         raise ArgumentError(f"layer {ordinal(layer)} does not exist; the decoder has layers 1 to {layers}")
     if head not in (*words, AVERAGE) and head not in range(heads):

@@ -39,7 +39,7 @@ def switched_off(model: Transformer, heads: Collection[Head]) -> Iterator[None]:
 
 
 def check_heads(model: Transformer, heads: Collection[Head]) -> None:
-    known = {(site.kind, site.layer): site.attention.heads for site in model.sites()}
+    known = {(site.kind, site.layer): site.attention.num_heads for site in model.sites()}
     for kind, layer, head in heads:
         if head not in range(known.get((kind, layer), 0)):
             config = model.config
@@ -59,7 +59,7 @@ def silenced(site: Site, heads: Sequence[int]) -> Iterator[None]:
     """Zeros in place of what these heads of an attention give to its norm."""
 
     def mute(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        mixed = inputs[0].unflatten(-1, (site.attention.heads, -1))  # [B, M, H, D]
+        mixed = inputs[0].unflatten(-1, (site.attention.num_heads, -1))  # [B, M, H, D]
         return (mixed.index_fill(2, torch.tensor(heads, device=mixed.device), 0).flatten(-2),)
 
     handle = site.attention.norm.register_forward_pre_hook(mute)

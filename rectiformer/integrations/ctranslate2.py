@@ -22,7 +22,7 @@ from rectiformer.integrations.folder import (
     require_packages,
     write_record,
 )
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.embedding import Embedding
 from rectiformer.model.layers import EPSILON, DecoderLayer, EncoderLayer
 from rectiformer.model.memory import KeyValueMemory
@@ -97,7 +97,7 @@ def fill_embedding(table: Any, encodings: Any, embedding: Embedding, positions: 
     encodings.encodings = embedding.positions[:positions].clone()
 
 
-def fill_attention(part: Any, attention: MultiHeadAttention, norm: nn.LayerNorm) -> None:
+def fill_attention(part: Any, attention: RectifiedAttention, norm: nn.LayerNorm) -> None:
     """CTranslate2 fuses queries, keys and values to oneself, but only keys and values to another sequence."""
     parts = [*attention.sizes[:1], sum(attention.sizes[1:])] if attention.cross else [sum(attention.sizes)]
     *inputs, output = part.linear

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.integrations.folder import fold_bias
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.embedding import Embedding
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.norms import RMSNorm
@@ -66,13 +66,13 @@ def translate_layer(name: str, layer: EncoderLayer | DecoderLayer, last: bool) -
     }
 
 
-def project(name: str, attention: MultiHeadAttention) -> Tensors:
+def project(name: str, attention: RectifiedAttention) -> Tensors:
     """The four projections; what the queries are divided by and what the outputs are multiplied by goes into them."""
     assert attention.input_bias is not None
     weights, biases = (list(part.split(attention.sizes)) for part in (attention.input_weight, attention.input_bias))
     scale = query_scale(attention)
     weights[0], biases[0] = weights[0] * scale[:, None], biases[0] * scale
-    gain = attention.norm.gain if isinstance(attention.norm, RMSNorm) else torch.ones(attention.width)
+    gain = attention.norm.gain if isinstance(attention.norm, RMSNorm) else torch.ones(attention.embed_dim)
     tensors = {
         f"{name}.out_proj.weight": attention.output.weight * gain * STREAM,
         f"{name}.out_proj.bias": attention.output.bias * STREAM,
@@ -83,11 +83,11 @@ def project(name: str, attention: MultiHeadAttention) -> Tensors:
     return tensors
 
 
-def query_scale(attention: MultiHeadAttention) -> Tensor:
+def query_scale(attention: RectifiedAttention) -> Tensor:
     """What each row of the query projection is multiplied by, [E]: 1 / gamma of its head, learned or fixed."""
     if attention.learned_divides:
-        return attention.head_scales().repeat_interleave(attention.width // attention.heads)
-    return torch.full((attention.width,), 1 / float(attention.options.get("gamma", 1.0)))
+        return attention.head_scales().repeat_interleave(attention.embed_dim // attention.num_heads)
+    return torch.full((attention.embed_dim,), 1 / float(attention.options.get("gamma", 1.0)))
 
 
 def norm(name: str, layer: nn.LayerNorm, factor: float = STREAM) -> Tensors:

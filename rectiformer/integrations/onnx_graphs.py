@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import ReadyCache
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.transformer import Transformer
@@ -100,7 +100,7 @@ def visible(rows: Tensor, lengths: Tensor) -> Tensor:
 
 
 def attend(
-    module: MultiHeadAttention,
+    module: RectifiedAttention,
     seen: Tensor | None,
     x: Tensor,
     cache: JoinedCache | ReadyCache | None,

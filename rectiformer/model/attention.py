@@ -30,7 +30,7 @@ from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import shown_by
 
 
-class MultiHeadAttention(nn.Module):
+class RectifiedAttention(nn.Module):
     """Project, attend as the variant says, norm over all heads, project back.
 
     One matrix holds the query, key and value projections, so self-attention is a single product. The ReLA authors
@@ -39,22 +39,23 @@ class MultiHeadAttention(nn.Module):
     squared, which matters for a ReLU.
 
     Args:
-        width: size of the residual stream; the heads share it equally.
-        heads: number of query heads; must divide `width`.
+        embed_dim: size of the residual stream; the heads share it equally.
+        num_heads: number of query heads; must divide `embed_dim`.
         variant: a name from `rectiformer.VARIANTS`.
-        key_heads: number of key and value heads, dividing `heads`; as many as `heads` unless given.
+        num_kv_heads: number of key and value heads, a divisor of `num_heads`; default: as many.
         cross: whether keys come from another sequence; decides the initializer and nothing else.
         bias: whether the projections have biases, as in both papers.
         dropout: probability of dropping a weight in training.
-        norm: a name from model/norms.py in place of the variant's own.
-        learn: how the variant's learnable number (gamma of reluformer, alpha of entmax) is held: one a "head", one a
-            "layer", "fixed" at its default or at what `options` says, or a `LearnedOption` shared by a whole model.
-        start: where that number starts, or stays if "fixed"; the variant's default unless given.
+        output_norm: a name from model/norms.py in place of the variant's own.
+        option_sharing: how the variant's learnable number (gamma of reluformer, alpha of entmax) is held: one per
+            "head", one per "layer", "fixed" at its default or at what `options` says, or a `LearnedOption` shared by a
+            whole model.
+        option_init: where that number starts, or stays if "fixed"; default: the variant's own.
         options: the variant's numbers, fixed.
-        center: whether the keys of a sequence have their mean subtracted. A softmax never sees what all scores of a row
-            have in common; a ReLU lets it switch whole rows on and off. Not for causal attention, whose rows each see
-            other keys.
-        opening: added to all scores at first, in one dimension of each head, where queries learn to add to it; the
+        center_keys: whether the mean of a sequence's keys is subtracted from them. A softmax never sees what all scores
+            of a row have in common; a ReLU lets it switch whole rows on and off. Not for causal attention, whose rows
+            each see other keys.
+        score_bias: added to all scores at first, in one dimension of each head, where queries learn to add to it; the
             power of a rectified variant lets it begin as a softmax does (`Opening`).
     """
 
@@ -66,41 +67,42 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        embed_dim: int,
+        num_heads: int,
         variant: str = "rela-g",
         *,
-        key_heads: int | None = None,
+        num_kv_heads: int | None = None,
         cross: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
-        norm: str | None = None,
-        learn: str | LearnedOption = "head",
-        start: float | None = None,
+        output_norm: str | None = None,
+        option_sharing: str | LearnedOption = "head",
+        option_init: float | None = None,
         options: Mapping[str, float] | None = None,
-        center: bool = False,
-        opening: float | None = None,
+        center_keys: bool = False,
+        score_bias: float | None = None,
     ) -> None:
         super().__init__()
-        key_heads = heads if key_heads is None else key_heads
-        check_heads(width, heads, key_heads)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_heads(embed_dim, num_heads, num_kv_heads)
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout = {dropout}, but it is a probability below 1")
         row = find_variant(variant)
-        self.width, self.heads, self.key_heads = width, heads, key_heads
-        self.cross, self.dropout, self.center = cross, dropout, center
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self.cross, self.dropout, self.center_keys = cross, dropout, center_keys
         self.variant = variant
         self.options = dict(options or {})
-        if learn == "fixed" and start is not None and (name := LearnedOption.name_in(row)):
-            self.options.setdefault(name, start)
+        if option_sharing == "fixed" and option_init is not None and (name := LearnedOption.name_in(row)):
+            self.options.setdefault(name, option_init)
         row.resolve_options(self.options)
-        self.sizes = [width, key_heads * width // heads, key_heads * width // heads]
-        self.opening = None if opening is None else Opening(self.sizes, width // heads, opening)
-        self.input_weight = nn.Parameter(torch.empty(sum(self.sizes), width))
+        head_dim = embed_dim // num_heads
+        self.sizes = [embed_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+        self.opening = None if score_bias is None else Opening(self.sizes, head_dim, score_bias)
+        self.input_weight = nn.Parameter(torch.empty(sum(self.sizes), embed_dim))
         self.input_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
-        self.norm = build_output_norm(norm or row.output_norm, width, heads)
-        self.output = nn.Linear(width, width, bias=bias)
-        self.learned = build_learned(row, learn, heads, self.options, start)
+        self.norm = build_output_norm(output_norm or row.output_norm, embed_dim, num_heads)
+        self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.learned = build_learned(row, option_sharing, num_heads, self.options, option_init)
         self.learned_divides = self.learned is not None and row.row_scale is not None
         self.settled: tuple[Tensor, Tensor | None] | None = None
         self.observer = None
@@ -119,7 +121,9 @@ class MultiHeadAttention(nn.Module):
                     nn.init.zeros_(bias)
 
     def extra_repr(self) -> str:
-        return f"{self.width}, heads={self.heads}, key_heads={self.key_heads}, variant={self.variant!r}"
+        return (
+            f"{self.embed_dim}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, variant={self.variant!r}"
+        )
 
     def forward(
         self,
@@ -140,8 +144,8 @@ class MultiHeadAttention(nn.Module):
         it at the first call and reads it afterwards, so `memory` is projected once. `turns` tells sentences apart.
         """
         for name, given in (("x", x), ("memory", memory)):
-            if given is not None and (given.dim() != 3 or given.shape[-1] != self.width):
-                raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.width}")
+            if given is not None and (given.dim() != 3 or given.shape[-1] != self.embed_dim):
+                raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.embed_dim}")
         q, k, v = self.project(x, memory, cache, key_lengths, turns)
         if self.ranks is not None:
             return self.attend_shards(q, k, v, memory is None, key_lengths)
@@ -231,7 +235,7 @@ class MultiHeadAttention(nn.Module):
         """Queries [B, H, M, D], keys and values [B, K, N, D]."""
         if memory is None:
             q, k, v = self._linear(x, 0, 3).split(self.sizes, -1)
-            k, v = self._keys(k, key_lengths, turns), split_heads(v, self.key_heads)
+            k, v = self._keys(k, key_lengths, turns), split_heads(v, self.num_kv_heads)
             if cache is not None:
                 k, v = cache.append(k, v)
         else:
@@ -240,10 +244,10 @@ class MultiHeadAttention(nn.Module):
                 k, v = cache.keys, cache.values
             else:
                 k, v = self._linear(memory, 1, 3).chunk(2, -1)
-                k, v = self._keys(k, key_lengths, turns), split_heads(v, self.key_heads)
+                k, v = self._keys(k, key_lengths, turns), split_heads(v, self.num_kv_heads)
                 if cache is not None:
                     k, v = cache.append(k, v)
-        return turned(split_heads(q, self.heads), turns.queries), k, v
+        return turned(split_heads(q, self.num_heads), turns.queries), k, v
 
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
@@ -259,8 +263,8 @@ class MultiHeadAttention(nn.Module):
         if self.opening is not None:
             weight, bias = self.opening(weight, bias, rows)
         if self.learned_divides and rows.start == 0:
-            scale = self.head_scales().repeat_interleave(self.width // self.heads).to(weight.dtype)
-            scale = F.pad(scale, (0, len(weight) - self.width), value=1.0)
+            scale = self.head_scales().repeat_interleave(self.embed_dim // self.num_heads).to(weight.dtype)
+            scale = F.pad(scale, (0, len(weight) - self.embed_dim), value=1.0)
             weight, bias = weight * scale[:, None], None if bias is None else bias * scale
         return weight, bias
 
@@ -279,13 +283,13 @@ class MultiHeadAttention(nn.Module):
         kernels would have to add it up over all scores.
         """
         assert self.learned is not None
-        return self.learned().reciprocal().expand(self.heads)
+        return self.learned().reciprocal().expand(self.num_heads)
 
     def _keys(self, k: Tensor, lengths: Tensor | None, turns: Turns) -> Tensor:
-        if self.center:
+        if self.center_keys:
             k = center_rows(k, lengths, self.ranks)
         k = k if self.opening is None else self.opening.raise_keys(k)
-        return turned(split_heads(k, self.key_heads), turns.keys)
+        return turned(split_heads(k, self.num_kv_heads), turns.keys)
 
 
 def variance_scaling_(weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How heads share a width."""
+"""How num_heads share a embed_dim."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from torch import Tensor
 from rectiformer.errors import ConfigError
 
 
-def check_heads(width: int, heads: int, key_heads: int) -> None:
+def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
     """ConfigError where the heads cannot share the width, or the key heads, equally."""
-    if width < 1 or heads < 1 or key_heads < 1:
-        raise ConfigError(f"width = {width}, heads = {heads}, key_heads = {key_heads}; each must be at least 1")
-    if width % heads:
-        raise ConfigError(f"heads = {heads} does not divide width = {width}")
-    if heads % key_heads:
-        raise ConfigError(f"key_heads = {key_heads} does not divide heads = {heads}")
+    if embed_dim < 1 or num_heads < 1 or num_kv_heads < 1:
+        raise ConfigError(
+            f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}; each must be at least 1"
+        )
+    if embed_dim % num_heads:
+        raise ConfigError(f"num_heads = {num_heads} does not divide embed_dim = {embed_dim}")
+    if num_heads % num_kv_heads:
+        raise ConfigError(f"num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}")
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[B, length, E] to [B, heads, length, E / heads]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, length, E] to [B, num_heads, length, E / num_heads]."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)

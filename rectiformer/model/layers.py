@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import Cache, FixedCache
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.learned import LearnedOption
@@ -45,20 +45,20 @@ class Residual(nn.Module):
         return x + self.drop(sublayer(self.norm(x))).to(x.dtype)  # autocast may end a sublayer in a float32 sum
 
 
-def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOption]) -> MultiHeadAttention:
+def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOption]) -> RectifiedAttention:
     """Attention of `kind` "encoder", "decoder" or "cross"; `shared` holds the numbers one model learns once."""
     variant = config.variant_of(kind)
-    return MultiHeadAttention(
+    return RectifiedAttention(
         config.hidden_size,
         config.num_heads,
         variant,
         cross=kind == "cross",
         dropout=config.attention_dropout,
-        learn=find_sharing(config, variant, shared),
-        start=find_start(config, variant),
-        norm=config.output_norm or None,
-        center=centers_keys(config, kind),
-        opening=find_opening(config, variant),
+        option_sharing=find_sharing(config, variant, shared),
+        option_init=find_start(config, variant),
+        output_norm=config.output_norm or None,
+        center_keys=centers_keys(config, kind),
+        score_bias=find_opening(config, variant),
     )
 
 
@@ -175,7 +175,7 @@ def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
     names = dict.fromkeys(config.variant_of(kind) for kind in ("encoder", "decoder", "cross"))
     learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
     return {
-        name: LearnedOption(find_variant(name), option, start=find_start(config, name))
+        name: LearnedOption(find_variant(name), option, init=find_start(config, name))
         for name, option in learnable.items()
         if option and getattr(config, f"{option}_sharing") == "model"
     }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rectiformer.errors import ConfigError, unknown_name
 from rectiformer.ops.variant import Variant
 
-LEARN = ("head", "layer", "fixed")
+SHARING = ("head", "layer", "fixed")
 
 
 class LearnedOption(nn.Module):
@@ -23,14 +23,14 @@ class LearnedOption(nn.Module):
 
     LEAST_ALPHA = 1.001
 
-    def __init__(self, variant: Variant, name: str, heads: int = 1, start: float | None = None) -> None:
+    def __init__(self, variant: Variant, name: str, heads: int = 1, init: float | None = None) -> None:
         super().__init__()
         option = variant.options.get(name)
         if option is None or not option.learn:
             raise ConfigError(f"variant {variant.name!r} has no learnable number {name!r}")
         self.name = name
         self.transform = option.learn
-        self.start = self._inverse(option.default if start is None else start)
+        self.start = self._inverse(option.default if init is None else init)
         self.raw = nn.Parameter(torch.empty(heads))
         self.reset_parameters()
 
@@ -61,17 +61,17 @@ class LearnedOption(nn.Module):
 
 
 def build_learned(
-    variant: Variant, learn: str | LearnedOption, heads: int, fixed: Mapping[str, float], start: float | None = None
+    variant: Variant, sharing: str | LearnedOption, heads: int, fixed: Mapping[str, float], init: float | None = None
 ) -> LearnedOption | None:
     name = LearnedOption.name_in(variant)
-    if isinstance(learn, LearnedOption):
-        if learn.name != name:
-            raise ConfigError(f"the shared {learn.name!r} is not a number that variant {variant.name!r} learns")
+    if isinstance(sharing, LearnedOption):
+        if sharing.name != name:
+            raise ConfigError(f"the shared {sharing.name!r} is not a number that variant {variant.name!r} learns")
         if name in fixed:
             raise ConfigError(f"{name} is given both fixed, as {fixed[name]}, and shared to be learned")
-        return learn
-    if learn not in LEARN:
-        raise ConfigError(unknown_name("value of learn", str(learn), LEARN))
-    if name is None or name in fixed or learn == "fixed":
+        return sharing
+    if sharing not in SHARING:
+        raise ConfigError(unknown_name("value of option_sharing", str(sharing), SHARING))
+    if name is None or name in fixed or sharing == "fixed":
         return None
-    return LearnedOption(variant, name, heads if learn == "head" else 1, start)
+    return LearnedOption(variant, name, heads if sharing == "head" else 1, init)

@@ -55,7 +55,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,
         *,
         variant: str = "rela-g",
-        learn: str = "head",
+        option_sharing: str = "head",
     ) -> None:
         row = find_variant(variant)
         if embed_dim < 1 or num_heads < 1:
@@ -68,7 +68,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.variant = variant
         self.observer = None
         self.norm = build_output_norm(row.output_norm, embed_dim, num_heads).to(device=device, dtype=dtype)
-        learned = build_learned(row, learn, num_heads, {})
+        learned = build_learned(row, option_sharing, num_heads, {})
         self.learned = None if learned is None else learned.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(_keep_what_torch_lacks)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
-from rectiformer.model.attention import MultiHeadAttention, variance_scaling_
+from rectiformer.model.attention import RectifiedAttention, variance_scaling_
 from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache, ReadyCache, before_start
 from rectiformer.model.embedding import Embedding, position_signals, working_dtype
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
@@ -26,7 +26,7 @@ class Site:
 
     kind: str  # encoder, decoder or cross
     layer: int
-    attention: MultiHeadAttention
+    attention: RectifiedAttention
 
 
 @dataclass

@@ -51,7 +51,7 @@ def attention(
 
     Row m of the output is the sum over visible keys n of weight(m, n) * v[n]. A row that sees no key is zero, and so is
     a rectified row whose scores are all negative: it attends to nothing. The output norm of the ReLA variants spans all
-    heads, so it belongs to `rectiformer.MultiHeadAttention`, not here.
+    heads, so it belongs to `rectiformer.RectifiedAttention`, not here.
 
     Args:
         q: [B, H, M, D]. The layout is that of `torch.nn.functional.scaled_dot_product_attention`.

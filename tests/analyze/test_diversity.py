@@ -7,7 +7,7 @@ import pytest
 import torch
 from closeness import peak_allocation
 
-from rectiformer import MultiHeadAttention
+from rectiformer import RectifiedAttention
 from rectiformer.analyze.diversity import BLOCK_CELLS, DiversityMeter
 from rectiformer.ops.weights import weight_blocks
 
@@ -156,7 +156,7 @@ def observe(attention, *inputs, **call):
     ids=lambda call: "".join(call),
 )
 def test_blocks_are_the_rows_of_the_weights(call, variant, cells):
-    seen = observe(MultiHeadAttention(8, 2, variant), torch.randn(2, 7, 8), **call)
+    seen = observe(RectifiedAttention(8, 2, variant), torch.randn(2, 7, 8), **call)
     blocks = list(weight_blocks(seen.q, seen.k, seen.variant, cells=cells, **seen.call))
     assert [rows.start for rows, _ in blocks] == [0, *(rows.stop for rows, _ in blocks[:-1])]
     torch.testing.assert_close(torch.cat([block for _, block in blocks], 2), seen.weights(), rtol=0, atol=1e-6)
@@ -164,7 +164,7 @@ def test_blocks_are_the_rows_of_the_weights(call, variant, cells):
 
 def test_memory_does_not_grow_with_the_square_of_the_length():
     def peak(length):
-        seen = observe(MultiHeadAttention(32, 8, "rela"), torch.randn(1, length, 32), causal=True)
+        seen = observe(RectifiedAttention(32, 8, "rela"), torch.randn(1, length, 32), causal=True)
         visible = seen.visible().expand(1, 8, length)
 
         def work():

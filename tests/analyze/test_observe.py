@@ -19,7 +19,7 @@ from transformers import (
     T5Config,
 )
 
-from rectiformer import MultiHeadAttention
+from rectiformer import RectifiedAttention
 from rectiformer.analyze.observe import observe
 from rectiformer.analyze.record import read_record, to_json
 from rectiformer.errors import ArgumentError
@@ -31,7 +31,7 @@ register("our-softmax", "softmax")
 
 
 def test_an_observed_attention_shows_its_weights():
-    attention = MultiHeadAttention(8, 2, "softmax")
+    attention = RectifiedAttention(8, 2, "softmax")
     x = torch.randn(3, 5, 8, requires_grad=True)
     with observe(attention) as seen:
         attention(x, causal=True)
@@ -194,7 +194,7 @@ def test_only_the_observed_model_is_seen():
 
 
 def test_observing_ends_whatever_happens():
-    attention = MultiHeadAttention(8, 2)
+    attention = RectifiedAttention(8, 2)
     attention.observer = mine = [].append
     model = nn.Sequential(attention)
     with pytest.raises(KeyError), observe(model):
@@ -206,14 +206,14 @@ def test_observing_ends_whatever_happens():
 
 def test_a_model_without_attention_says_so():
     with (
-        pytest.raises(ArgumentError, match=r"Linear holds no attention that can be observed: no MultiHeadAttention or"),
+        pytest.raises(ArgumentError, match=r"Linear holds no attention that can be observed: no RectifiedAttention or"),
         observe(nn.Linear(1, 1)),
     ):
         pass
 
 
 def test_a_compiled_model_is_observed_uncompiled():
-    attention, x = MultiHeadAttention(8, 2, "rela"), torch.randn(2, 5, 8)
+    attention, x = RectifiedAttention(8, 2, "rela"), torch.randn(2, 5, 8)
     with observe(torch.compile(attention, fullgraph=True)) as seen, torch.no_grad():
         found = torch.compile(attention, fullgraph=True)(x)
     assert_close(found, attention(x))
@@ -258,13 +258,13 @@ def test_the_drop_in_is_observed_inside_of_torchs_layers():
 
 
 def test_what_was_seen_says_so_and_is_saved(tmp_path):
-    attention = MultiHeadAttention(8, 2, "rela")
+    attention = RectifiedAttention(8, 2, "rela")
     with observe(attention) as seen:
         assert "nothing yet: call it inside" in repr(seen)
         attention(torch.randn(3, 5, 8), causal=True)
         attention(torch.randn(1, 4, 8))
     first, line, _ = repr(seen).splitlines()
-    assert first == "Seen of MultiHeadAttention; calls: 2, sequences: 4"
+    assert first == "Seen of RectifiedAttention; calls: 2, sequences: 4"
     zeros = 1 - sum((seen.weights("encoder", 0, call) > 0).sum() for call in range(2)) / (3 * 2 * 15 + 2 * 16)
     assert line.startswith(f"  encoder layer 0, 2 heads, rela: {zeros:.1%} zeros, ")
     tokens = [list("abcde")] * 3 + [list("abcd")]
@@ -275,7 +275,7 @@ def test_what_was_seen_says_so_and_is_saved(tmp_path):
 def test_a_notebook_shows_the_report_in_a_frame_of_its_own():
     from rectiformer.analyze.report import report_html
 
-    attention = MultiHeadAttention(8, 2)
+    attention = RectifiedAttention(8, 2)
     with observe(attention) as seen:
         attention(torch.randn(1, 3, 8))
     shown = seen.show(source=[["<b>", '"x"', "</iframe>"]])._repr_html_()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from end_to_end.tiny import outcome, overrides
 
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.runs.folder import create_run
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import Prepared
@@ -54,7 +54,7 @@ def silence(attention):
     """Have every query point away from every key, so that no score is positive and no gradient changes that."""
     with torch.no_grad():
         for part, value in ((0, -100.0), (1, 100.0)):
-            rows = slice(part * attention.width, (part + 1) * attention.width)
+            rows = slice(part * attention.embed_dim, (part + 1) * attention.embed_dim)
             attention.input_weight[rows] *= 0.01
             attention.input_bias[rows] = value
 
@@ -69,7 +69,7 @@ def test_a_model_whose_heads_all_attend_to_nothing_trains_on_and_says_so(data, t
         run = create_run(tmp_path / "run", config, prepared.source, prepared.target, prepared.hash)
         trainer = Trainer(run, prepared, torch.device("cpu"), witness, stop)
         for module in trainer.model.modules():
-            if isinstance(module, MultiHeadAttention):
+            if isinstance(module, RectifiedAttention):
                 silence(module)
         state = trainer.run()
     assert (state.step, state.finished) == (40, True)

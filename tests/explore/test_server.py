@@ -143,10 +143,10 @@ def test_a_head_that_is_off_is_one_whose_values_are_zero(runs, run, kind):
     translator = Translator.from_run(runs[VARIANTS.index(run)], device="cpu")
     other = Translator(copy.deepcopy(translator.model), translator.source, translator.target)
     (attention,) = [site.attention for site in other.model.sites() if site.kind == kind]
-    size = attention.width // attention.heads
+    size = attention.embed_dim // attention.num_heads
     for values in (
-        attention.input_weight.data[2 * attention.width :],
-        attention.input_bias.data[2 * attention.width :],
+        attention.input_weight.data[2 * attention.embed_dim :],
+        attention.input_bias.data[2 * attention.embed_dim :],
     ):
         values[size:] = 0  # head 1 of 2
     with switched_off(translator.model, {Head(kind, 0, 1)}):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
-from rectiformer import MultiHeadAttention, attention, attention_varlen
+from rectiformer import RectifiedAttention, attention, attention_varlen
 from rectiformer.ops import cached, products
 from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.cached import decode_attention, follow, plain_decoding
@@ -285,7 +285,7 @@ def test_decoding_with_its_norm_and_with_page_bounds():
 def test_norms_in_the_epilogue_of_compiled_modules(variant, length):
     """bf16 results of the compiled module, beside those of the plain one, against float64."""
     torch.manual_seed(1)
-    module = MultiHeadAttention(128, 2, variant).cuda()
+    module = RectifiedAttention(128, 2, variant).cuda()
     x = torch.randn(3, length, 128, device="cuda")
     lengths = torch.tensor([length, 5, 1], device="cuda")
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from rectiformer import MultiHeadAttention
+from rectiformer import RectifiedAttention
 
 WIDTH, HEADS, HEAD = 16, 4, 4
 
@@ -11,7 +11,7 @@ def build(variant, *, dtype=torch.float64, **arguments):
     """A module whose biases, norms and learned numbers have left their initial values, so that a test sees them."""
     if variant == "topk":
         arguments.setdefault("options", {"keep": 3})
-    module = MultiHeadAttention(WIDTH, HEADS, variant, **arguments)
+    module = RectifiedAttention(WIDTH, HEADS, variant, **arguments)
     with torch.no_grad():
         for part in module.parameters():
             if part.dim() == 1:

@@ -1,4 +1,4 @@
-"""MultiHeadAttention: the papers' formulas written out, and what must hold for every row of VARIANTS alike."""
+"""RectifiedAttention: the papers' formulas written out, and what must hold for every row of VARIANTS alike."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from model.built_attention import HEAD, HEADS, WIDTH, assert_same, build, fix_scores, tokens, watch
 
 import rectiformer
-from rectiformer import VARIANTS, KeyValueCache, MultiHeadAttention, attention_weights
+from rectiformer import VARIANTS, KeyValueCache, RectifiedAttention, attention_weights
 from rectiformer.errors import RectiformerError
 from rectiformer.model import observation
 
@@ -111,7 +111,7 @@ def test_padding_never_leaks(variant, filler):
 @every_variant
 @pytest.mark.parametrize("chunks", [[1] * 20, [3, 1, 7, 9], [17, 3]], ids=["one-by-one", "uneven", "grown-at-once"])
 def test_decoding_with_a_cache_equals_the_full_pass(variant, chunks):
-    module, x, cache = build(variant, key_heads=2), tokens(2, 20), KeyValueCache()
+    module, x, cache = build(variant, num_kv_heads=2), tokens(2, 20), KeyValueCache()
     with torch.no_grad():
         steps = [module(chunk, causal=True, cache=cache) for chunk in x.split(chunks, 1)]
         assert_same(torch.cat(steps, 1), module(x, causal=True))
@@ -153,7 +153,7 @@ def test_beams_can_be_reordered(variant):
 
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_initial_matrices_are_those_of_the_authors(cross):
-    module = MultiHeadAttention(512, 8, cross=cross)
+    module = RectifiedAttention(512, 8, cross=cross)
     limit = math.sqrt(3 / (512 if cross else 1024))
     parts = [(part, limit) for part in module.input_weight.chunk(3)]
     for matrix, limit in [*parts, (module.output.weight, math.sqrt(3 / 512))]:
@@ -166,20 +166,20 @@ def test_initial_matrices_are_those_of_the_authors(cross):
 
 
 def test_bias_false_leaves_no_bias():
-    names = dict(MultiHeadAttention(WIDTH, HEADS, "softmax", bias=False).named_parameters()).keys()
+    names = dict(RectifiedAttention(WIDTH, HEADS, "softmax", bias=False).named_parameters()).keys()
     assert names == {"input_weight", "output.weight"}
 
 
 @every_variant
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_grouped_heads_equal_repeated_ones(variant, key_heads):
-    grouped, full, x = build(variant, key_heads=key_heads), build(variant), tokens(2, 5)
-    assert grouped.input_weight.shape == (WIDTH + 2 * key_heads * HEAD, WIDTH)
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_grouped_heads_equal_repeated_ones(variant, num_kv_heads):
+    grouped, full, x = build(variant, num_kv_heads=num_kv_heads), build(variant), tokens(2, 5)
+    assert grouped.input_weight.shape == (WIDTH + 2 * num_kv_heads * HEAD, WIDTH)
     with torch.no_grad():
         for few, many in ((grouped.input_weight, full.input_weight), (grouped.input_bias, full.input_bias)):
             q, k, v = few.split(grouped.sizes)
-            k, v = (part.unflatten(0, (key_heads, HEAD)) for part in (k, v))
-            k, v = (part.repeat_interleave(HEADS // key_heads, 0).flatten(0, 1) for part in (k, v))
+            k, v = (part.unflatten(0, (num_kv_heads, HEAD)) for part in (k, v))
+            k, v = (part.repeat_interleave(HEADS // num_kv_heads, 0).flatten(0, 1) for part in (k, v))
             many.copy_(torch.cat([q, k, v]))
     shared = {name: part for name, part in grouped.state_dict().items() if not name.startswith("input")}
     full.load_state_dict(shared, strict=False)
@@ -282,11 +282,11 @@ def test_compiles_as_one_graph(variant):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"heads": 5}, "heads = 5 does not divide width = 16"),
-        ({"key_heads": 3}, "key_heads = 3 does not divide heads = 4"),
-        ({"heads": 0}, "width = 16, heads = 0, key_heads = 0; each must be at least 1"),
+        ({"num_heads": 5}, "num_heads = 5 does not divide embed_dim = 16"),
+        ({"num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 4"),
+        ({"num_heads": 0}, "embed_dim = 16, num_heads = 0, num_kv_heads = 0; each must be at least 1"),
         ({"variant": "rela-h"}, "unknown variant 'rela-h'; did you mean 'rela-i' or 'rela-g' or 'rela'?"),
-        ({"learn": "heads"}, "unknown value of learn 'heads'; did you mean 'head'?"),
+        ({"option_sharing": "heads"}, "unknown value of option_sharing 'heads'; did you mean 'head'?"),
         ({"dropout": 1.0}, "dropout = 1.0, but it is a probability below 1"),
         ({"dropout": -0.1}, "dropout = -0.1, but it is a probability below 1"),
         ({"options": {"gamma": 2.0}}, "variant 'rela-g' takes no options, but 'gamma' was given"),
@@ -296,14 +296,14 @@ def test_compiles_as_one_graph(variant):
 )
 def test_refusals_name_the_values(arguments, message):
     with pytest.raises(RectiformerError) as refusal:
-        MultiHeadAttention(**{"width": WIDTH, "heads": HEADS} | arguments)
+        RectifiedAttention(**{"embed_dim": WIDTH, "num_heads": HEADS} | arguments)
     assert str(refusal.value) == message
 
 
 @every_variant
 @pytest.mark.parametrize("memory", [False, True])
 def test_centered_keys_have_no_common_part_and_padding_has_no_say(variant, memory):
-    module, x = build(variant, center=True, cross=memory), tokens(2, 5)
+    module, x = build(variant, center_keys=True, cross=memory), tokens(2, 5)
     source = tokens(2, 7) if memory else x
     lengths = torch.tensor([source.shape[1], 3])
     source[1, 3:] = torch.nan
@@ -316,6 +316,6 @@ def test_centered_keys_have_no_common_part_and_padding_has_no_say(variant, memor
 
 @pytest.mark.parametrize("variant", ["softmax", "sparsemax", "entmax15", "entmax", "topk"])
 def test_centered_keys_leave_what_sums_to_one_as_it_is(variant):
-    module, plain, x = build(variant, center=True), build(variant), tokens(2, 5)
+    module, plain, x = build(variant, center_keys=True), build(variant), tokens(2, 5)
     plain.load_state_dict(module.state_dict())
     assert_same(module(x), plain(x))

@@ -7,7 +7,7 @@ import torch
 from closeness import assert_no_worse, grid
 from model.built_attention import HEADS, WIDTH, assert_same, fix_scores
 
-from rectiformer import VARIANTS, MultiHeadAttention
+from rectiformer import VARIANTS, RectifiedAttention
 from rectiformer.ops.dispatch import check_call
 
 NORMED = [name for name, row in VARIANTS.items() if row.rectified and row.output_norm != "none"]
@@ -16,7 +16,7 @@ kernels_run = pytest.mark.usefixtures("interpreter")
 
 def on_grid(variant, size=1.0, **arguments):
     """A float32 module whose scores are exact in every dtype, so that none changes sign by rounding."""
-    module = MultiHeadAttention(WIDTH, HEADS, variant, **arguments)
+    module = RectifiedAttention(WIDTH, HEADS, variant, **arguments)
     with torch.no_grad():
         for seed, part in enumerate(module.parameters()):
             part.copy_(grid(*part.shape, seed=seed))
@@ -46,7 +46,7 @@ def output_and_gradients(how, module, dtype):
 
 @kernels_run
 @pytest.mark.parametrize("size", [1.0, 2.0**-13, 2.0**-40], ids=["ordinary", "small", "nearly-null"])
-@pytest.mark.parametrize("arguments", [{}, {"key_heads": 2, "bias": False}], ids=["", "grouped"])
+@pytest.mark.parametrize("arguments", [{}, {"num_kv_heads": 2, "bias": False}], ids=["", "grouped"])
 @pytest.mark.parametrize("variant", NORMED)
 def test_a_norm_in_the_epilogue_equals_one_of_its_own(variant, arguments, size):
     module = on_grid(variant, size, **arguments)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from model.built_attention import HEADS, WIDTH, assert_same, build, tokens
 
-from rectiformer import VARIANTS, ConfigError, LearnedOption, MultiHeadAttention
+from rectiformer import VARIANTS, ConfigError, LearnedOption, RectifiedAttention
 
 LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5)}
 
@@ -12,9 +12,9 @@ LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5)}
 @pytest.mark.parametrize(("learn", "shape"), [("head", (HEADS,)), ("layer", (1,)), ("fixed", None)], ids=str)
 @pytest.mark.parametrize("variant", LEARNED)
 def test_learned_numbers_start_at_the_default(variant, learn, shape):
-    module, x = MultiHeadAttention(WIDTH, HEADS, variant, learn=learn), tokens(2, 5, dtype=torch.float32)
+    module, x = RectifiedAttention(WIDTH, HEADS, variant, option_sharing=learn), tokens(2, 5, dtype=torch.float32)
     name, start = LEARNED[variant]
-    fixed = MultiHeadAttention(WIDTH, HEADS, variant, options={name: start})
+    fixed = RectifiedAttention(WIDTH, HEADS, variant, options={name: start})
     fixed.load_state_dict(module.state_dict(), strict=False)
     assert_same(module(x), fixed(x))
     assert fixed.learned is None
@@ -25,7 +25,7 @@ def test_learned_numbers_start_at_the_default(variant, learn, shape):
 @pytest.mark.parametrize("learn", ["head", "layer"])
 @pytest.mark.parametrize("variant", LEARNED)
 def test_gradients_of_learned_numbers(variant, learn):
-    module, x = build(variant, learn=learn), tokens(1, 6)
+    module, x = build(variant, option_sharing=learn), tokens(1, 6)
 
     def call(raw):
         return torch.func.functional_call(module, {"learned.raw": raw}, x)
@@ -37,7 +37,9 @@ def test_gradients_of_learned_numbers(variant, learn):
 
 def test_one_number_for_a_whole_model():
     shared = LearnedOption(VARIANTS["reluformer"], "gamma")
-    layers = torch.nn.ModuleList(MultiHeadAttention(WIDTH, HEADS, "reluformer", learn=shared) for _ in range(3))
+    layers = torch.nn.ModuleList(
+        RectifiedAttention(WIDTH, HEADS, "reluformer", option_sharing=shared) for _ in range(3)
+    )
     assert [name for name, _ in layers.named_parameters() if "learned" in name] == ["0.learned.raw"]
     x = tokens(2, 5, dtype=torch.float32)
     losses = [layer(x).square().sum() for layer in layers]
@@ -51,7 +53,7 @@ def test_one_number_for_a_whole_model():
 @pytest.mark.parametrize("step", [-30.0, 30.0], ids=["far-down", "far-up"])
 @pytest.mark.parametrize("variant", LEARNED)
 def test_learned_numbers_stay_in_range_after_large_updates(variant, step, dtype):
-    module, x = MultiHeadAttention(WIDTH, HEADS, variant).to(dtype), tokens(2, 5, dtype=dtype)
+    module, x = RectifiedAttention(WIDTH, HEADS, variant).to(dtype), tokens(2, 5, dtype=dtype)
     with torch.no_grad():
         module.learned.raw.add_(step)
     value = module.learned().detach()
@@ -62,10 +64,12 @@ def test_learned_numbers_stay_in_range_after_large_updates(variant, step, dtype)
 
 
 def test_a_learned_number_starts_where_it_is_told_to():
-    assert build("reluformer", start=0.25).learned().shape == (HEADS,)
-    module = MultiHeadAttention(WIDTH, HEADS, "reluformer", start=0.25)
+    assert build("reluformer", option_init=0.25).learned().shape == (HEADS,)
+    module = RectifiedAttention(WIDTH, HEADS, "reluformer", option_init=0.25)
     assert_same(module.learned(), torch.full((HEADS,), 0.25))
-    assert MultiHeadAttention(WIDTH, HEADS, "reluformer", learn="fixed", start=0.25).options == {"gamma": 0.25}
+    assert RectifiedAttention(WIDTH, HEADS, "reluformer", option_sharing="fixed", option_init=0.25).options == {
+        "gamma": 0.25
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,12 +85,12 @@ def test_a_learned_number_starts_where_it_is_told_to():
 def test_a_start_out_of_reach_is_refused(variant, start, reach):
     name = LEARNED[variant][0]
     with pytest.raises(ConfigError, match=f"{name} is learned between {reach} and cannot start at {start:g}"):
-        MultiHeadAttention(WIDTH, HEADS, variant, start=start)
+        RectifiedAttention(WIDTH, HEADS, variant, option_init=start)
 
 
 def test_a_bias_that_hides_keys_hides_them_whatever_gamma_is():
     """Gamma may divide the projections, and then divides the bias as well."""
-    module, x = MultiHeadAttention(WIDTH, HEADS, "reluformer", learn="head"), tokens(2, 5, dtype=torch.float32)
+    module, x = RectifiedAttention(WIDTH, HEADS, "reluformer", option_sharing="head"), tokens(2, 5, dtype=torch.float32)
     with torch.no_grad():
         module.learned.raw.fill_(4.0)
     low = torch.full((5, 5), -1e4).triu(1)

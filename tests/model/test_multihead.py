@@ -323,7 +323,8 @@ def test_state_in_bfloat16(variant):
 
 def test_attention_can_be_learned_as_one_or_not_at_all():
     raw = {
-        learn: MultiheadAttention(WIDTH, HEADS, variant="entmax", learn=learn).learned for learn in ("layer", "fixed")
+        learn: MultiheadAttention(WIDTH, HEADS, variant="entmax", option_sharing=learn).learned
+        for learn in ("layer", "fixed")
     }
     assert raw["layer"].raw.shape == (1,)
     assert raw["fixed"] is None

@@ -5,7 +5,7 @@ import torch
 
 from rectiformer import ConfigError, attention
 from rectiformer.config import ModelConfig
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.norms import center_rows
 from rectiformer.model.transformer import Transformer
 
@@ -15,7 +15,7 @@ LENGTHS = torch.tensor([9, 4])
 
 def build(variant, seed=0, **settings):
     torch.manual_seed(seed)
-    return MultiHeadAttention(WIDTH, HEADS, variant, **settings).double().eval()
+    return RectifiedAttention(WIDTH, HEADS, variant, **settings).double().eval()
 
 
 def split(x):
@@ -26,7 +26,7 @@ def split(x):
 @pytest.mark.parametrize("center", [True, False], ids=["centered", "as they are"])
 @pytest.mark.parametrize(("variant", "opening"), [("rela", 1.0), ("relu2", 2.0), ("relu-seqlen", 0.3), ("rela", 0.0)])
 def test_it_adds_a_number_to_every_score_of_the_other_dimensions(variant, opening, center, bias):
-    module = build(variant, opening=opening, center=center, bias=bias, norm="none")
+    module = build(variant, score_bias=opening, center_keys=center, bias=bias, output_norm="none")
     x = torch.randn(2, 9, WIDTH, dtype=torch.double)
     q, k, v = torch.nn.functional.linear(x, module.input_weight, module.input_bias).split(WIDTH, -1)
     first = torch.arange(WIDTH) % (WIDTH // HEADS) == 0
@@ -40,8 +40,8 @@ def test_it_adds_a_number_to_every_score_of_the_other_dimensions(variant, openin
 
 
 def test_gamma_divides_what_is_raised():
-    module = build("reluformer", opening=1.0, start=4.0)
-    bare = build("reluformer", opening=1.0, start=1.0)
+    module = build("reluformer", score_bias=1.0, option_init=4.0)
+    bare = build("reluformer", score_bias=1.0, option_init=1.0)
     bare.load_state_dict({**module.state_dict(), **{k: v for k, v in bare.state_dict().items() if "learned" in k}})
     with torch.no_grad():
         bare.output.weight.div_(4)
@@ -52,8 +52,8 @@ def test_gamma_divides_what_is_raised():
 @pytest.mark.parametrize(("variant", "power"), [("relu-seqlen", 1), ("relu2", 2)])
 def test_it_begins_as_a_softmax_does(variant, power):
     """What is left of their difference falls with the square of the scores."""
-    rectified = build(variant, opening=power, center=True, norm="none")
-    softmax = build("softmax", norm="none")
+    rectified = build(variant, score_bias=power, center_keys=True, output_norm="none")
+    softmax = build("softmax", output_norm="none")
     x, first = torch.randn(2, 9, WIDTH, dtype=torch.double), torch.arange(WIDTH) % (WIDTH // HEADS) == 0
     with torch.no_grad():
         softmax.input_weight[:WIDTH][first] = 0  # the dimension that the other one does without
@@ -74,7 +74,7 @@ def test_it_begins_as_a_softmax_does(variant, power):
 
 
 def test_a_key_is_cut_once_its_score_has_fallen_by_the_power():
-    module = build("rela", opening=1.0, center=True)
+    module = build("rela", score_bias=1.0, center_keys=True)
     seen = []
     module.observer = seen.append
     x = torch.randn(1, 9, WIDTH, dtype=torch.double)
@@ -84,7 +84,7 @@ def test_a_key_is_cut_once_its_score_has_fallen_by_the_power():
 
 
 def test_queries_learn_how_far_to_open_and_keys_do_not():
-    module = build("rela", opening=1.0, norm="none")
+    module = build("rela", score_bias=1.0, output_norm="none")
     module(torch.randn(2, 5, WIDTH, dtype=torch.double)).sum().backward()
     idle = (module.input_weight.grad == 0).all(1)
     taken = [row % (WIDTH // HEADS) == 0 for row in range(3 * WIDTH)]
@@ -92,7 +92,7 @@ def test_queries_learn_how_far_to_open_and_keys_do_not():
 
 
 def test_a_head_of_centered_keys_can_close():
-    module = build("rela", opening=1.0, center=True)
+    module = build("rela", score_bias=1.0, center_keys=True)
     seen = []
     module.observer = seen.append
     with torch.no_grad():
@@ -123,4 +123,4 @@ def test_a_threshold_begins_at_0_and_is_learned():
 
 def test_heads_of_one_dimension_are_refused():
     with pytest.raises(ConfigError, match="heads of 1 dimension have none left for scores"):
-        MultiHeadAttention(4, 4, "rela", opening=1.0)
+        RectifiedAttention(4, 4, "rela", score_bias=1.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rectiformer import VARIANTS, MultiHeadAttention
+from rectiformer import VARIANTS, RectifiedAttention
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
 from rectiformer.model.embedding import sinusoids
@@ -64,7 +64,7 @@ def layer_norm(x, norm):
 
 
 def softmax_attention(module, x, memory, hidden):
-    heads = (1, x.shape[1], module.heads, -1), (1, memory.shape[1], module.heads, -1)
+    heads = (1, x.shape[1], module.num_heads, -1), (1, memory.shape[1], module.num_heads, -1)
     matrices, biases = module.input_weight.chunk(3), module.input_bias.chunk(3)
     q, k, v = (
         (given @ matrix.T + bias).view(shape).transpose(1, 2)
@@ -217,7 +217,7 @@ def test_each_site_has_its_variant():
         ("cross", 1, "reluformer"),
     ]
     assert all(site.attention.cross == (site.kind == "cross") for site in model.sites())
-    assert len(list(model.sites())) == sum(isinstance(module, MultiHeadAttention) for module in model.modules())
+    assert len(list(model.sites())) == sum(isinstance(module, RectifiedAttention) for module in model.modules())
 
 
 @pytest.mark.parametrize(("learn", "numbers"), [("model", 2), ("layer", 6), ("head", 12), ("fixed", 0)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rectiformer.config import Config, DataConfig, ModelConfig, TrainingConfig, ValidationConfig, VocabularyConfig
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.weights import attention_stats
 from rectiformer.runs.folder import create_run
@@ -49,10 +49,10 @@ def build(prepared, variant="rela-g"):
 
 def kill(attention, heads):
     """Keys that point one way and queries that point the other, in the first `heads` heads."""
-    size = attention.width // attention.heads
+    size = attention.embed_dim // attention.num_heads
     with torch.no_grad():
         for part, value in ((0, -100.0), (1, 100.0)):
-            rows = slice(part * attention.width, part * attention.width + heads * size)
+            rows = slice(part * attention.embed_dim, part * attention.embed_dim + heads * size)
             attention.input_weight[rows] *= 0.01
             attention.input_bias[rows] = value
 
@@ -67,7 +67,7 @@ def test_numbers_are_those_of_known_weights():
     """Keys of an identity, so that the queries are the scores: one padded query, a null row, two keys, one key."""
     scores = torch.tensor([[[[3.0, 1.0, -1.0], [-1.0, -2.0, 0.0], [0.0, 2.0, -1.0], [9.0, 9.0, 9.0]]]])
     stats = attention_stats(scores, torch.eye(3)[None, None], "rela", scale=1.0)
-    found = describe(Site("cross", 1, MultiHeadAttention(4, 1)), stats, torch.tensor([3]))
+    found = describe(Site("cross", 1, RectifiedAttention(4, 1)), stats, torch.tensor([3]))
     share = torch.tensor([0.75, 0.25])
     entropy = -(share * share.log()).sum().item() / 2
     expected = SiteHealth("cross", 1, 1, 0, null_rate=1 / 3, mass=2.0, entropy=entropy, zeros=6 / 9)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.attention import MultiHeadAttention
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
@@ -52,8 +52,8 @@ def test_held_weights_are_cast_ones(kind):
 
 @pytest.mark.parametrize("kind", ["reluformer", OPEN])
 def test_a_step_multiplies_no_weights_any_more(kind, monkeypatch):
-    made, project = [], MultiHeadAttention._projection
-    monkeypatch.setattr(MultiHeadAttention, "_projection", lambda *a: made.append(1) or project(*a))
+    made, project = [], RectifiedAttention._projection
+    monkeypatch.setattr(RectifiedAttention, "_projection", lambda *a: made.append(1) or project(*a))
     inputs = torch.randint(4, WORDS, (2, 9)), torch.tensor([9, 4]), torch.randint(4, WORDS, (2, 7))
     model = build(kind)
     with torch.inference_mode():

@@ -30,8 +30,8 @@ from points import append_point, describe_machine
 from training import draw_batch
 
 from rectiformer.config import Config, TrainingConfig
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.model.transformer import Transformer
-from rectiformer.runs.team import Team
 from rectiformer.train.share import Whole
 from rectiformer.train.update import Updater
 
@@ -81,7 +81,7 @@ def derive_bytes(model: Transformer, engine: str, ranks: int) -> float:
 def work(rank: int, ranks: int, engine: str, size: str, updates: int, meet: str, out: Path | None) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks)
-    team = Team(rank, ranks).twin()
+    group = Ranks(rank, ranks).new_group()
     config, vocabulary = our_config(SIZES[size], "rela-g"), SIZES[size]["vocabulary"]
     torch.manual_seed(1)
     model = Transformer(config, vocabulary, vocabulary).train()
@@ -89,7 +89,7 @@ def work(rank: int, ranks: int, engine: str, size: str, updates: int, meet: str,
     settings = Config(
         model=config, training=TrainingConfig(parallel=engine, compile="no", grad_accumulation=MICRO_BATCHES)
     )
-    updater = build(model, settings, team, vocabulary)
+    updater = build(model, settings, group, vocabulary)
     batches = [draw_batch(SENTENCES, LENGTH, vocabulary) for _ in range(MICRO_BATCHES // ranks)]
     whole = Whole(range(rank, MICRO_BATCHES, ranks), MICRO_BATCHES * SENTENCES * LENGTH, MICRO_BATCHES * SENTENCES)
     counter = Counter(ranks)
@@ -108,15 +108,15 @@ def work(rank: int, ranks: int, engine: str, size: str, updates: int, meet: str,
     dist.destroy_process_group()
 
 
-def build(model: Transformer, settings: Config, team: Team, vocabulary: int) -> Updater:
+def build(model: Transformer, settings: Config, ranks: Ranks, vocabulary: int) -> Updater:
     cpu = torch.device("cpu")
-    if settings.training.parallel == "ddp" or team.size == 1:
-        return Updater(model, settings, cpu, team)
+    if settings.training.parallel == "ddp" or ranks.world_size == 1:
+        return Updater(model, settings, cpu, ranks)
     from rectiformer.train.sharded import ShardedUpdater
 
     with torch.device("meta"):
         shown = Transformer(settings.model, vocabulary, vocabulary)
-    return ShardedUpdater(model, settings, cpu, team, shown)
+    return ShardedUpdater(model, settings, cpu, ranks, shown)
 
 
 def main() -> None:

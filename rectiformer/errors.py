@@ -15,10 +15,10 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
 }
 """Packages that each extra of pyproject.toml installs."""
-HEARD = "heard from another rank"
-"""The note on an error that another rank has met."""
-TOLD = "told to every rank"
-"""The note on an error that this rank has met and all others have heard of."""
+FROM_OTHER_RANK = "from another rank"
+"""The note on an error that another rank has raised."""
+SENT_TO_ALL_RANKS = "sent to all ranks"
+"""The note on an error that this rank has raised and sent to all others."""
 
 
 class RectiformerError(Exception):
@@ -69,14 +69,14 @@ class DeviceMemoryError(RectiformerError):
     exit_code = 8
 
 
-def was_heard(error: BaseException) -> bool:
-    """Whether another rank has met `error`, and tells of it."""
-    return HEARD in getattr(error, "__notes__", ())
+def is_from_other_rank(error: BaseException) -> bool:
+    """Whether another rank has raised `error`, and prints it."""
+    return FROM_OTHER_RANK in getattr(error, "__notes__", ())
 
 
-def is_shared(error: BaseException) -> bool:
+def is_on_all_ranks(error: BaseException) -> bool:
     """Whether every rank ends with `error`."""
-    return was_heard(error) or TOLD in getattr(error, "__notes__", ())
+    return is_from_other_rank(error) or SENT_TO_ALL_RANKS in getattr(error, "__notes__", ())
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], section: str = "") -> str:

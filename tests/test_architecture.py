@@ -17,6 +17,7 @@ LAYERS = [
     "errors interrupts",
     "config ops",
     "toml text measure model",
+    "distributed",
     "runs",
     "translate",
     "integrations",

@@ -17,6 +17,7 @@ from torch import Tensor
 from rectiformer.analyze.diversity import BLOCK_CELLS, DiversityMeter
 from rectiformer.analyze.memory import MemoryMeter, watched
 from rectiformer.analyze.sparsity import HeadMeter, LengthMeter
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, word_spans
@@ -28,9 +29,7 @@ from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import weight_blocks
-from rectiformer.runs.team import Team
 from rectiformer.text.batches import Batch, collate, shuffled
-from rectiformer.translate.ranks import share
 from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
@@ -154,7 +153,7 @@ def run_survey(survey: Watching, translator: Translator, encoded: EncodedPairs, 
 
     Ranks share the batches, and then add up what their meters have seen.
     """
-    batches = share(translator.team, list(forced_order(encoded)))
+    batches = translator.ranks.own_share(list(forced_order(encoded)))
     for indices in batches:
         batch = collate(encoded, np.array(indices), symbols_of(translator))
         with translator.inference(), ExitStack() as stack:
@@ -163,14 +162,14 @@ def run_survey(survey: Watching, translator: Translator, encoded: EncodedPairs, 
             decode_forced(translator, batch)
         advance(len(indices))
     advance(encoded.pairs - sum(map(len, batches)))
-    add_over_ranks(translator.team, survey.all_meters())
+    add_over_ranks(translator.ranks, survey.all_meters())
 
 
-def add_over_ranks(team: Team, meters: Sequence[Meter]) -> None:
+def add_over_ranks(ranks: Ranks, meters: Sequence[Meter]) -> None:
     """Let every meter have seen what those of all ranks have."""
-    found = team.gather(lambda: [meter.numbers() for meter in meters])
+    found = ranks.all_gather_object(lambda: [meter.numbers() for meter in meters])
     for rank, numbers in enumerate(found):
-        if rank != team.rank:
+        if rank != ranks.rank:
             for meter, its in zip(meters, numbers, strict=True):
                 meter.add(its)
 

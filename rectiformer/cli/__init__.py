@@ -24,7 +24,7 @@ from rectiformer.cli import (  # noqa: F401 (they register)
     translating,
 )
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
-from rectiformer.errors import DeviceMemoryError, NoSpaceError, RectiformerError, missing_package, was_heard
+from rectiformer.errors import DeviceMemoryError, NoSpaceError, RectiformerError, is_from_other_rank, missing_package
 from rectiformer.interrupts import INTERRUPTED, exchange, quit_at_once
 
 
@@ -105,7 +105,7 @@ def main() -> None:
             if sys.stdout is not None:  # as it is where a process was started without one
                 sys.stdout.flush()
     except RectiformerError as error:
-        if was_heard(error):  # the rank that met it says it
+        if is_from_other_rank(error):  # the rank that raised it prints it
             sys.exit(error.exit_code)
         fail(str(error), error.exit_code)
     except BrokenPipeError:

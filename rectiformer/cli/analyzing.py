@@ -15,7 +15,7 @@ from rectiformer.cli.inputs import (
     LinkFormat,
     distinct_names,
     join_ranks,
-    only_first_speaks,
+    only_rank0_prints,
     open_run_translator,
     read_aligned,
     read_pairs,
@@ -79,14 +79,14 @@ def analyze_command(
     view = View(parse_kinds(kinds), parse_layers(layers), examples, seed, tokenized)
     check_outputs([report, record, out], [source, target, gold])
     runs = [run] if beside is None else [run, beside]
-    with join_ranks(device) as (team, own_device), only_first_speaks(team):
-        refuse_pipes(team, source, target, gold)
+    with join_ranks(device) as (ranks, own_device), only_rank0_prints(ranks):
+        refuse_pipes(ranks, source, target, gold)
         if not source:
             require_grammar(runs)
         test = read_test_set(source, target, gold, form, tokenized, seed, documents)
         translators = [open_run_translator(folder, checkpoint, own_device, precision) for folder in runs]
         for folder, translator in zip(runs, translators, strict=True):
-            translator.longest, translator.team = longest or translator.longest, team
+            translator.longest, translator.ranks = longest or translator.longest, ranks
             view.check(translator, folder)
         names = distinct_names(runs)
         tests = [with_own_translations(test, each) if test.own else test for each in translators]
@@ -97,7 +97,7 @@ def analyze_command(
             found.append(measure(translator, tests[number], cuts[number] if cuts else None, name, tokenized))
             if report or figures or record:
                 records.append(view.record(translator, tests[number], shown[number] if shown else None, name))
-        if team.leads:
+        if ranks.is_rank0:
             written = write_files(found, records, Outputs(report, figures, record, out))
             print_findings(found, view.shows, written, as_json)
 

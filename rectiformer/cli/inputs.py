@@ -16,8 +16,8 @@ from rectiformer.cli.options import option
 from rectiformer.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
+    from rectiformer.distributed.ranks import Ranks
     from rectiformer.measure.alignment import Links
-    from rectiformer.runs.team import Team
     from rectiformer.text.documents import DocumentLines
     from rectiformer.translate.chunks import Chunk
     from rectiformer.translate.documents import DocumentChunk, DocumentTranslation
@@ -50,29 +50,31 @@ def open_run_translator(run: Path, checkpoint: str, device: str, precision: str)
 
 
 @contextmanager
-def join_ranks(device: str) -> Iterator[tuple[Team, str]]:
+def join_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
     """The processes that torchrun started, or this one alone, and the device of this one."""
-    from rectiformer.runs.team import device_of_rank, join_team
+    from rectiformer.distributed.ranks import device_of_rank, init_ranks
     from rectiformer.translate.device import find_device
 
-    with join_team(lambda local: device_of_rank(find_device(device), local)) as (team, own):
-        yield team, str(own) if team.size > 1 else device
+    with init_ranks(lambda local: device_of_rank(find_device(device), local)) as (ranks, own):
+        yield ranks, str(own) if ranks.world_size > 1 else device
 
 
 @contextmanager
-def only_first_speaks(team: Team) -> Iterator[None]:
+def only_rank0_prints(ranks: Ranks) -> Iterator[None]:
     """Warnings and bars of rank 0 alone, where all processes would have the same; errors still show."""
-    with nullcontext() if team.leads else redirect_stderr(io.StringIO()):
+    with nullcontext() if ranks.is_rank0 else redirect_stderr(io.StringIO()):
         yield
 
 
-def refuse_pipes(team: Team, *files: str) -> None:
+def refuse_pipes(ranks: Ranks, *files: str) -> None:
     """ArgumentError where several processes would have to read what can be read once."""
     from rectiformer.text.lines import can_be_read_once_only, display_name
 
     for file in files:
-        if team.size > 1 and file and can_be_read_once_only(file):
-            raise ArgumentError(f"{team.size} processes cannot all read {display_name(file)}; write it to a file first")
+        if ranks.world_size > 1 and file and can_be_read_once_only(file):
+            raise ArgumentError(
+                f"{ranks.world_size} processes cannot all read {display_name(file)}; write it to a file first"
+            )
 
 
 def read_text(file: str) -> list[str]:

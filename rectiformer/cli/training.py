@@ -92,8 +92,8 @@ def train(
     """
     from rectiformer import toml
     from rectiformer.cli.output import training_summary
+    from rectiformer.distributed.ranks import is_rank0
     from rectiformer.runs.folder import open_run
-    from rectiformer.runs.team import speaks
     from rectiformer.terminal import Terminal
     from rectiformer.train import start
 
@@ -103,5 +103,5 @@ def train(
         settings = toml.load_config(config, overrides or [])
     with Terminal() as terminal:
         state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
-    if speaks():
+    if is_rank0():
         terminal.note(training_summary(state, settings.validation.metric, out))

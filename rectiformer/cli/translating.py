@@ -23,7 +23,7 @@ from rectiformer.cli.inputs import (
     ShardSource,
     document_chunks,
     join_ranks,
-    only_first_speaks,
+    only_rank0_prints,
     open_run_translator,
     open_translator,
     parse_index,
@@ -59,8 +59,8 @@ from rectiformer.cli.options import (
 from rectiformer.errors import ArgumentError, CheckpointError
 
 if TYPE_CHECKING:
+    from rectiformer.distributed.ranks import Ranks
     from rectiformer.measure.alignment import Link, Links
-    from rectiformer.runs.team import Team
     from rectiformer.translate.chunks import Chunk
     from rectiformer.translate.directions import Direction
     from rectiformer.translate.lines import LineChunk, Translation
@@ -140,11 +140,11 @@ def translate(
     at_once = batch_sentences == 1 or (file == "-" and standard_input().isatty())
     forced, place = read_text(prefix) if prefix else None, parse_place(alignments) if alignments else None
     job = Job(file, bad_utf8, options, as_json, at_once, how, documents, forced, place, heads)
-    with join_ranks(device) as (team, own_device):
-        with only_first_speaks(team):
+    with join_ranks(device) as (ranks, own_device):
+        with only_rank0_prints(ranks):
             translator = open_translator(run, checkpoint, own_device, precision)
         translator.longest = longest or translator.longest
-        run_job(job, translator, team, out, [file, prefix], shard_source)
+        run_job(job, translator, ranks, out, [file, prefix], shard_source)
 
 
 @app.command()
@@ -335,15 +335,15 @@ def format_candidates(translation: Translation, nbest: int) -> str:
 
 
 def run_job(
-    job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str], shard_source: bool
+    job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str], shard_source: bool
 ) -> None:
-    """Translate and write, by this process alone or by the team; `out` must be none of `inputs`."""
+    """Translate and write, by this process alone or by all ranks; `out` must be none of `inputs`."""
     if job.place is not None:
         require_place(translator, *job.place[:2])
     if shard_source:
-        run_together(job, translator, team, out, inputs)
-    elif team.size > 1:
-        run_shared(job, translator, team, out, inputs)
+        run_together(job, translator, ranks, out, inputs)
+    elif ranks.world_size > 1:
+        run_shared(job, translator, ranks, out, inputs)
     else:
         run_alone(job, translator, out, inputs)
 
@@ -359,8 +359,8 @@ def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[s
     write_all(with_progress(texts, "translating", total), out, inputs)
 
 
-def run_shared(job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str]) -> None:
-    """Chunks are shared by the processes of a team through a folder beside `out`; rank 0 writes them in order."""
+def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
+    """Chunks are shared by the ranks through a folder beside `out`; rank 0 writes them in order."""
     from rectiformer.cli.output import write_all
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.chunks import WorkFolder, do_chunks, finish_job, gather_chunks, hold_folder, open_job
@@ -374,14 +374,14 @@ def run_shared(job: Job, translator: Translator, team: Team, out: Path | None, i
             open_job(path, job.key(translator, file), warn)
             return {"file": file, "chunks": sum(1 for _ in job.chunks(translator, read_lines(file, job.bad_utf8)))}
 
-        told = team.lead(prepare)
-        require_same_weights(team, translator)
+        told = ranks.on_rank0(prepare)
+        require_same_weights(ranks, translator)
         folder = WorkFolder(path, told["chunks"])
 
         def chunks() -> Iterator[Chunk]:
             return job.chunks(translator, read_lines(told["file"], job.bad_utf8))
 
-        if team.leads:
+        if ranks.is_rank0:
             write_all(gather_chunks(folder, chunks), out, inputs)
             finish_job(folder)
         else:
@@ -401,9 +401,9 @@ def spool_once(file: str, folder: Path) -> str:
     return spool(file, folder / "input")
 
 
-def require_same_weights(team: Team, translator: Translator) -> None:
+def require_same_weights(ranks: Ranks, translator: Translator) -> None:
     """CheckpointError where some process has loaded others: a training may go on in the folder."""
-    weights = team.gather(translator.fingerprint)
+    weights = ranks.all_gather_object(translator.fingerprint)
     for rank, found in enumerate(weights):
         if found != weights[0]:
             raise CheckpointError(
@@ -411,20 +411,20 @@ def require_same_weights(team: Team, translator: Translator) -> None:
             )
 
 
-def run_together(job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str]) -> None:
+def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
     """All processes translate the same, each a part of every source; rank 0 reads and writes."""
     from rectiformer.cli.output import write_all
     from rectiformer.model.sharded import sharded_source
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.ranks import stream_lines
 
-    if team.size == 1:
+    if ranks.world_size == 1:
         raise ArgumentError("--shard-source has several processes share each source, but this is one; use torchrun")
-    require_same_weights(team, translator)
-    lines = stream_lines(team, read_lines(job.file, job.bad_utf8), 1 if job.at_once else 1000)
-    with sharded_source(translator.model), team.watching():
+    require_same_weights(ranks, translator)
+    lines = stream_lines(ranks, read_lines(job.file, job.bad_utf8), 1 if job.at_once else 1000)
+    with sharded_source(translator.model), ranks.error_guard():
         texts = chain.from_iterable(chunk() for chunk in job.chunks(translator, lines))
-        if team.leads:
+        if ranks.is_rank0:
             write_all(texts, out, inputs)
         else:
             for _ in texts:

@@ -21,6 +21,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 import rectiformer
+from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.errors import CheckpointError, RectiformerError
 from rectiformer.runs.durable import (
     damaged,
@@ -38,7 +39,6 @@ from rectiformer.runs.failpoints import failpoint
 from rectiformer.runs.manifest import FORMAT, MANIFEST, describe, read_manifest, seal
 from rectiformer.runs.parts import Rows, files_of, join_parts, part_name
 from rectiformer.runs.steady import read_steadily
-from rectiformer.runs.team import ALONE, Team
 from rectiformer.runs.writing import begin_step, pack, write_contents
 
 STATE = "state.json"
@@ -96,7 +96,7 @@ def save_checkpoint(
     best: bool = False,
     keep: int = 2,
     keep_also: Collection[int] = (),
-    team: Team = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     rows: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Checkpoint:
     """Write step `step` of run `folder` to disk, then point `latest` (and `best`) to it, then prune.
@@ -110,7 +110,7 @@ def save_checkpoint(
         tensors: name -> tensors, each name a file. Tensors may not share memory: save one of those that are tied.
         state: anything JSON can hold.
         identity: hashes of what the weights belong to; see `identity_differences`.
-        team: the ranks that save it together, all of which call this. Rank 0 writes all but the `rows`.
+        ranks: the ranks that save it together, all of which call this. Rank 0 writes all but the `rows`.
         rows: name -> what this rank holds of tensors that the ranks share; see parts.py.
     """
     root = folder / "checkpoints"
@@ -118,18 +118,18 @@ def save_checkpoint(
     contents: dict[str, bytes] = {}
 
     def pack_all() -> int:
-        if team.leads:
+        if ranks.is_rank0:
             contents.update({f"{name}.safetensors": pack(step, name, group) for name, group in tensors.items()})
         for name, group in (rows or {}).items():
-            contents[part_name(name, team.rank, team.size)] = pack(step, name, group)
-        if team.leads:  # an infinite float is no JSON, but is read back as it was
+            contents[part_name(name, ranks.rank, ranks.world_size)] = pack(step, name, group)
+        if ranks.is_rank0:  # an infinite float is no JSON, but is read back as it was
             contents[STATE] = json.dumps(state, indent=1).encode()
         return sum(map(len, contents.values()))
 
-    size = sum(team.gather(pack_all))
+    size = sum(ranks.all_gather_object(pack_all))
     try:
-        team.lead(lambda: begin_step(path, temporary, size))
-        entries = team.gather(lambda: write_contents(path, temporary, contents))
+        ranks.on_rank0(lambda: begin_step(path, temporary, size))
+        entries = ranks.all_gather_object(lambda: write_contents(path, temporary, contents))
         manifest = {
             "format": FORMAT,
             "step": step,
@@ -138,9 +138,9 @@ def save_checkpoint(
             "rectiformer": rectiformer.__version__,
             "torch": str(torch.__version__),
         }
-        team.lead(lambda: finish_step(temporary, path, manifest, best, keep, keep_also))
+        ranks.on_rank0(lambda: finish_step(temporary, path, manifest, best, keep, keep_also))
     except RectiformerError:
-        if team.leads:
+        if ranks.is_rank0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     return Checkpoint(path, step, manifest)

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
 from rectiformer.runs.durable import damaged, replace_file, writing
 from rectiformer.runs.folder import Run, require_own, weights_of
 from rectiformer.runs.inherit import inherit_weights
-from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.plans import plan_batches
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan
@@ -36,7 +36,7 @@ from rectiformer.train.validation import Validator, symbols_of
 class Trainer:
     """One run being trained. `train` in train/start.py opens or resumes the folder and calls `run`.
 
-    All ranks of a team do the same steps and take the same decisions; rank 0 alone validates, logs and reports.
+    All ranks do the same steps and take the same decisions; rank 0 alone validates, logs and reports.
     """
 
     def __init__(
@@ -46,29 +46,31 @@ class Trainer:
         device: torch.device,
         reporter: Reporter,
         stop: StopRequest,
-        team: Team = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         *,
         fresh: bool = True,
     ) -> None:
         """`fresh`: whether it begins, rather than goes on from a checkpoint that `restore` will be given."""
         self.run_folder, self.config, self.prepared = run, run.config, prepared
-        self.device, self.reporter, self.stop, self.team = device, reporter, stop, team
+        self.device, self.reporter, self.stop, self.ranks = device, reporter, stop, ranks
         torch.manual_seed(self.config.training.seed)
         self.model = run.build_model().to(device).train()
         if fresh and self.config.training.init_from:
-            team.lead(lambda: inherit_weights(self.model, run, reporter.note))
-        team.copy_first(weights_of(self.model).values())  # processors of another kind draw others from the same seed
-        self.plan = plan_batches(self.config, prepared, symbols_of(prepared), self._leave_if_asked_here, team.size)
+            ranks.on_rank0(lambda: inherit_weights(self.model, run, reporter.note))
+        ranks.broadcast(weights_of(self.model).values())  # other processors may draw other numbers from the same seed
+        self.plan = plan_batches(
+            self.config, prepared, symbols_of(prepared), self._leave_if_asked_here, ranks.world_size
+        )
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self.updater = build_updater(run, self.model, device, team)
-        self.saver = Saver(run, self.config.checkpoint, team, self.updater.splits)
+        self.updater = build_updater(run, self.model, device, ranks)
+        self.saver = Saver(run, self.config.checkpoint, ranks, self.updater.splits)
         self.validates = prepared.valid is not None
         self.validator = None
-        if self.validates and team.leads:
+        if self.validates and ranks.is_rank0:
             self.validator = Validator(
                 self.updater.shown, prepared, self.config, self.updater.autocast, self._leave_if_asked_here
             )
-        self.journal = Journal(run.path, self.config.log.tensorboard and team.leads, reporter)
+        self.journal = Journal(run.path, self.config.log.tensorboard and ranks.is_rank0, reporter)
         self.state = State()
         self.dead: dict[tuple[str, int], int] = {}
         self.since = time.perf_counter()
@@ -86,7 +88,7 @@ class Trainer:
             self.plan.resume(*self.state.consumed)
         self.updater.restore(checkpoint)
         self.updater.restore_sums(self.state.sums, self.state.tokens, self.state.updates)
-        if self.team.leads:
+        if self.ranks.is_rank0:
             with writing(checkpoint.path):  # again, if it was killed before it could
                 point_to(checkpoint.path, best=not self.validates or self.state.best_step == self.state.step)
 
@@ -98,18 +100,18 @@ class Trainer:
 
     def run(self) -> State:
         """Train to the end; StoppedError, with everything saved, when asked to stop before."""
-        self.team.lead(self._open_log)
+        self.ranks.on_rank0(self._open_log)
         self.reporter.begin(self.state.step, self.config.training.steps)
         if self.updater.compiled:
             self.reporter.note("compiling for this GPU: the first updates take a minute or two")
         self.since = time.perf_counter()
         try:
-            with self.team.watching():
+            with self.ranks.error_guard():
                 self._train()
         except InterruptedError:
             saved = self._save(planned=False)
             self.saver.finish()
-            self.team.lead(lambda: self._say_stopped(saved))
+            self.ranks.on_rank0(lambda: self._say_stopped(saved))
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(self._describe_memory()) from error
         finally:
@@ -145,7 +147,7 @@ class Trainer:
     def _step(self) -> None:
         step, accumulate = self.state.step + 1, self.config.training.grad_accumulation
         first = self.state.step * accumulate
-        batches, whole, everyone = take_share(self.plan, first, accumulate, self.team, self.updater.captured)
+        batches, whole, everyone = take_share(self.plan, first, accumulate, self.ranks, self.updater.captured)
         self.updater.update(step, batches, whole)
         digest = hashlib.sha256(self.state.batches.encode())
         for pairs in everyone:
@@ -172,7 +174,7 @@ class Trainer:
 
     def _leave_if_asked(self) -> None:
         """Leave with all ranks, if one of them was asked to."""
-        if self.team.any(self.stop.requested):
+        if self.ranks.any(self.stop.requested):
             raise InterruptedError
 
     def _leave_if_asked_here(self) -> None:
@@ -182,7 +184,7 @@ class Trainer:
     def _refuse_non_finite(self) -> None:
         bad = int(self.updater.bad_step)
         if bad >= 0:
-            self.team.lead(lambda: self._diverge(bad))
+            self.ranks.on_rank0(lambda: self._diverge(bad))
 
     def _diverge(self, bad: int) -> None:
         accumulate = self.config.training.grad_accumulation
@@ -211,7 +213,7 @@ class Trainer:
             "tokens_per_second": totals.tokens / max(1e-9, now - self.since),
         }
         self.since = now
-        self.team.lead(lambda: self.journal.logged(record))
+        self.ranks.on_rank0(lambda: self.journal.logged(record))
 
     def _validate_and_save(self) -> None:
         """Validate, remember whether it was the best, stop early if it is time, save if it is the best or time to."""
@@ -232,7 +234,7 @@ class Trainer:
         """The number that decides, of the weights to be judged, or of those `averaged`, which are named `weights`."""
         start = time.perf_counter()
         self.updater.collect()
-        value = self.team.lead(lambda: self._look(averaged, weights))
+        value = self.ranks.on_rank0(lambda: self._look(averaged, weights))
         self.since += time.perf_counter() - start  # not time of training
         return value
 
@@ -283,7 +285,7 @@ class Trainer:
             self.saver.finish()
             steps = sorted({*self.state.planned, self.state.step})[-count:]
             average = partial(average_checkpoints, self.run_folder.path, steps, self.reporter.note)
-            self.team.lead(lambda: averaged.update(average()))
+            self.ranks.on_rank0(lambda: averaged.update(average()))
             if self.validates:
                 best = self._is_best(self._validate(averaged, f"average of {count}"))
         self.state.finished = True

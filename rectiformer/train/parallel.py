@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from rectiformer.config import TrainingConfig
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.folder import Run
-from rectiformer.runs.team import Team
 from rectiformer.train.update import Updater
 
 
@@ -26,12 +26,12 @@ def require_parallel(config: TrainingConfig, ranks: int) -> None:
         )
 
 
-def build_updater(run: Run, model: Transformer, device: torch.device, team: Team) -> Updater:
+def build_updater(run: Run, model: Transformer, device: torch.device, ranks: Ranks) -> Updater:
     """What updates `model`: whole on each rank, or sharded over them."""
-    if not is_sharded(run.config.training, team.size):
-        return Updater(model, run.config, device, team)
+    if not is_sharded(run.config.training, ranks.world_size):
+        return Updater(model, run.config, device, ranks)
     from rectiformer.train.sharded import ShardedUpdater  # a second to import
 
-    with device if team.leads else torch.device("meta"):
+    with device if ranks.is_rank0 else torch.device("meta"):
         shown = run.build_model()
-    return ShardedUpdater(model, run.config, device, team, shown)
+    return ShardedUpdater(model, run.config, device, ranks, shown)

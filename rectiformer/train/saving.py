@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from rectiformer.config import CheckpointConfig
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.runs.checkpoint import newest_checkpoints, save_checkpoint, step_name
 from rectiformer.runs.folder import Run
-from rectiformer.runs.team import Team
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
@@ -25,9 +25,9 @@ class Saver:
     connections of its own; the next save, `finish` and the end of training wait for it, and raise what it met.
     """
 
-    def __init__(self, run: Run, config: CheckpointConfig, team: Team, splits: bool) -> None:
+    def __init__(self, run: Run, config: CheckpointConfig, ranks: Ranks, splits: bool) -> None:
         self.run, self.config, self.splits = run, config, splits
-        self.team = team.twin() if config.async_save else team
+        self.ranks = ranks.new_group() if config.async_save else ranks
         self.thread: Thread | None = None
         self.failure: Exception | None = None
 
@@ -39,7 +39,7 @@ class Saver:
         if not self.config.async_save:
             self._write(step, tensors, extra, state, best, also)
         else:
-            held = tensors if self.splits or self.team.leads else {}  # tensors on a CPU would be trained on, too
+            held = tensors if self.splits or self.ranks.is_rank0 else {}  # tensors on a CPU would be trained on, too
             copy = {
                 name: {key: each.to("cpu", copy=True) for key, each in group.items()} for name, group in held.items()
             }
@@ -78,7 +78,7 @@ class Saver:
             best=best,
             keep=self.config.keep,
             keep_also=also,
-            team=self.team,
+            ranks=self.ranks,
             rows=tensors if self.splits else None,
         )
 

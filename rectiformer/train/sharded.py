@@ -16,16 +16,16 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rectiformer.config import Config
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import load_weights
-from rectiformer.runs.team import Team
 from rectiformer.train.update import Updater
 
 
-def shard(model: Transformer, device: torch.device, team: Team) -> None:
+def shard(model: Transformer, device: torch.device, ranks: Ranks) -> None:
     """Leave this rank its rows of every parameter: a group a layer, and one of the rest with the tied embeddings."""
-    mesh = init_device_mesh(device.type, (team.size,))
+    mesh = init_device_mesh(device.type, (ranks.world_size,))
     if "model" not in (
         model.config.gamma_sharing,
         model.config.alpha_sharing,
@@ -45,10 +45,10 @@ class ShardedUpdater(Updater):
     splits = True
 
     def __init__(
-        self, model: Transformer, config: Config, device: torch.device, team: Team, shown: Transformer
+        self, model: Transformer, config: Config, device: torch.device, ranks: Ranks, shown: Transformer
     ) -> None:
-        shard(model, device, team)
-        super().__init__(model, config, device, team)
+        shard(model, device, ranks)
+        super().__init__(model, config, device, ranks)
         self.shown = shown
         self.sizes = {name: len(parameter) for name, parameter in model.named_parameters()}
         self.square = torch.zeros((), dtype=torch.float64, device=device)
@@ -68,7 +68,7 @@ class ShardedUpdater(Updater):
                 held.copy_(parameter.grad.to_local())
             parameter.grad = None
         told = torch.cat([self.sums - before, torch.linalg.vector_norm(self.flat, dtype=torch.float64)[None] ** 2])
-        self.team.add(told)
+        self.ranks.all_reduce(told)
         self.sums.copy_(before + told[:3])
         self.square.copy_(told[3])
 
@@ -83,7 +83,7 @@ class ShardedUpdater(Updater):
         for parameter, whole in zip(self.model.parameters(), self.shown.parameters(), strict=True):
             assert isinstance(parameter, DTensor)
             full = parameter.full_tensor()
-            if self.team.leads:
+            if self.ranks.is_rank0:
                 whole.copy_(full)
         if self.average is not None:
             self.average.swap()
@@ -100,5 +100,5 @@ class ShardedUpdater(Updater):
     def _rows(self, key: str) -> tuple[int, int]:
         """Which rows of a tensor of a checkpoint are this rank's: FSDP2 cuts as torch.chunk does."""
         size = self.sizes.get(key.partition("/")[0], 0)  # one the model does not know is refused later, by name
-        each = -(-size // self.team.size)
-        return min(size, self.team.rank * each), min(size, (self.team.rank + 1) * each)
+        each = -(-size // self.ranks.world_size)
+        return min(size, self.ranks.rank * each), min(size, (self.ranks.rank + 1) * each)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import ConfigError
-from rectiformer.runs.team import Team
 from rectiformer.text.batches import Batch, BatchPlan
 from rectiformer.text.stream import StreamPlan
 
@@ -31,14 +31,14 @@ class Whole:
 
 
 def take_share(
-    plan: BatchPlan | StreamPlan, first: int, count: int, team: Team, static: bool
+    plan: BatchPlan | StreamPlan, first: int, count: int, ranks: Ranks, static: bool
 ) -> tuple[list[Batch], Whole, list[np.ndarray]]:
     """This rank's micro-batches of the update of batches `first` to `first + count - 1`, and which pairs all hold."""
     batches: list[Batch] = []
     everyone: list[np.ndarray] = []
     tokens = 0
     for number in range(count):
-        if number % team.size == team.rank:
+        if number % ranks.world_size == ranks.rank:
             batches.append(plan.batch(first + number, static))
             pairs = batches[-1].pairs
             tokens += batches[-1].tokens
@@ -47,7 +47,7 @@ def take_share(
             assert isinstance(plan, BatchPlan)  # a stream has one rank only
             tokens += count_tokens(plan, first + number, pairs)
         everyone.append(pairs)
-    numbers = range(team.rank, count, team.size)
+    numbers = range(ranks.rank, count, ranks.world_size)
     return batches, Whole(numbers, tokens, sum(map(len, everyone))), everyone
 
 

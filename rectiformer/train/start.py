@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from rectiformer.config import Config, TrainingConfig
+from rectiformer.distributed.pulse import Pulse
+from rectiformer.distributed.ranks import Ranks, Restarts, device_of_rank, init_ranks, torchrun_store
 from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed, step_folders
 from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, is_created, open_run, refuse_existing, resume_run
 from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.runs.lock import RunLock
-from rectiformer.runs.pulse import Pulse
-from rectiformer.runs.team import Restarts, Team, device_of_rank, join_team, torchrun_store
 from rectiformer.text.prepared import Prepared, Progress, prepare
 from rectiformer.train.loop import Trainer
 from rectiformer.train.refusals import require_ranks, require_same_segments, require_trainable
@@ -47,22 +47,22 @@ def train(
             stopped before its first checkpoint begins anew.
         data: a folder written by `prepare`; otherwise the text named in `config` is prepared inside `folder`.
     """
-    with join_team(lambda local: device_of_rank(find_device(config.training.device), local)) as (team, device):
-        reporter = reporter if reporter is not None and team.leads else Silent()
+    with init_ranks(lambda local: device_of_rank(find_device(config.training.device), local)) as (ranks, device):
+        reporter = reporter if reporter is not None and ranks.is_rank0 else Silent()
         announce(config, folder, resume, reporter)
-        resume = team.lead(lambda: begin(config, folder, data, resume, team))
+        resume = ranks.on_rank0(lambda: begin(config, folder, data, resume, ranks))
         with StopRequest() as stop, ExitStack() as held:
-            team.lead(lambda: hold(held, RunLock(folder, reporter.note)))
-            run, prepared = open_together(config, folder, data, reporter, stop, team)
-            held.enter_context(Pulse(team, torchrun_store()))
-            newest = find_newest(folder, resume, reporter, team)
-            trainer = Trainer(run, prepared, device, reporter, stop, team, fresh=newest is None)
+            ranks.on_rank0(lambda: hold(held, RunLock(folder, reporter.note)))
+            run, prepared = open_together(config, folder, data, reporter, stop, ranks)
+            held.enter_context(Pulse(ranks, torchrun_store()))
+            newest = find_newest(folder, resume, reporter, ranks)
+            trainer = Trainer(run, prepared, device, reporter, stop, ranks, fresh=newest is None)
             if newest is not None:
-                team.gather(lambda: trainer.restore(newest()))
+                ranks.all_gather_object(lambda: trainer.restore(newest()))
                 reporter.note(f"resumed at step {trainer.state.step}")
             reporter.note(
                 f"{trainer.plan.text}, vocabulary {run.target.size:,}, "
-                f"{trainer.parameters / 1e6:.2f} M parameters, {describe(device, team)}"
+                f"{trainer.parameters / 1e6:.2f} M parameters, {describe(device, ranks)}"
             )
             return trainer.run()
 
@@ -79,13 +79,13 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> 
         )
 
 
-def begin(config: Config, folder: Path, data: Path | None, resume: bool, team: Team) -> bool:
+def begin(config: Config, folder: Path, data: Path | None, resume: bool, ranks: Ranks) -> bool:
     """Make a folder for the run, which must be new unless it is resumed; whether it is, as after a restart it is."""
     restarts = Restarts(folder)
     resume = resume or restarts.begun()
     if not resume:
         refuse_existing(folder)
-    require_ranks(config, team.size)
+    require_ranks(config, ranks.world_size)
     if not is_created(folder):
         require_trainable(config, data)
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def hold(held: ExitStack, lock: RunLock) -> None:
 
 
 def open_together(
-    config: Config, folder: Path, data: Path | None, reporter: Reporter, stop: StopRequest, team: Team
+    config: Config, folder: Path, data: Path | None, reporter: Reporter, stop: StopRequest, ranks: Ranks
 ) -> tuple[Run, Prepared]:
     """The run and its data: rank 0 makes what is not there yet, then all the others open it."""
     opened: list[tuple[Run, Prepared]] = []
@@ -114,8 +114,8 @@ def open_together(
         if not opened:
             opened.append(open_made(folder, data or folder / "data"))
 
-    team.lead(make)
-    team.gather(find)
+    ranks.on_rank0(make)
+    ranks.all_gather_object(find)
     return opened[0]
 
 
@@ -130,7 +130,7 @@ def open_made(folder: Path, data: Path) -> tuple[Run, Prepared]:
     return run, prepared
 
 
-def find_newest(folder: Path, resume: bool, reporter: Reporter, team: Team) -> Callable[[], Checkpoint] | None:
+def find_newest(folder: Path, resume: bool, reporter: Reporter, ranks: Ranks) -> Callable[[], Checkpoint] | None:
     """What opens the newest complete checkpoint, which rank 0 looks for, if there is one to go on from."""
     found: list[Checkpoint] = []
 
@@ -139,13 +139,13 @@ def find_newest(folder: Path, resume: bool, reporter: Reporter, team: Team) -> C
         found.extend([checkpoint] if checkpoint is not None else [])
         return str(checkpoint.path) if checkpoint is not None else ""
 
-    path = team.lead(find)
+    path = ranks.on_rank0(find)
     return (lambda: found[0] if found else open_listed(Path(path))) if path else None
 
 
-def describe(device: torch.device, team: Team) -> str:
+def describe(device: torch.device, ranks: Ranks) -> str:
     each = f"{device.type}, {torch.get_num_threads()} threads"
-    return each if team.size == 1 else f"{team.size} ranks of {each}"
+    return each if ranks.world_size == 1 else f"{ranks.world_size} ranks of {each}"
 
 
 def remove_unfinished(folder: Path, reporter: Reporter) -> None:

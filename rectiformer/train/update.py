@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from rectiformer.config import Config
+from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import load_tensors, load_weights, weights_of
-from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.batches import Batch
 from rectiformer.train.graphs import CapturedStep, GraphMemory
 from rectiformer.train.loss import (
@@ -76,7 +76,7 @@ def device_inputs(batch: Batch, device: torch.device) -> list[Tensor]:
 class Updater:
     """Owns the optimizer of a model and turns micro-batches into updates.
 
-    With a team of ranks every one of them holds the whole model, and the gradients of their micro-batches are added by
+    With several ranks every one of them holds the whole model, and the gradients of their micro-batches are added by
     a single collective: they lie in one vector already, and a micro-batch on a GPU is one replay of a graph, into which
     DistributedDataParallel could not reach to send parts of it earlier.
     """
@@ -84,8 +84,8 @@ class Updater:
     splits = False
     """Whether ranks hold rows of every parameter instead of all of it."""
 
-    def __init__(self, model: Transformer, config: Config, device: torch.device, team: Team = ALONE) -> None:
-        self.model, self.config, self.device, self.team = model, config.training, device, team
+    def __init__(self, model: Transformer, config: Config, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> None:
+        self.model, self.config, self.device, self.ranks = model, config.training, device, ranks
         self.shown = model
         on_gpu = device.type == "cuda"
         worth_it = self.config.compile == "auto" and self.config.steps >= WORTH_COMPILING
@@ -137,7 +137,7 @@ class Updater:
         self.strength.fill_(penalty_strength(self.config, step))
         steps = [self._step_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
         self.flat.zero_()
-        before = self.sums.clone() if self.team.size > 1 else self.sums
+        before = self.sums.clone() if self.ranks.world_size > 1 else self.sums
         for number, run, tensors in zip(whole.numbers, steps, inputs, strict=True):
             torch.manual_seed(micro_seed(self.config.seed, step, number))
             self._begin(last=number == whole.numbers[-1])
@@ -156,9 +156,9 @@ class Updater:
 
     def _add_up(self, before: Tensor) -> None:
         """Have gradient and sums be those of all ranks; `before` is what the sums were before this update."""
-        if self.team.size > 1:
+        if self.ranks.world_size > 1:
             self.sent[-3:] = self.sums - before
-            self.team.add(self.sent)
+            self.ranks.all_reduce(self.sent)
             self.sums.copy_(before + self.sent[-3:])
 
     def _step_for(self, batch: Batch, tensors: list[Tensor]) -> Callable[[list[Tensor], Tensor], None]:

@@ -32,7 +32,6 @@ from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import collate
 from rectiformer.text.vocabulary import Piece
 from rectiformer.translate.lines import Translation, to_record
-from rectiformer.translate.ranks import share
 from rectiformer.translate.score import EncodedPairs, decode_forced, fits, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
@@ -233,12 +232,12 @@ def alignment_table(
     ]
     counts = np.zeros((len(places), 5), dtype=np.int64)
     lengths = EncodedPairs(translator, pairs).padded_lengths
-    for batch in share(translator.team, list(cut_batches(range(len(pairs)), lengths, batch_tokens))):
+    for batch in translator.ranks.own_share(list(cut_batches(range(len(pairs)), lengths, batch_tokens))):
         found = cross_looks(translator, [pairs[index] for index in batch], batch_tokens)
         for index, pair in zip(batch, found, strict=True):
             linker = WordLinker(pair, tokenized)
             counts += count_links([linker.links(*place) for place in places], [gold[index]] * len(places))
-    totals = np.sum(translator.team.gather(counts.tolist), axis=0)
+    totals = np.sum(translator.ranks.all_gather_object(counts.tolist), axis=0)
     return [Row(*place, score_counts(row)) for place, row in zip(places, totals, strict=True)]
 
 

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple
 from typing import TypeVar
 
-from rectiformer.runs.team import Team
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.translate.lines import take_chunks
 from rectiformer.translate.options import Hypothesis
 
 T = TypeVar("T")
 
 
-def share(team: Team, items: Sequence[T]) -> Sequence[T]:
-    """This rank's of some items that all ranks have: every `size`-th."""
-    return items[team.rank :: team.size]
-
-
-def gather_hypotheses(team: Team, own: dict[int, list[Hypothesis]]) -> dict[int, list[Hypothesis]]:
+def gather_hypotheses(ranks: Ranks, own: dict[int, list[Hypothesis]]) -> dict[int, list[Hypothesis]]:
     """What all ranks have found, by the number of its part."""
-    if team.size == 1:
+    if ranks.world_size == 1:
         return own
-    rows = team.gather(lambda: [(index, [astuple(each) for each in found]) for index, found in own.items()])
+    rows = ranks.all_gather_object(lambda: [(index, [astuple(each) for each in found]) for index, found in own.items()])
     return {index: [Hypothesis(*each) for each in found] for of_rank in rows for index, found in of_rank}
 
 
-def stream_lines(team: Team, lines: Iterable[str | None], buffer: int = 1000) -> Iterator[str | None]:
+def stream_lines(ranks: Ranks, lines: Iterable[str | None], buffer: int = 1000) -> Iterator[str | None]:
     """The lines that rank 0 reads, on every rank; all must take them to the same end."""
-    if team.size == 1:
+    if ranks.world_size == 1:
         yield from lines
         return
     chunks = take_chunks(lines, buffer)
-    while chunk := team.lead(lambda: next(chunks, [])):
+    while chunk := ranks.on_rank0(lambda: next(chunks, [])):
         yield from chunk

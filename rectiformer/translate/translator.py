@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
+from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.errors import ArgumentError, DataError, unknown_name
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.folder import load_model, open_run
-from rectiformer.runs.team import ALONE, Team
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.device import PRECISIONS, find_device, hold_weights
 from rectiformer.translate.lines import Candidate, Translation, split_pieces
 from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
-from rectiformer.translate.ranks import gather_hypotheses, share
+from rectiformer.translate.ranks import gather_hypotheses
 from rectiformer.translate.search import search
 
 TOO_LONG = ("split", "cut", "error")
@@ -47,7 +47,7 @@ class Translator:
         segment: most subwords of several sentences of a document at once; 0 where each is translated by itself.
     """
 
-    team: Team = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     """Processes that share the batches of every search; each must ask for the same, and gets all of it."""
 
     def __init__(
@@ -209,7 +209,7 @@ class Translator:
         borders = None if separator is None else [part.ids.count(separator) for part in parts]
         lengths = [len(part.ids) + 1 for part in parts]
         order = sorted(range(len(parts)), key=lambda index: -lengths[index])
-        own = share(self.team, list(cut_batches(order, lengths, batch_tokens, batch_sentences)))
+        own = self.ranks.own_share(list(cut_batches(order, lengths, batch_tokens, batch_sentences)))
         results: dict[int, list[Hypothesis]] = {}
         for batch in own:
             with self.inference():
@@ -227,7 +227,7 @@ class Translator:
             results |= zip(batch, found, strict=True)
             if progress is not None:
                 progress(len(results), sum(map(len, own)))
-        results |= gather_hypotheses(self.team, results)
+        results |= gather_hypotheses(self.ranks, results)
         return [results[index] for index in range(len(parts))]
 
     def _assemble(

@@ -13,7 +13,7 @@ from analyze.test_findings import PAIRS, build_translator
 from rectiformer.analyze.distance import DistanceMeter
 from rectiformer.analyze.sparsity import length_edges
 from rectiformer.analyze.survey import CrossSurvey, Survey, add_over_ranks, forced_batches
-from rectiformer.runs.team import ALONE
+from rectiformer.distributed.ranks import SINGLE_PROCESS
 from rectiformer.translate.score import EncodedPairs, decode_forced
 
 
@@ -55,7 +55,7 @@ def test_one_rank_is_left_as_it_is():
     meter = DistanceMeter()
     meter.update(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
     before = meter.numbers()
-    add_over_ranks(ALONE, [meter])
+    add_over_ranks(SINGLE_PROCESS, [meter])
     assert meter.numbers() == before
 
 

@@ -18,7 +18,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
-from rectiformer.errors import RectiformerError, was_heard
+from rectiformer.errors import RectiformerError, is_from_other_rank
 from rectiformer.toml import load_config
 from rectiformer.train import sharded  # noqa: F401  with FSDP2
 from rectiformer.train.reporting import Silent
@@ -42,7 +42,7 @@ def run(job, rank):
     try:
         train(load_config(None, job["overrides"]), Path(job["folder"]), resume=True, data=data, reporter=Notes())
     except RectiformerError as error:
-        if not was_heard(error):
+        if not is_from_other_rank(error):
             answer(error=[rank, str(error)])
         return error.exit_code
     return 0

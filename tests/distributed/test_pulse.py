@@ -8,8 +8,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from rectiformer.runs.pulse import Pulse
-from rectiformer.runs.team import ALONE, LostRankError, Team
+from rectiformer.distributed.pulse import Pulse
+from rectiformer.distributed.ranks import SINGLE_PROCESS, LostRankError, Ranks
 
 BEAT, SILENCE = 0.02, 50
 LONG = 1.5 * BEAT * SILENCE
@@ -23,7 +23,7 @@ def start_rank(rank, folder, work):
         try:
             os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT), 2)
             sys.stderr = os.fdopen(2, "w", closefd=False)  # pytest has its own
-            with Pulse(Team(rank, 2), dist.FileStore(str(folder / "store"), 2), BEAT, SILENCE):
+            with Pulse(Ranks(rank, 2), dist.FileStore(str(folder / "store"), 2), BEAT, SILENCE):
                 work()
             code = 0
         finally:
@@ -87,5 +87,5 @@ def test_ranks_that_were_stopped_together_go_on_together(ranks):
 
 
 def test_a_process_alone_watches_nobody():
-    with Pulse(ALONE, None) as pulse:
+    with Pulse(SINGLE_PROCESS, None) as pulse:
         assert not pulse.thread.is_alive()

@@ -14,7 +14,7 @@ from threading import Event, Thread
 
 import torch.distributed as dist
 
-from rectiformer.runs.team import LostRankError, Team
+from rectiformer.distributed.ranks import LostRankError, Ranks
 
 BEAT = 5.0
 """Seconds from one look to the next."""
@@ -30,13 +30,13 @@ class Pulse:
     survives a kill at any moment. Without a store, as where torchrun keeps none, nobody is watched.
     """
 
-    def __init__(self, team: Team, store: dist.Store | None, beat: float = BEAT, silence: int = SILENCE) -> None:
-        self.team, self.store, self.beat, self.silence = team, store, beat, silence
+    def __init__(self, ranks: Ranks, store: dist.Store | None, beat: float = BEAT, silence: int = SILENCE) -> None:
+        self.ranks, self.store, self.beat, self.silence = ranks, store, beat, silence
         self.ended = Event()
         self.thread = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Pulse:
-        if self.store is not None and self.team.size > 1:
+        if self.store is not None and self.ranks.world_size > 1:
             self.thread.start()
         return self
 
@@ -64,13 +64,13 @@ class Pulse:
     def _look(self, looks: int) -> dict[int, bytes]:
         """The number of each other rank, empty where there is none yet; first this rank gives its own."""
         assert self.store is not None
-        self.store.set(name(self.team.rank), str(looks))
-        others = [rank for rank in range(self.team.size) if rank != self.team.rank]
+        self.store.set(name(self.ranks.rank), str(looks))
+        others = [rank for rank in range(self.ranks.world_size) if rank != self.ranks.rank]
         return {rank: self.store.get(name(rank)) if self.store.check([name(rank)]) else b"" for rank in others}
 
     def _leave(self, rank: int) -> None:
         sys.stderr.write(
-            f"rectiformer: rank {self.team.rank}: rank {rank} has given no sign for {self.beat * self.silence:.0f} "
+            f"rectiformer: rank {self.ranks.rank}: rank {rank} has given no sign for {self.beat * self.silence:.0f} "
             "seconds: it is stopped, or cannot be reached; what was saved is kept; run the same command again, a "
             "training with --resume, or have torchrun do it by --max-restarts\n"
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rectiformer.runs.team import Team, name_start
+from rectiformer.distributed.ranks import Ranks, name_start
 
 RANKS = 2
 
@@ -22,19 +22,19 @@ def work(rank, folder, port):
         names.append(name_start(store, rank, RANKS))
     start = dist.PrefixStore(names[-1], store)
     dist.init_process_group("gloo", store=start, world_size=RANKS, rank=rank)
-    team = Team(rank, RANKS).twin()
+    ranks = Ranks(rank, RANKS).new_group()
     drawn = [torch.full((3, 2), float(rank)), torch.full((), rank + 5.0)]
-    team.copy_first(drawn)
-    found = {"names": names, "drawn": [tensor.flatten().tolist() for tensor in drawn], "no JSON": told(team, rank)}
-    found["afterwards"] = team.gather(lambda: "ä" * (rank + 1))
+    ranks.broadcast(drawn)
+    found = {"names": names, "drawn": [tensor.flatten().tolist() for tensor in drawn], "no JSON": told(ranks, rank)}
+    found["afterwards"] = ranks.all_gather_object(lambda: "ä" * (rank + 1))
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def told(team, rank):
+def told(ranks, rank):
     """What a rank hears where rank 1 has something to say that JSON cannot hold."""
     try:
-        team.gather(lambda: {1} if rank == 1 else 1)
+        ranks.all_gather_object(lambda: {1} if rank == 1 else 1)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -42,9 +42,11 @@ def told(team, rank):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("team")
+    folder = tmp_path_factory.mktemp("ranks")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.set_forkserver_preload(["torch.distributed", "rectiformer.runs.team"])  # once for both
+    torch.multiprocessing.set_forkserver_preload(
+        ["torch.distributed", "rectiformer.distributed.ranks"]
+    )  # once for both
     torch.multiprocessing.start_processes(work, (str(folder), store.port), RANKS, start_method="forkserver")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 

@@ -15,7 +15,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Imports point left only. Nothing imports a neighbor of its own rank.
 LAYERS = [
     "errors interrupts",
-    "config ops",
+    "config ops files",
     "toml text measure model",
     "distributed",
     "runs",

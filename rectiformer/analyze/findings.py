@@ -29,9 +29,9 @@ from rectiformer.analyze.survey import (
 )
 from rectiformer.analyze.wire import find_nonfinite, shorten
 from rectiformer.errors import ArgumentError, DataError
+from rectiformer.files import replacing
 from rectiformer.measure.alignment import Links
 from rectiformer.ops.variants import find_variant
-from rectiformer.runs.durable import replacing
 from rectiformer.translate.align import alignment_table
 from rectiformer.translate.evaluate import evaluate
 from rectiformer.translate.options import SearchOptions

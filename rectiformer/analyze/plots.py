@@ -11,7 +11,7 @@ import numpy as np
 from rectiformer.analyze.figure_style import LOOKS, WIDTH, by_layer, draw_line, name_models, panels, printable, style
 from rectiformer.analyze.maps import draw_map
 from rectiformer.errors import ArgumentError, unknown_name
-from rectiformer.runs.durable import replacing
+from rectiformer.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,8 +21,8 @@ import rectiformer
 from rectiformer.analyze.consistency import check_example
 from rectiformer.analyze.wire import check_schema, load_schema, pack, shorten, unpack
 from rectiformer.errors import ArgumentError, DataError
+from rectiformer.files import replacing
 from rectiformer.measure.alignment import Links
-from rectiformer.runs.durable import replacing
 
 FORMAT, VERSION = "rectiformer-attention", 1
 KINDS = ("cross", "encoder", "decoder")

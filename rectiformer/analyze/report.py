@@ -21,7 +21,7 @@ import numpy as np
 from rectiformer.analyze.record import KINDS, AttentionRecord, to_json
 from rectiformer.analyze.wire import pack
 from rectiformer.errors import ArgumentError
-from rectiformer.runs.durable import replacing
+from rectiformer.files import replacing
 
 PAGE = Path(__file__).parent.parent / "explore" / "page"
 BUDGET = 20_000_000

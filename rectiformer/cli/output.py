@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from rich.text import Text
 
 from rectiformer.errors import ArgumentError, DataError
-from rectiformer.runs.durable import replacing
+from rectiformer.files import replacing
 
 if TYPE_CHECKING:
     from rectiformer.measure.bleu import Score

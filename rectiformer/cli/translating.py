@@ -391,7 +391,7 @@ def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None,
 
 def spool_once(file: str, folder: Path) -> str:
     """A file that every process can read: a copy in `folder` where this can be read once only."""
-    from rectiformer.runs.durable import remove
+    from rectiformer.files import remove
     from rectiformer.text.lines import can_be_read_once_only, spool
 
     if not can_be_read_once_only(file):

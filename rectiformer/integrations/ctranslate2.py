@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from rectiformer.integrations.exportable import require_exportable
 from rectiformer.integrations.folder import (
     Report,
+    export_folder,
     fold_bias,
     name_tokens,
-    new_folder,
     require_new,
     require_packages,
     write_record,
@@ -43,7 +43,7 @@ def export_ctranslate2(translator: Translator, out: Path, report: Report = lambd
     source, target = translator.source, translator.target
     specials = Specials(pad=target.pad, unk=target.unk, bos=target.bos, eos=target.eos)
     positions = 2 * translator.longest
-    with new_folder(out) as folder:
+    with export_folder(out) as folder:
         report("translating the model into CTranslate2's layers")
         write_model(translator.model, name_tokens(source), name_tokens(target), specials, folder, positions)
         report("writing vocabularies and hashes")

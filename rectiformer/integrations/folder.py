@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,9 +15,18 @@ from torch import Tensor
 
 import rectiformer
 from rectiformer.errors import ArgumentError, CheckpointError
+from rectiformer.files import (
+    WRITE_LOCK,
+    damaged,
+    hash_file,
+    new_folder,
+    parse_object,
+    read_regular,
+    write_file,
+    writing,
+)
 from rectiformer.model.embedding import Embedding
-from rectiformer.runs.durable import damaged, parse_object, read_regular, sync_folder, write_failure, write_file
-from rectiformer.text.vocabulary import Vocabulary, sync
+from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.translator import Translator, piece_text
 
 FORMAT = 1
@@ -44,22 +51,11 @@ def require_new(out: Path) -> None:
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill beside `out`, which it becomes at the end; if anything fails, nothing stays."""
+def export_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `out` at the end; if anything fails, nothing stays."""
     require_new(out)
-    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in temporary.iterdir():
-            sync(path)
-        sync_folder(temporary)
-        os.rename(temporary, out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise write_failure(out, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with writing(out), new_folder(out) as folder:
+        yield folder
 
 
 def fold_bias(embedding: Embedding) -> Tensor:
@@ -92,7 +88,7 @@ def write_record(folder: Path, kind: str, translator: Translator, **others: Any)
         "segment": translator.segment,
         **others,
         "fingerprint": translator.fingerprint(),
-        "files": {path.name: hash_file(path) for path in sorted(folder.iterdir())},
+        "files": {path.name: hash_file(path) for path in sorted(folder.iterdir()) if path.name != WRITE_LOCK},
     }
     write_file(folder / RECORD, json.dumps(record, indent=1).encode())
 
@@ -101,11 +97,6 @@ def describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     """Its size, its symbols by id, and the hash of its model."""
     symbols = {name: getattr(vocabulary, name) for name in ("pad", "unk", "bos", "eos", "separator")}
     return {"size": vocabulary.size, "symbols": symbols, "sha256": vocabulary.sha256}
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_record(folder: Path, kind: str) -> Mapping[str, Any]:

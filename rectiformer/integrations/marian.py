@@ -15,11 +15,12 @@ from safetensors.torch import save
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError
+from rectiformer.files import write_file
 from rectiformer.integrations.exportable import require_exportable
 from rectiformer.integrations.folder import (
     Report,
+    export_folder,
     name_tokens,
-    new_folder,
     require_new,
     require_packages,
     write_record,
@@ -28,7 +29,6 @@ from rectiformer.integrations.marian_weights import translate_weights
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variant import Variant
 from rectiformer.ops.variants import find_variant
-from rectiformer.runs.durable import write_file
 from rectiformer.translate.translator import Translator
 
 CLOSE = 1e-3
@@ -57,7 +57,7 @@ def export_transformers(translator: Translator, out: Path, report: Report = lamb
         "source.spm": translator.source.to_bytes(),
         "target.spm": translator.target.to_bytes(),
     }
-    with new_folder(out) as folder:
+    with export_folder(out) as folder:
         report("writing weights and tokenizer")
         write_file(folder / "model.safetensors", save(translate_weights(model, positions), {"format": "pt"}))
         for name, data in files.items():

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, CheckpointError
+from rectiformer.files import damaged
 from rectiformer.integrations.exportable import require_exportable
 from rectiformer.integrations.folder import (
     Report,
-    new_folder,
+    export_folder,
     read_record,
     require_new,
     require_packages,
@@ -28,7 +29,6 @@ from rectiformer.integrations.folder import (
 )
 from rectiformer.integrations.onnx_graphs import write_graphs
 from rectiformer.model.transformer import Transformer
-from rectiformer.runs.durable import damaged
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.options import Hypothesis, SearchOptions
 from rectiformer.translate.translator import Part, Translator
@@ -51,7 +51,7 @@ def export_onnx(translator: Translator, out: Path, report: Report = lambda line:
     model, positions = translator.model.eval(), 2 * translator.longest
     if (model.output.device.type, model.output.dtype) != ("cpu", torch.float32):
         raise ArgumentError(f"the model is {model.output.dtype} on {model.output.device}; load it as fp32 on the cpu")
-    with new_folder(out) as folder:
+    with export_folder(out) as folder:
         report("translating the model into graphs")
         write_graphs(model, folder, positions)
         report("comparing the graphs with the model")

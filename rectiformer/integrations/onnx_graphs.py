@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError
+from rectiformer.files import write_file
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import ReadyCache
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.dispatch import attention
-from rectiformer.runs.durable import write_file
 
 OPSET = 20
 LARGEST_FILE = 2**31 - 2**24

@@ -23,19 +23,19 @@ from torch import Tensor
 import rectiformer
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.errors import CheckpointError, RectiformerError
-from rectiformer.runs.durable import (
+from rectiformer.files import (
     damaged,
+    failpoint,
     parse_object,
     put_in_place,
     read_regular,
     remove,
     replace_file,
     require_space,
-    sync_folder,
+    sync,
     write_file,
     writing,
 )
-from rectiformer.runs.failpoints import failpoint
 from rectiformer.runs.manifest import FORMAT, MANIFEST, describe, read_manifest, seal
 from rectiformer.runs.parts import Rows, files_of, join_parts, part_name
 from rectiformer.runs.steady import read_steadily
@@ -153,7 +153,7 @@ def finish_step(
     with writing(path):
         failpoint("before-manifest")
         write_file(temporary / MANIFEST, seal(manifest))
-        sync_folder(temporary)
+        sync(temporary)
         failpoint("before-rename")
         put_in_place(temporary, path)
         failpoint("before-latest")

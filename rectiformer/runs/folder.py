@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rectiformer.config import Config
 from rectiformer.errors import CheckpointError, ConfigError, DataError
+from rectiformer.files import replace_file, write_failure
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import (
     Checkpoint,
@@ -29,7 +30,6 @@ from rectiformer.runs.checkpoint import (
     open_checkpoint,
     step_name,
 )
-from rectiformer.runs.durable import replace_file, write_failure
 from rectiformer.runs.record import Record, change_record, changed_keys, read_record, value_of, write_record
 from rectiformer.runs.steady import read_steadily
 from rectiformer.text.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rectiformer.errors import CheckpointError
-from rectiformer.runs.durable import write_failure
+from rectiformer.files import write_failure
 
 
 class RunLock:

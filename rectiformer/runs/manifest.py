@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rectiformer.runs.durable import damaged, parse_object, read_regular
+from rectiformer.files import damaged, parse_object, read_regular
 
 FORMAT = 1
 MANIFEST = "manifest.json"

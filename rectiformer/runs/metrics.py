@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.errors import DataError
-from rectiformer.runs.durable import replace_file, write_failure
+from rectiformer.files import replace_file, write_failure
 
 
 class MetricsLog:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rectiformer.runs.durable import damaged
+from rectiformer.files import damaged
 
 PART = re.compile(r"(.+)\.([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
 Rows = Callable[[str], tuple[int, int]]

@@ -16,8 +16,7 @@ from typing import Any
 import rectiformer
 from rectiformer.config import Config
 from rectiformer.errors import CheckpointError, ConfigError
-from rectiformer.runs.durable import damaged, replace_file, writing
-from rectiformer.runs.failpoints import failpoint
+from rectiformer.files import damaged, failpoint, replace_file, writing
 from rectiformer.runs.manifest import read_sealed, seal
 from rectiformer.toml import build, load_config, to_toml
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, DivergedError
-from rectiformer.runs.durable import remove, require_space, sync_folder, write_file, writing
+from rectiformer.files import remove, require_space, sync, write_file, writing
 from rectiformer.runs.manifest import describe
 
 
@@ -35,7 +35,7 @@ def begin_step(path: Path, temporary: Path, size: int) -> None:
     with writing(path):
         if not root.is_dir():
             root.mkdir(parents=True)
-            sync_folder(root.parent)
+            sync(root.parent)
         require_space(path, size)
         remove(temporary)
         temporary.mkdir()

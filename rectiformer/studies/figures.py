@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rectiformer.analyze.figure_style import draw_line, panels, printable, style
 from rectiformer.analyze.plots import NO_DATES
-from rectiformer.runs.durable import replacing
+from rectiformer.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

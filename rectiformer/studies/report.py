@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rectiformer.errors import DataError
-from rectiformer.runs.durable import read_regular, replacing
+from rectiformer.files import read_regular, replacing
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import SCALES, Study
 from rectiformer.studies.results import Results, distinct, save_results, saved_path

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.errors import DataError
-from rectiformer.runs.durable import parse_object, read_regular, replace_file
+from rectiformer.files import parse_object, read_regular, replace_file
 
 FORMAT = 1
 RESULT, FAILURE = "result.json", "failed.json"

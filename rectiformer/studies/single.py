@@ -21,8 +21,8 @@ import torch
 
 import rectiformer
 from rectiformer.errors import ArgumentError, DeviceMemoryError, unknown_name
+from rectiformer.files import parse_object, read_regular, remove, replace_file
 from rectiformer.runs.checkpoint import best_checkpoint, save_checkpoint, step_folders
-from rectiformer.runs.durable import parse_object, read_regular, remove, replace_file
 from rectiformer.runs.folder import WEIGHTS
 from rectiformer.studies.forms import in_form
 from rectiformer.studies.measures import SIGNATURE

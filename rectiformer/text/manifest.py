@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.errors import DataError
+from rectiformer.files import hash_file
 from rectiformer.text.encoded import ARRAYS, SIDES, TEXTS, damaged
 
 FORMAT = 1
@@ -56,11 +57,6 @@ def regular_file(folder: Path, name: str) -> Path:
     if not stat.S_ISREG(mode):
         raise DataError(f"{path}: not a regular file; nothing was read")
     return path
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_data(manifest: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ sentence has a separator after it.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import sys
@@ -26,6 +25,7 @@ import numpy as np
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError, NoSpaceError
+from rectiformer.files import NO_SPACE, WRITE_LOCK, hash_file, new_folder
 from rectiformer.text import corpus
 from rectiformer.text.corpus import Counts
 from rectiformer.text.encoded import (
@@ -40,10 +40,9 @@ from rectiformer.text.encoded import (
 )
 from rectiformer.text.files import files_of, has_documents, has_split, input_files
 from rectiformer.text.lines import local_path
-from rectiformer.text.manifest import FORMAT, check_manifest, copies_of, hash_data, hash_file, read_manifest
+from rectiformer.text.manifest import FORMAT, check_manifest, copies_of, hash_data, read_manifest
 from rectiformer.text.mixture import Part
-from rectiformer.text.unfinished import LOCK, writing_aside
-from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies, sync
+from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies
 
 Progress = Callable[[str, int], None]  # what is being done, and how many pairs it is done for
 
@@ -147,11 +146,10 @@ def prepare(
     if os.path.lexists(folder):
         raise DataError(f"{folder} exists; open it as it is, name another folder, or remove it")
     try:
-        with writing_aside(folder, note) as unfinished:
+        with new_folder(folder, note) as unfinished:
             write_folder(config, unfinished, progress or (lambda stage, done: None))
-        sync(folder.parent)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_SPACE:
             raise NoSpaceError(f"no space left for {folder}; nothing was kept; make room and prepare again") from error
         raise DataError(f"cannot write {folder}: {error.strerror}; nothing was kept") from error
     return Prepared.open(folder, verify=False)
@@ -173,7 +171,7 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
         splits = {copy: write_split(data, folder / copy, vocabularies, alpha, progress) for copy in copies}
         if has_split(data, "valid"):
             splits["valid"] = write_split(data, folder / "valid", vocabularies, 0.0, progress)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != WRITE_LOCK)
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)} for path in paths
     }
@@ -183,8 +181,6 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
     manifest |= {"stream": True} if data.stream else {}
     manifest["hash"] = hash_data(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    for path in (*paths, folder / "manifest.json", *(folder / split for split in splits), folder):
-        sync(path)
 
 
 def write_split(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from rectiformer.config import VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
+from rectiformer.files import replace_file
 from rectiformer.text.foreign import one_line, reject_unsafe_model
 
 TRAINING_CHARACTERS = 1_000  # of a line: sentencepiece drops lines over 4,192 bytes and is quadratic in a word's length
@@ -132,11 +132,7 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write the model; a file at `path` is either the old one or the whole new one, even after a crash."""
-        partial = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-        partial.write_bytes(self._model)
-        sync(partial)
-        os.replace(partial, path)
-        sync(path.parent)
+        replace_file(path, self._model)
 
     @property
     def id_type(self) -> str:
@@ -244,15 +240,6 @@ def clean(line: str) -> str:
     if CHANGED.search(line) is None:
         return line
     return SPACES.sub(" ", UNSAFE.sub("\ufffd", line))
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder on disk before anything that follows."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def explain_training_error(message: str, config: VocabularyConfig) -> ConfigError | DataError:

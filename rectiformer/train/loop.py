@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
+from rectiformer.files import damaged, replace_file, writing
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
-from rectiformer.runs.durable import damaged, replace_file, writing
 from rectiformer.runs.folder import Run, require_own, weights_of
 from rectiformer.runs.inherit import inherit_weights
 from rectiformer.text.plans import plan_batches

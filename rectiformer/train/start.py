@@ -14,8 +14,8 @@ from rectiformer.config import Config, TrainingConfig
 from rectiformer.distributed.pulse import Pulse
 from rectiformer.distributed.ranks import Ranks, Restarts, device_of_rank, init_ranks, torchrun_store
 from rectiformer.errors import CheckpointError
+from rectiformer.files import remove
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed, step_folders
-from rectiformer.runs.durable import remove
 from rectiformer.runs.folder import Run, create_run, is_created, open_run, refuse_existing, resume_run
 from rectiformer.runs.inherit import adopt_subwords
 from rectiformer.runs.lock import RunLock
@@ -29,8 +29,8 @@ from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
 UNFINISHED = re.compile(
-    r"(data|data\.again|source\.model|target\.model)\.tmp-[0-9]+|data\.again"
-    r"|(config\.toml|run\.json|metrics\.jsonl|diverged\.json)\.tmp"
+    r"(data|data\.again)\.tmp-[0-9]+|data\.again"
+    r"|(source\.model|target\.model|config\.toml|run\.json|metrics\.jsonl|diverged\.json)\.tmp"
 )
 
 FALLING = ("linear", "cosine", "wsd")

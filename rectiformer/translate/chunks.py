@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from rectiformer.errors import ArgumentError
-from rectiformer.runs.durable import remove, replace_file, sync_folder, write_failure
-from rectiformer.runs.failpoints import failpoint
+from rectiformer.files import failpoint, remove, replace_file, sync, write_failure
 
 Chunk = Callable[[], Iterable[str]]
 """Translates some of the input when it is called: lines of output."""
@@ -122,7 +121,7 @@ def open_job(path: Path, key: str, notice: Callable[[str], None]) -> None:
     record.unlink(missing_ok=True)
     for old in path.glob("*.txt"):
         old.unlink()
-    sync_folder(path)  # never the new key beside old chunks
+    sync(path)  # never the new key beside old chunks
     try:
         replace_file(record, json.dumps({"key": key}).encode())
     except OSError as error:

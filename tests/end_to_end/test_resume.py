@@ -8,7 +8,7 @@ import time
 import pytest
 from end_to_end.tiny import outcome, steps_on_disk
 
-from rectiformer.runs.failpoints import FAILPOINTS
+from rectiformer.files import FAILPOINTS
 from rectiformer.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.long

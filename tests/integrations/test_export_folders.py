@@ -8,7 +8,7 @@ import torch
 
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError, CheckpointError, NoSpaceError
-from rectiformer.integrations.folder import name_tokens, new_folder, read_record, write_record
+from rectiformer.integrations.folder import export_folder, name_tokens, read_record, write_record
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.grammar import draw_sentences
 from rectiformer.text.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ def build(words):
 @pytest.fixture
 def folder(build, tmp_path):
     """An exported folder with one file."""
-    with new_folder(tmp_path / "out") as folder:
+    with export_folder(tmp_path / "out") as folder:
         build().source.save(folder / "source.model")
         write_record(folder, "onnx", build(), positions=2048)
     return tmp_path / "out"
@@ -80,7 +80,7 @@ def change(folder, **changes):
 
 def test_an_existing_folder_is_never_touched(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(CheckpointError, match="exists and is untouched"), new_folder(folder):
+    with pytest.raises(CheckpointError, match="exists and is untouched"), export_folder(folder):
         pass
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -90,7 +90,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
         (folder / "half").write_bytes(b"half")
         raise ArgumentError("no")
 
-    with pytest.raises(ArgumentError), new_folder(tmp_path / "out") as folder:
+    with pytest.raises(ArgumentError), export_folder(tmp_path / "out") as folder:
         fail(folder)
     assert list(tmp_path.iterdir()) == []
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from rectiformer.errors import ArgumentError, CheckpointError, DivergedError, NoSpaceError
+from rectiformer.files import FAILPOINTS
 from rectiformer.runs.checkpoint import (
     best_checkpoint,
     check_space,
@@ -25,7 +26,6 @@ from rectiformer.runs.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
-from rectiformer.runs.failpoints import FAILPOINTS
 from rectiformer.runs.manifest import read_manifest, seal
 
 FILES = ["model.safetensors", "state.json", "manifest.json"]

@@ -1,23 +1,44 @@
-"""Files that survive a kill at any moment, as the old or the new."""
+"""Files on disk: after a kill at any moment they are the old ones or the new ones, never half of either."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import signal
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rectiformer.errors import CheckpointError, DataError, NoSpaceError, RectiformerError
-from rectiformer.runs.failpoints import failpoint
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SPACE_MARGIN = 2**20  # bytes a checkpoint needs beside its tensors: state, manifest, blocks half filled
+SPACE_MARGIN = 2**20  # bytes a checkpoint needs besides its tensors: state, manifest, blocks half filled
+FAILPOINTS = ("mid-tensor", "before-manifest", "before-rename", "before-latest", "mid-prune")
+"""The moments of saving a checkpoint at which a test can kill this process, in their order."""
+
+WRITE_LOCK = "writing.lock"
+"""The file in a folder being written that its process keeps locked; the system unlocks it however that process ends."""
+
+_hits: Counter[str] = Counter()
+
+
+def failpoint(name: str) -> None:
+    """Kill this process if RECTIFORMER_FAILPOINT is `name`, or is `name:n` and this is the n-th time here."""
+    wanted, _, turn = os.environ.get("RECTIFORMER_FAILPOINT", "").partition(":")
+    if not name or wanted != name:
+        return
+    _hits[name] += 1
+    if turn in ("", str(_hits[name])):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_file(path: Path, data: bytes, halfway: str = "") -> None:
@@ -43,7 +64,7 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a full disk is met without any
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -111,7 +132,50 @@ def put_over(temporary: Path, path: Path) -> None:
             raise
         shutil.copyfile(temporary, path)  # a single file mounted into a container keeps its name
     with suppress(OSError):  # the file is complete, and not every file system can do this
-        sync_folder(path.parent)
+        sync(path.parent)
+
+
+@contextmanager
+def new_folder(folder: Path, note: Callable[[str], None] = lambda line: None) -> Iterator[Path]:
+    """A folder to fill that becomes `folder`, on disk, at the end; if anything fails, nothing stays.
+
+    What killed processes left of the same is removed first, and `note` is told so.
+    """
+    remove_abandoned(folder, note)
+    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had our number
+    try:
+        temporary.mkdir(parents=True)
+        with open(temporary / WRITE_LOCK, "xb") as lock:
+            with suppress(OSError):  # a file system without locks, on which nothing abandoned is removed either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield temporary
+            (temporary / WRITE_LOCK).unlink()
+            for path in (*temporary.rglob("*"), temporary):
+                sync(path)
+            os.rename(temporary, folder)
+            sync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_abandoned(folder: Path, note: Callable[[str], None]) -> None:
+    """Remove what processes that were killed while they wrote `folder` left; those still at work keep theirs."""
+    ours = re.compile(re.escape(folder.name) + r"\.tmp-[0-9]+")
+    for path in sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []:
+        if ours.fullmatch(path.name) and is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+            note(f"removed {path}, left by a killed process")
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether nobody holds the lock in a folder; without a lock file nobody knows, so it is not."""
+    try:
+        with open(folder / WRITE_LOCK, "r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:
+        return False
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
@@ -121,17 +185,23 @@ def put_in_place(temporary: Path, path: Path) -> None:
         remove(aside)
         os.rename(path, aside)
     os.rename(temporary, path)
-    sync_folder(path.parent)
+    sync(path.parent)
     remove(aside)
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk: what was created, renamed or deleted there."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to disk before anything that follows."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove(path: Path) -> None:

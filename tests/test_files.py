@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rectiformer.errors import ArgumentError, DataError, NoSpaceError
-from rectiformer.runs.durable import replace_file, replacing
+from rectiformer.files import replace_file, replacing
 
 
 def write(path, content=b"new\n", **options):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from rectiformer.errors import ArgumentError
 from rectiformer.files import write_file
 from rectiformer.model.attention import RectifiedAttention
-from rectiformer.model.cache import ReadyCache
+from rectiformer.model.cache import ContextCache
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.dispatch import attention
@@ -72,7 +72,7 @@ class DecoderGraph(nn.Module):
         for index, layer in enumerate(self.model.decoder):
             assert isinstance(layer, DecoderLayer)
             pair = slice(2 * index, 2 * index + 2)
-            own, other = JoinedCache(*past[pair]), ReadyCache(*source[pair])
+            own, other = JoinedCache(*past[pair]), ContextCache(*source[pair])
             x = layer.around_attention(x, lambda x, layer=layer, own=own: attend(layer.attention, None, x, own))
             x = layer.around_cross(
                 x.view(*tokens.shape, -1), lambda x, layer=layer, other=other: attend(layer.cross, seen, x, other)
@@ -103,11 +103,11 @@ def attend(
     module: RectifiedAttention,
     seen: Tensor | None,
     x: Tensor,
-    cache: JoinedCache | ReadyCache | None,
+    cache: JoinedCache | ContextCache | None,
     lengths: Tensor | None = None,
 ) -> Tensor:
     """`module(x)` by the reference's formula: custom operators of torch have no counterpart in ONNX."""
-    memory = x if isinstance(cache, ReadyCache) else None
+    memory = x if isinstance(cache, ContextCache) else None
     q, k, v = module.project(x, memory, cache, lengths)
     mixed = attention(q, k, v, module.variant, attn_mask=seen, backend="reference", **module.current_options())
     return module.output(module.norm(mixed.transpose(1, 2).flatten(2)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, ConfigError, ShapeError
-from rectiformer.model.cache import Cache, FixedCache
+from rectiformer.model.cache import Cache, StaticLayer
 from rectiformer.model.heads import check_heads, split_heads
 from rectiformer.model.learned import LearnedOption, build_learned
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows, project_normed
@@ -198,7 +198,7 @@ class RectifiedAttention(nn.Module):
         assert isinstance(self.norm, RMSNorm | GatedRMSNorm)
         return project_normed(*gated_attention(q, k, v, self.norm.gain, self.norm.gate, call), self.output)
 
-    def step(self, x: Tensor, cache: FixedCache, written: Tensor, turns: Turns = STILL) -> Tensor:
+    def step(self, x: Tensor, cache: StaticLayer, written: Tensor, turns: Turns = STILL) -> Tensor:
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""
         q, k, v = self.project(x, None, None, turns=turns)
         norm = None
@@ -211,7 +211,7 @@ class RectifiedAttention(nn.Module):
             self.variant,
             lengths=written,
             new=(k, v),
-            ancestors=cache.room.ancestors,
+            ancestors=cache.ancestors,
             norm=norm,
             **self.current_options(),
         )

@@ -25,7 +25,7 @@ class Cache(Protocol):
 
 
 class KeyValueCache:
-    """A cache that grows: room doubles when it runs out, so appending n tokens copies O(n) of them in all.
+    """A cache that grows: its capacity doubles when it runs out, so appending n tokens copies O(n) of them in all.
 
     Not for training: it writes in place.
     """
@@ -58,7 +58,7 @@ class KeyValueCache:
             self._keys, self._values = (self._moved(held, rows) for held in (self._keys, self._values))
 
     def _moved(self, held: Tensor, rows: Tensor) -> Tensor:
-        """In the same room where it suffices: a copy of what is written, back and forth, is cheaper than new room."""
+        """In the same buffer where it suffices: copying what is held, back and forth, is cheaper than a new buffer."""
         if len(rows) > len(held):
             return held.index_select(0, rows)
         written = held[:, :, : self.length].index_select(0, rows)
@@ -77,22 +77,30 @@ class KeyValueCache:
         return held
 
 
-class FixedRoom:
-    """Room for the keys and values of all layers of `rows` hypotheses, of one size, for steps that are CUDA graphs.
+class StaticCache:
+    """Keys and values of all layers of `rows` hypotheses in one buffer of fixed size, for steps that are CUDA graphs.
 
-    What is written stays where it is. `parents` says, on the device, which hypothesis each continues, ancestors[r, n]
-    in which row position n of hypothesis r was written, and places[r], if `counted`, where in its sentence its last.
+    What is written is never moved. `parents` says, on the device, which hypothesis each continues; ancestors[r, n], in
+    which row position n of hypothesis r was written; places[r], if `by_sentence`, where in its sentence its last is.
     """
 
     def __init__(
-        self, like: Tensor, layers: int, rows: int, heads: int, length: int, size: int, counted: bool = False
+        self,
+        like: Tensor,
+        *,
+        layers: int,
+        rows: int,
+        heads: int,
+        capacity: int,
+        head_dim: int,
+        by_sentence: bool = False,
     ) -> None:
         # Zeros, because without a kernel hidden cells still pass through matrix products, and NaN times 0 is NaN.
-        self.held = torch.zeros((2 * layers, rows, heads, length, size), dtype=like.dtype, device=like.device)
+        self.buffer = torch.zeros((2 * layers, rows, heads, capacity, head_dim), dtype=like.dtype, device=like.device)
         self.rows = torch.arange(rows, dtype=torch.int32, device=like.device)
         self.parents = self.rows.long()
-        self.ancestors = self.rows[:, None].repeat(1, length)
-        self.places = before_start(rows, like.device) if counted else None
+        self.ancestors = self.rows[:, None].repeat(1, capacity)
+        self.places = before_start(rows, like.device) if by_sentence else None
 
     def reorder(self, position: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis parents[r], and write at `position` [1] itself."""
@@ -101,19 +109,19 @@ class FixedRoom:
         self.ancestors.copy_(self.ancestors.index_select(0, self.parents))
         self.ancestors.index_copy_(1, position, self.rows[:, None])
 
-    def take(self, other: FixedRoom, hypotheses: Tensor) -> None:
-        """Hold what these hypotheses of another room, which is no longer than this one, would continue."""
+    def take(self, other: StaticCache, hypotheses: Tensor) -> None:
+        """Hold what these hypotheses of another cache, whose capacity is no larger, would continue."""
         self.clear()
         parents = other.parents[hypotheses]
         if self.places is not None and other.places is not None:
             self.places[: len(parents)] = other.places[parents]
         ancestors = other.ancestors[parents]
-        for mine, held in zip(self.held, other.held, strict=True):
+        for mine, held in zip(self.buffer, other.buffer, strict=True):
             mine[: len(hypotheses), :, : ancestors.shape[1]] = follow(held, ancestors)
 
     def clear(self) -> None:
         """Hold nothing, and let every hypothesis continue itself."""
-        self.held.zero_()  # what is hidden must be finite, whatever was there before
+        self.buffer.zero_()  # what is hidden must be finite, whatever was there before
         self.parents.copy_(self.rows)
         self.ancestors.copy_(self.rows[:, None].expand_as(self.ancestors))
         if self.places is not None:
@@ -125,17 +133,17 @@ def before_start(rows: int, device: torch.device) -> Tensor:
     return torch.tensor([[-1, 0]], device=device).repeat(rows, 1)
 
 
-class FixedCache:
-    """One layer's part of a `FixedRoom`, to which `decode_attention` adds one position a step."""
+class StaticLayer:
+    """One layer's part of a `StaticCache`, to which `decode_attention` adds one position per step."""
 
-    def __init__(self, room: FixedRoom, layer: int) -> None:
-        self.room = room
-        self.keys, self.values = room.held[2 * layer], room.held[2 * layer + 1]
-        self.length = room.held.shape[3]
+    def __init__(self, cache: StaticCache, layer: int) -> None:
+        self.ancestors = cache.ancestors
+        self.keys, self.values = cache.buffer[2 * layer], cache.buffer[2 * layer + 1]
+        self.length = cache.buffer.shape[3]
 
 
-class ReadyCache:
-    """Keys and values that were projected before: those of a source."""
+class ContextCache:
+    """Keys and values that were projected before: those of an encoded source."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values

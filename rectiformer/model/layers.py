@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
 from rectiformer.model.attention import RectifiedAttention
-from rectiformer.model.cache import Cache, FixedCache
+from rectiformer.model.cache import Cache, StaticLayer
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import KeyValueMemory
@@ -143,7 +143,7 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         source: Tensor,
         source_lengths: Tensor,
-        own: Cache | FixedCache,
+        own: Cache | StaticLayer,
         cross: Cache,
         written: Tensor | None,
         turn: Turn | None = None,
@@ -156,7 +156,7 @@ class DecoderLayer(nn.Module):
         """
 
         def attend(x: Tensor) -> Tensor:
-            if isinstance(own, FixedCache):
+            if isinstance(own, StaticLayer):
                 assert written is not None
                 return self.attention.step(x, own, written, Turns(turn, turn))
             return self.attention(x, cache=own, turns=Turns(turn, turn))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
 from rectiformer.model.attention import RectifiedAttention, variance_scaling_
-from rectiformer.model.cache import Cache, FixedCache, FixedRoom, KeyValueCache, ReadyCache, before_start
+from rectiformer.model.cache import Cache, ContextCache, KeyValueCache, StaticCache, StaticLayer, before_start
 from rectiformer.model.embedding import Embedding, position_signals, working_dtype
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
@@ -35,14 +35,14 @@ class DecoderState:
 
     source: Tensor  # [B, N, E], as `encode` gives it
     source_lengths: Tensor  # [B]
-    own: Sequence[Cache | FixedCache]
+    own: Sequence[Cache | StaticLayer]
     cross: Sequence[Cache]
     position: Tensor  # [1], the position the next step writes
-    room: FixedRoom | None = None
-    """What `own` are parts of, when they are of fixed size."""
+    static: StaticCache | None = None
+    """What `own` are layers of, when their size is fixed."""
     places: Tensor | None = None
-    """Where in its sentence each hypothesis has written last, [R, 2], if that is counted; the room's where there is
-    one, and else None before the first step."""
+    """Where in its sentence each hypothesis has written last, [R, 2], if that is counted; the static cache's
+    where there is one, else None before the first step."""
 
     def reorder(self, rows: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis rows[r]."""
@@ -167,19 +167,26 @@ class Transformer(nn.Module):
         position = torch.zeros(1, dtype=torch.long, device=source.device)
         return DecoderState(source, source_lengths, own, cross, position)
 
-    def begin_fixed(self, source: Tensor, source_lengths: Tensor, beam: int, room: int) -> DecoderState:
-        """The same with room for `room` tokens and no more; `room.parents` says which hypothesis each continues.
+    def begin_static(self, source: Tensor, source_lengths: Tensor, beam: int, capacity: int) -> DecoderState:
+        """The same for at most `capacity` tokens; `static.parents` says which hypothesis each continues.
 
         Nothing in a step of this state depends on numbers held by Python, so it can be captured as a CUDA graph.
         """
-        self.target_embedding.reserve(room)
+        self.target_embedding.reserve(capacity)
         heads, layers = self.config.num_heads, len(self.decoder)
-        counted = self.target_embedding.separator is not None
-        held = FixedRoom(source, layers, len(source) * beam, heads, room, self.config.hidden_size // heads, counted)
+        static = StaticCache(
+            source,
+            layers=layers,
+            rows=len(source) * beam,
+            heads=heads,
+            capacity=capacity,
+            head_dim=self.config.hidden_size // heads,
+            by_sentence=self.target_embedding.separator is not None,
+        )
         position = torch.zeros(1, dtype=torch.long, device=source.device)
-        own = [FixedCache(held, layer) for layer in range(layers)]
-        cross = [ReadyCache(*pair) for pair in self.project_source(source, source_lengths)]
-        return DecoderState(source, source_lengths, own, cross, position, held, held.places)
+        own = [StaticLayer(static, layer) for layer in range(layers)]
+        cross = [ContextCache(*pair) for pair in self.project_source(source, source_lengths)]
+        return DecoderState(source, source_lengths, own, cross, position, static, static.places)
 
     def project_source(self, source: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
@@ -192,13 +199,13 @@ class Transformer(nn.Module):
 
     def step(self, ids: Tensor, state: DecoderState) -> Tensor:
         """Write ids [B * beam], one a hypothesis, and return the logits [B * beam, V] of what comes next."""
-        if state.room is None:
+        if state.static is None:
             self.target_embedding.reserve(state.own[0].length + 1)
         else:
-            state.room.reorder(state.position)
+            state.static.reorder(state.position)
         x = self.target_embedding.embed(ids[:, None], self.next_signals(ids, state))
         turn = self.turn(None if state.places is None else state.places[:, 1:])
-        written = None if state.room is None else (state.position + 1).expand(len(ids))
+        written = None if state.static is None else (state.position + 1).expand(len(ids))
         source = state.source[..., : self.config.hidden_size]
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
@@ -213,7 +220,7 @@ class Transformer(nn.Module):
             return embedding.positions[state.position]
         before = before_start(len(ids), ids.device) if state.places is None else state.places
         places = embedding.next_places(before, ids)
-        if state.room is None:
+        if state.static is None:
             state.places = places
         else:
             before.copy_(places)

@@ -36,8 +36,8 @@ class BeamState:
         device: where the logits will be.
         prefixes: tokens that each sentence must begin with; None if no sentence has any.
         borders: separators that each must hold, with something before, between and after them; None leaves it free.
-        size: sentences there is room for, as many as `limits` unless given; those beyond are done from the start.
-        room: positions there is room for; enough for all limits unless given, more than the longest prefix if given.
+        size: sentences that the tensors hold; default: as many as `limits`. Those beyond are done from the start.
+        capacity: positions that they hold, more than the longest prefix; default: enough for all limits.
     """
 
     BATCHED: tuple[str, ...] = (
@@ -57,11 +57,11 @@ class BeamState:
         prefixes: Sequence[Sequence[int]] | None = None,
         borders: Sequence[int] | None = None,
         size: int | None = None,
-        room: int | None = None,
+        capacity: int | None = None,
     ) -> None:
         self.options, self.specials, self.vocabulary = options, specials, vocabulary
         B = len(limits) if size is None else size
-        T = max(limits) if room is None else room
+        T = max(limits) if capacity is None else capacity
         K = options.hypotheses()
         padded = [*limits, *[1] * (B - len(limits))]
         self.position = torch.zeros(1, dtype=torch.long, device=device)
@@ -139,7 +139,7 @@ class BeamState:
             setattr(self, name, None if held is None else held[sentences])
 
     def copy_from(self, other: BeamState, sentences: Tensor) -> None:
-        """Become `other` with these sentences, in place; this state may have more room, which then is padding."""
+        """Become `other` with these sentences, in place; this state may be larger; the rest is then padding."""
         self.options = other.options
         self.done.fill_(True)
         if self.forced is not None:
@@ -225,9 +225,9 @@ class BeamState:
         self.position += 1
         self.done |= settled | (self.position >= self.limits)
 
-    def _penalties(self, room: int) -> Tensor:
+    def _penalties(self, capacity: int) -> Tensor:
         """Length penalty of a hypothesis that ends at each position."""
-        return torch.tensor([self.options.penalty(position + 1) for position in range(room)], device=self.device)
+        return torch.tensor([self.options.penalty(position + 1) for position in range(capacity)], device=self.device)
 
     def _begin_forced(self, prefixes: Sequence[Sequence[int]], B: int, T: int) -> Tensor:
         """The token [B, T] that must stand at each position, -1 where any may."""

@@ -19,10 +19,10 @@ from rectiformer.translate.beam import BeamState
 from rectiformer.translate.options import ABANDONED, Hypothesis, Specials, Task
 
 LOOK = 8
-"""Steps between looks of the host at what is done; divides every room."""
+"""Steps between looks of the host at what is done; divides every capacity."""
 
-ROOM = 32
-"""Least positions of a shape; it doubles when they run out."""
+MIN_CAPACITY = 32
+"""Fewest positions of a shape; they double when they run out."""
 
 SOURCE = 16
 """Source lengths are rounded up to a multiple of this."""
@@ -37,7 +37,7 @@ class Shape:
 
     sentences: int
     source: int
-    room: int
+    capacity: int
     beam: int
     nbest: int
     max_repeats: int
@@ -54,7 +54,7 @@ class Shape:
         return cls(
             sentences=power_of_two(len(task.sources)),
             source=-(-max(map(len, task.sources)) // SOURCE) * SOURCE,
-            room=max(ROOM, power_of_two(prefix + 1)),
+            capacity=max(MIN_CAPACITY, power_of_two(prefix + 1)),
             beam=task.options.beam,
             nbest=task.options.nbest,
             max_repeats=task.options.max_repeats,
@@ -76,9 +76,9 @@ class CapturedStep:
         self.ids = torch.zeros(shape.sentences, shape.source, dtype=torch.long, device=device)
         source = torch.zeros(shape.sentences, shape.source, model.encoded_width, device=device, dtype=dtype)
         lengths = torch.ones(shape.sentences, dtype=torch.long, device=device)
-        self.decoder = model.begin_fixed(source, lengths, shape.beam, shape.room)
-        assert self.decoder.room is not None
-        self.room = self.decoder.room
+        self.decoder = model.begin_static(source, lengths, shape.beam, shape.capacity)
+        assert self.decoder.static is not None
+        self.cache = self.decoder.static
         self.beam = BeamState(
             [],
             task.options,
@@ -88,7 +88,7 @@ class CapturedStep:
             prefixes=[] if shape.forced else None,
             borders=[] if shape.bordered else None,
             size=shape.sentences,
-            room=shape.room,
+            capacity=shape.capacity,
         )
         self.begin_graph: torch.cuda.CUDAGraph | None = None
         self.step_graph: torch.cuda.CUDAGraph | None = None
@@ -99,7 +99,7 @@ class CapturedStep:
             self.step_graph.replay()
             return
         logits = model.step(self.beam.last.flatten(), self.decoder)
-        self.room.parents.copy_(self.beam.advance(logits))
+        self.cache.parents.copy_(self.beam.advance(logits))
 
     def encode(self, model: Transformer) -> None:
         """Encode the sources in `ids` and project them for every layer."""
@@ -135,7 +135,7 @@ class CapturedStep:
         self.decoder.source_lengths.copy_(lengths)
         self.encode(model)
         self.decoder.position.zero_()
-        self.room.clear()
+        self.cache.clear()
         beam = BeamState(
             task.limits(),
             task.options,
@@ -144,22 +144,22 @@ class CapturedStep:
             self.ids.device,
             prefixes=task.prefixes,
             borders=task.borders,
-            room=self.shape.room,
+            capacity=self.shape.capacity,
         )
         self.beam.copy_from(beam, torch.arange(len(task.sources), device=self.ids.device))
 
     def take(self, other: CapturedStep, sentences: Tensor) -> None:
-        """Go on with these sentences of another shape, which has no more room than this one."""
+        """Go on with these sentences of another shape, whose capacity is no larger than this one's."""
         for mine, held in zip(self._sources(), other._sources(), strict=True):
             mine[: len(sentences)].copy_(held[sentences])
         beams = torch.arange(self.shape.beam, device=sentences.device)
-        self.room.take(other.room, (sentences[:, None] * self.shape.beam + beams).flatten())
+        self.cache.take(other.cache, (sentences[:, None] * self.shape.beam + beams).flatten())
         self.decoder.position.copy_(other.decoder.position)
         self.beam.copy_from(other.beam, sentences)
 
     def size(self) -> int:
         """Bytes of the buffers that matter."""
-        return self.room.held.nbytes + sum(held.nbytes for held in self._sources())
+        return self.cache.buffer.nbytes + sum(held.nbytes for held in self._sources())
 
     def _sources(self) -> list[Tensor]:
         """All that is known of the sources, sentence by sentence."""
@@ -176,7 +176,7 @@ class KeptSteps:
 
     def find(self, model: Transformer, shape: Shape, task: Task, capture: bool) -> CapturedStep:
         """The step of this shape, made and captured if it is not there."""
-        model.target_embedding.reserve(shape.room)
+        model.target_embedding.reserve(shape.capacity)
         tensors = [*model.parameters(), model.target_embedding.positions]
         addresses = [tensor.data_ptr() for tensor in tensors]
         if addresses != self.addresses:  # a graph reads where the weights were when it was captured
@@ -201,7 +201,7 @@ class KeptSteps:
 KEPT: WeakKeyDictionary[Transformer, KeptSteps] = WeakKeyDictionary()
 
 
-def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[list[Hypothesis]]:
+def search_static(model: Transformer, task: Task, capture: bool = True) -> list[list[Hypothesis]]:
     """Beam search of one batch; `capture` False runs the steps without a graph."""
     kept = KEPT.setdefault(model, KeptSteps())
     with task.autocast(model.output.device):
@@ -216,14 +216,16 @@ def search_fixed(model: Transformer, task: Task, capture: bool = True) -> list[l
             position += LOOK
             done = step.beam.done.tolist()
             going = [row for row in places if not done[row] and task.wants(places[row])]
-            full = position == step.shape.room
+            full = position == step.shape.capacity
             if going and not full and 2 * len(going) > step.shape.sentences:
                 continue
             ready = [row for row in places if done[row]]
             found |= zip((places[row] for row in ready), step.beam.hypotheses(ready), strict=True)
             if not going:
                 return [found.get(index, [ABANDONED]) for index in range(len(task.sources))]
-            shape = replace(step.shape, sentences=power_of_two(len(going)), room=step.shape.room * (2 if full else 1))
+            shape = replace(
+                step.shape, sentences=power_of_two(len(going)), capacity=step.shape.capacity * (2 if full else 1)
+            )
             larger = kept.find(model, shape, task, capture)
             larger.take(step, torch.tensor(going, device=step.ids.device))
             step, places = larger, {new: places[row] for new, row in enumerate(going)}

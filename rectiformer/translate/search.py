@@ -11,7 +11,7 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.beam import BeamState
-from rectiformer.translate.capture import capturable, search_fixed
+from rectiformer.translate.capture import capturable, search_static
 from rectiformer.translate.options import ABANDONED, Hypothesis, SearchOptions, Specials, Task
 from rectiformer.translate.sampling import SampleState
 
@@ -55,7 +55,7 @@ def search(
         return [[ABANDONED] for _ in sources]
     with torch.inference_mode():
         if model.output.device.type == "cuda" and options.cache and not options.sample and capturable(model):
-            return search_fixed(model, task)
+            return search_static(model, task)
         return search_eager(model, task)
 
 

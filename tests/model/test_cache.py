@@ -5,7 +5,7 @@ import torch
 
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
-from rectiformer.model.cache import FixedRoom, KeyValueCache
+from rectiformer.model.cache import KeyValueCache, StaticCache
 from rectiformer.model.embedding import sinusoids
 from rectiformer.model.norms import OUTPUT_NORMS
 from rectiformer.model.transformer import Transformer
@@ -47,8 +47,8 @@ def begin(model, source, lengths, beam, fixed):
     if not fixed:
         state = model.begin(source, lengths)
         return state, state.reorder
-    state = model.begin_fixed(source, lengths, beam, STEPS + 2)
-    return state, state.room.parents.copy_
+    state = model.begin_static(source, lengths, beam, STEPS + 2)
+    return state, state.static.parents.copy_
 
 
 def decode_whole(model, written, encoded, lengths):
@@ -157,40 +157,45 @@ def test_a_growing_cache_holds_what_was_appended_through_reordering():
     assert cache.length == held.shape[2]
 
 
-def write(room, position, layer, new):
+def write(cache, position, layer, new):
     """One position of every hypothesis, where a step would write it."""
-    room.held[2 * layer, :, :, position] = new
-    room.held[2 * layer + 1, :, :, position] = -new
+    cache.buffer[2 * layer, :, :, position] = new
+    cache.buffer[2 * layer + 1, :, :, position] = -new
 
 
-def test_a_fixed_room_follows_ancestors_without_moving_anything():
-    room, held = FixedRoom(torch.zeros(1), layers=2, rows=4, heads=2, length=9, size=3), torch.zeros(4, 2, 0, 3)
-    place = room.held.data_ptr()
+def test_a_static_cache_follows_ancestors_without_moving_anything():
+    cache, held = (
+        StaticCache(torch.zeros(1), layers=2, rows=4, heads=2, capacity=9, head_dim=3),
+        torch.zeros(4, 2, 0, 3),
+    )
+    place = cache.buffer.data_ptr()
     for position in range(9):
         parents, new = torch.randint(4, (4,)), torch.randn(4, 2, 3)
-        room.parents.copy_(parents)
-        room.reorder(torch.tensor([position]))
+        cache.parents.copy_(parents)
+        cache.reorder(torch.tensor([position]))
         held = torch.cat([held[parents], new[:, :, None]], 2)
         for layer in range(2):
-            write(room, position, layer, new + layer)
-            assert torch.equal(follow(room.held[2 * layer], room.ancestors)[:, :, : position + 1], held + layer)
-            assert torch.equal(follow(room.held[2 * layer + 1], room.ancestors)[:, :, : position + 1], -held - layer)
-    assert room.held.data_ptr() == place
+            write(cache, position, layer, new + layer)
+            assert torch.equal(follow(cache.buffer[2 * layer], cache.ancestors)[:, :, : position + 1], held + layer)
+            assert torch.equal(
+                follow(cache.buffer[2 * layer + 1], cache.ancestors)[:, :, : position + 1], -held - layer
+            )
+    assert cache.buffer.data_ptr() == place
 
 
-def test_a_larger_room_takes_over_what_some_hypotheses_would_continue():
-    sizes = {"layers": 1, "heads": 1, "size": 2}
-    room = FixedRoom(torch.zeros(1), rows=4, length=4, **sizes)
-    larger = FixedRoom(torch.zeros(1), rows=2, length=8, **sizes)
-    larger.held.fill_(torch.nan)  # of an earlier batch
+def test_a_larger_cache_takes_over_what_some_hypotheses_would_continue():
+    sizes = {"layers": 1, "heads": 1, "head_dim": 2}
+    cache = StaticCache(torch.zeros(1), rows=4, capacity=4, **sizes)
+    larger = StaticCache(torch.zeros(1), rows=2, capacity=8, **sizes)
+    larger.buffer.fill_(torch.nan)  # of an earlier batch
     for position, parents in enumerate([[0, 1, 2, 3], [3, 3, 0, 1], [1, 0, 2, 2]]):
-        room.parents.copy_(torch.tensor(parents))
-        room.reorder(torch.tensor([position]))
-        write(room, position, 0, torch.randn(4, 1, 2))
-    room.parents.copy_(torch.tensor([2, 0, 0, 3]))
-    expected = follow(room.held[0], room.ancestors)[[0, 3], :, :3]
-    larger.take(room, torch.tensor([1, 3]))
-    assert torch.equal(follow(larger.held[0], larger.ancestors)[:, :, :3], expected)
-    assert torch.equal(larger.held[:, :, :, 4:], torch.zeros(2, 2, 1, 4, 2))
+        cache.parents.copy_(torch.tensor(parents))
+        cache.reorder(torch.tensor([position]))
+        write(cache, position, 0, torch.randn(4, 1, 2))
+    cache.parents.copy_(torch.tensor([2, 0, 0, 3]))
+    expected = follow(cache.buffer[0], cache.ancestors)[[0, 3], :, :3]
+    larger.take(cache, torch.tensor([1, 3]))
+    assert torch.equal(follow(larger.buffer[0], larger.ancestors)[:, :, :3], expected)
+    assert torch.equal(larger.buffer[:, :, :, 4:], torch.zeros(2, 2, 1, 4, 2))
     larger.reorder(torch.tensor([3]))
-    assert torch.equal(follow(larger.held[0], larger.ancestors)[:, :, :3], expected)
+    assert torch.equal(follow(larger.buffer[0], larger.ancestors)[:, :, :3], expected)

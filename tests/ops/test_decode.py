@@ -266,7 +266,7 @@ def test_a_model_decodes_by_the_kernels_as_without_them(monkeypatch, variant):
         monkeypatch.setenv("TRITON_INTERPRET", interpreted)
         generator = torch.Generator().manual_seed(1)
         with torch.inference_mode():
-            state = model.begin_fixed(torch.randn(2, 5, 16, generator=generator), torch.tensor([5, 3]), 3, 8)
+            state = model.begin_static(torch.randn(2, 5, 16, generator=generator), torch.tensor([5, 3]), 3, 8)
             logits = []
             for _ in range(5):
                 logits.append(model.step(torch.randint(3, 23, (6,), generator=generator), state))

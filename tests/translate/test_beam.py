@@ -313,9 +313,9 @@ def test_logits_that_are_not_numbers_are_an_error(beam, bad):
         found(logits, [6], beam=beam)
 
 
-@pytest.mark.parametrize(("sentences", "room"), [([0, 1, 2], 12), ([2, 0], 24)])
-def test_a_state_moved_elsewhere_goes_on_as_if_it_had_not(sentences, room):
-    """Growing the room, dropping and permuting sentences half way, as the captured driver does."""
+@pytest.mark.parametrize(("sentences", "capacity"), [([0, 1, 2], 12), ([2, 0], 24)])
+def test_a_state_moved_elsewhere_goes_on_as_if_it_had_not(sentences, capacity):
+    """Growing the capacity, dropping and permuting sentences half way, as the captured driver does."""
     logits, limits, prefixes = random_logits(8, sentences=3), [12, 9, 12], [[5, 5, 5, 6], [], [4]]
     options = SearchOptions(beam=3, nbest=3, max_repeats=2)
     arguments = (options, SPECIALS, logits.shape[-1], torch.device("cpu"))
@@ -324,7 +324,7 @@ def test_a_state_moved_elsewhere_goes_on_as_if_it_had_not(sentences, room):
     for _ in range(3):
         decoder.reorder(state.advance(decoder.step(state.last.flatten())))
     other = SearchOptions(beam=3, nbest=3, max_repeats=2, length_penalty=3.0)
-    larger = BeamState([], other, *arguments[1:], prefixes=[], size=8, room=room)
+    larger = BeamState([], other, *arguments[1:], prefixes=[], size=8, capacity=capacity)
     larger.copy_from(state, torch.tensor(sentences))
     decoder.keep(torch.tensor(sentences), 3)
     decoder.logits = torch.cat([logits, logits.new_zeros(5, *logits.shape[1:])])

@@ -49,9 +49,9 @@ def assert_same(ours, theirs):
         assert one.token_scores == pytest.approx(other.token_scores, rel=1e-4, abs=1e-4)
 
 
-def search_fixed(model, sources, options, **others):
+def search_static(model, sources, options, **others):
     with torch.inference_mode():
-        return capture.search_fixed(model, Task(sources, options, SPECIALS, **others), capture=False)
+        return capture.search_static(model, Task(sources, options, SPECIALS, **others), capture=False)
 
 
 class Leaving:
@@ -135,7 +135,7 @@ def test_fixed_shapes_find_the_same(variant):
     """5 sentences in a shape of 8."""
     model, sources = build_model(variant=variant, decoder_layers=1, eos=6.0), random_sources(5)
     options = SearchOptions(beam=3, nbest=3, extra_length=8)
-    assert_same(search_fixed(model, sources, options), search(model, sources, options, SPECIALS))
+    assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
 
 
 @pytest.mark.parametrize(("beam", "max_repeats"), [(1, 4), (4, 0), (4, 2)])
@@ -143,9 +143,9 @@ def test_fixed_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
     model, sources = build_model(eos=6.0), random_sources(9, longest=40)
     options = SearchOptions(beam=beam, nbest=beam, extra_length=60, length_penalty=1.0, max_repeats=max_repeats)
     eager = search(model, sources, options, SPECIALS)
-    assert_same(search_fixed(model, sources, options), eager)
-    shapes = {(shape.sentences, shape.room) for shape in capture.KEPT[model].steps}
-    assert {room for _, room in shapes} >= {32, 64}
+    assert_same(search_static(model, sources, options), eager)
+    shapes = {(shape.sentences, shape.capacity) for shape in capture.KEPT[model].steps}
+    assert {capacity for _, capacity in shapes} >= {32, 64}
     assert len({sentences for sentences, _ in shapes}) > 1
     assert {best[0].ended for best in eager} == {True, False}
     assert max(len(best[0].ids) for best in eager) > 64
@@ -159,8 +159,8 @@ def test_every_driver_counts_in_sentences():
     found = search(model, sources, replace(cached, cache=False), SPECIALS)
     assert_same(search(model, sources, cached, SPECIALS), found)
     for _ in range(2):  # the second time in shapes that have been used
-        assert_same(search_fixed(model, sources, cached), found)
-    assert len({shape.room for shape in capture.KEPT[model].steps}) > 1
+        assert_same(search_static(model, sources, cached), found)
+    assert len({shape.capacity for shape in capture.KEPT[model].steps}) > 1
     assert {h.ids.count(SEPARATOR) for best in found for h in best} >= {0, 1, 2}
 
 
@@ -174,8 +174,8 @@ def test_every_driver_writes_as_many_sentences_as_asked_for(sample):
     found = search(model, sources, replace(options, cache=False), SPECIALS, borders=borders)
     assert_same(search(model, sources, options, SPECIALS, borders=borders), found)
     if not sample:
-        assert_same(search_fixed(model, sources, options, borders=borders), found)
-        free = search_fixed(model, sources, options)  # another shape, though its buffers have the same sizes
+        assert_same(search_static(model, sources, options, borders=borders), found)
+        free = search_static(model, sources, options)  # another shape, though its buffers have the same sizes
         assert_same(free, search(model, sources, options, SPECIALS))
     for best, wanted in zip(found, borders, strict=True):
         assert {h.ids.count(SEPARATOR) for h in best if h.ended} <= {wanted}
@@ -196,22 +196,22 @@ def test_kept_shapes_serve_later_batches_and_other_penalties():
     for seed, penalty in [(0, 0.6), (1, 2.0), (2, 0.0), (0, 0.6)]:
         sources = random_sources(6, seed=seed)
         options = SearchOptions(beam=4, nbest=4, extra_length=30, length_penalty=penalty)
-        assert_same(search_fixed(model, sources, options), search(model, sources, options, SPECIALS))
+        assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
     kept = dict(capture.KEPT[model].steps)
-    search_fixed(model, random_sources(6), SearchOptions(nbest=4, extra_length=30))
+    search_static(model, random_sources(6), SearchOptions(nbest=4, extra_length=30))
     assert dict(capture.KEPT[model].steps) == kept
 
 
 def test_kept_shapes_go_when_weights_move_or_the_model_dies():
     model, options = build_model(), SearchOptions(extra_length=3)
-    search_fixed(model, random_sources(2), options)
+    search_static(model, random_sources(2), options)
     before = list(capture.KEPT[model].steps.values())
     with torch.no_grad():
         model.output.mul_(2)  # in place: the weights stay where they are
-    search_fixed(model, random_sources(2), options)
+    search_static(model, random_sources(2), options)
     assert list(capture.KEPT[model].steps.values()) == before
     model.output = torch.nn.Parameter(model.output.detach().clone())
-    assert_same(search_fixed(model, random_sources(2), options), search(model, random_sources(2), options, SPECIALS))
+    assert_same(search_static(model, random_sources(2), options), search(model, random_sources(2), options, SPECIALS))
     assert not set(capture.KEPT[model].steps.values()) & set(before)
     alive = weakref.ref(model)
     del model
@@ -223,7 +223,7 @@ def test_kept_shapes_stay_within_their_bytes(monkeypatch):
     monkeypatch.setattr(capture, "KEPT_BYTES", 1)
     model, sources = build_model(eos=6.0), random_sources(9, longest=40)
     options = SearchOptions(extra_length=60)
-    assert_same(search_fixed(model, sources, options), search(model, sources, options, SPECIALS))
+    assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
     assert len(capture.KEPT[model].steps) == 1
 
 
@@ -234,7 +234,7 @@ def test_prefixes_come_first(driver):
     options = SearchOptions(beam=3, nbest=2, extra_length=6, sample=driver == "sampled")
     eager = search(model, sources, options, SPECIALS, prefixes=prefixes)
     if driver == "fixed":
-        assert_same(search_fixed(model, sources, options, prefixes=prefixes), eager)
+        assert_same(search_static(model, sources, options, prefixes=prefixes), eager)
     for prefix, best in zip(prefixes, eager, strict=True):
         for h in best:
             assert [*h.ids, SPECIALS.eos][: len(prefix)] == prefix
@@ -245,13 +245,13 @@ def test_prefixes_come_first(driver):
 def test_prefixes_of_an_earlier_batch_are_forgotten():
     """The long one leaves its mark in the shape that the short one grows into."""
     model, sources, options = build_model(), [[5, 6, SPECIALS.eos]], SearchOptions(extra_length=60)
-    search_fixed(model, sources, options, prefixes=[[5] * 40])
-    short = search_fixed(model, sources, options, prefixes=[[5]])
+    search_static(model, sources, options, prefixes=[[5] * 40])
+    short = search_static(model, sources, options, prefixes=[[5]])
     assert len(short[0][0].ids) > 40
     assert_same(short, search(model, sources, options, SPECIALS, prefixes=[[5]]))
 
 
-@pytest.mark.parametrize("driver", [search, search_fixed])
+@pytest.mark.parametrize("driver", [search, search_static])
 def test_half_precision_products_cost_half_precision_digits(driver):
     model, sources = build_model(eos=6.0), random_sources(6)
     options = SearchOptions(extra_length=6)
@@ -317,7 +317,7 @@ def test_options_that_make_no_sense_are_named(options, message):
 
 
 DRIVERS = pytest.mark.parametrize(
-    "driver", [lambda *given, **how: search(*given, SPECIALS, **how), search_fixed], ids=["eager", "fixed"]
+    "driver", [lambda *given, **how: search(*given, SPECIALS, **how), search_static], ids=["eager", "fixed"]
 )
 
 

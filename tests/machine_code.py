@@ -131,22 +131,6 @@ def launch_short():
             attend(short_attention, "rela", (M, N, 64), heads=(4, 2))
 
 
-def launch_gated():
-    """The norm in the epilogue, at every pair of block sizes."""
-    import torch
-
-    from rectiformer.ops.gated import gated_attention
-
-    gain = torch.ones(4 * 64)
-
-    def attend_gated(q, k, v, call):
-        x, squares = gated_attention(q, k, v, gain, gain, call)
-        return x + squares[..., None]
-
-    for M, N in product(BLOCKS[:3], BLOCKS[:3]):
-        attend(attend_gated, "rela", (M, N, 64), key_lengths=[N, N - 3])
-
-
 def launch_long():
     """What tests/gpu has for long sequences, once each."""
     import torch
@@ -214,7 +198,6 @@ def launch_cache_rows():
 
 PARTS = {
     "short": launch_short,
-    "gated": launch_gated,
     "long": launch_long,
     "decode": launch_decode,
     "simplex": launch_simplex,

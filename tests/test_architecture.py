@@ -42,7 +42,7 @@ INSIDE_OPS = [
     "operators long_launch",
     "fused_norm",
     "short long add_norm",
-    "gated fused decode long_rows",
+    "fused decode long_rows",
     "dispatch cache_rows",
     "weights packed cached explain occupancy row_statistics parallel",
 ]

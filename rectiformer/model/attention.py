@@ -14,17 +14,15 @@ from rectiformer.errors import ArgumentError, ConfigError, ShapeError
 from rectiformer.model.cache import Cache, StaticLayer
 from rectiformer.model.heads import check_heads, split_heads
 from rectiformer.model.learned import LearnedOption, build_learned
-from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows, project_normed
+from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows
 from rectiformer.model.observation import Observation
 from rectiformer.model.opening import Opening
 from rectiformer.model.turning import STILL, Turns, turned
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.decode import OutputNorm
-from rectiformer.ops.dispatch import Window, check_call, choose, run
-from rectiformer.ops.gated import gated_attention, gated_obstacle
+from rectiformer.ops.dispatch import Window, check_call, run
 from rectiformer.ops.parallel import attention_to_shards, context_parallel_attention
 from rectiformer.ops.ranks import Ranks
-from rectiformer.ops.reference import Call
 from rectiformer.ops.row_statistics import RowStatistics, attention_with_rows
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import shown_by
@@ -158,8 +156,6 @@ class RectifiedAttention(nn.Module):
         call = check_call(
             q, k, v, self.variant, causal, key_lengths, attn_mask, attn_bias, window, None, dropout, None, options
         )
-        if self.norms_in_epilogue(q, k, v, call):
-            return self.attend_normed(q, k, v, call)
         if self.row_observer is None:
             mixed = run(q, k, v, call, "auto")
         else:
@@ -182,21 +178,6 @@ class RectifiedAttention(nn.Module):
         options = self.current_options()
         mixed = attend(q, k, v, self.variant, group=self.ranks.group, key_lengths=key_lengths, **options)
         return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
-
-    def norms_in_epilogue(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
-        """Whether `attend_normed` is to take this call: compiled and without gradients, where it beats the norm's own
-        kernels (docs/log.md)."""
-        if not torch.compiler.is_compiling() or torch.is_grad_enabled():
-            return False
-        if self.observer or self.row_observer or not isinstance(self.norm, RMSNorm | GatedRMSNorm):
-            return False
-        fused = choose(q, k, v, call, "auto") == "fused"
-        return fused and not gated_obstacle(q, k, v, self.norm.gain, self.norm.gate, call)
-
-    def attend_normed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        """Attend, norm and project back with no pass over memory for the norm: [B, M, E]."""
-        assert isinstance(self.norm, RMSNorm | GatedRMSNorm)
-        return project_normed(*gated_attention(q, k, v, self.norm.gain, self.norm.gate, call), self.output)
 
     def step(self, x: Tensor, cache: StaticLayer, written: Tensor, turns: Turns = STILL) -> Tensor:
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""

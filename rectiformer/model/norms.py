@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
@@ -83,17 +82,6 @@ def rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None) -> Tensor:
     """[sigmoid(gate z)] gain z / sqrt(mean(z^2) + epsilon), by the kernels where they can run."""
     fused = kernels_suit(z, gain, gate) and not transform_obstacle()
     return (fused_rms_norm if fused else plain_rms_norm)(z, gain, gate, EPSILON)
-
-
-def project_normed(x: Tensor, squares: Tensor, output: nn.Linear) -> Tensor:
-    """Finish a norm after the output projection, where its root, one number a row, has the same effect.
-
-    x [B, H, M, D] is [sigmoid(gate z)] gain z, and squares [B, H, M] are the sums of z^2. Gives [B, M, E].
-    """
-    root = torch.rsqrt(squares.sum(1) / output.in_features + EPSILON)  # [B, M]
-    projected = F.linear(x.transpose(1, 2).flatten(2), output.weight)
-    out = projected * root[..., None]
-    return (out if output.bias is None else out + output.bias).to(projected.dtype)
 
 
 def uniform_vector_(vector: Tensor) -> Tensor:

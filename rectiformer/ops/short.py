@@ -200,9 +200,9 @@ def short(*inputs: Any) -> Tensor:
 
     problem = Problem(*inputs)
     q, k, v = problem.q, problem.k, problem.v
-    out, flat = heads_last(q, v.shape[3]), [None, None, None, problem.bounds_q, problem.bounds_k]
+    out, flat = heads_last(q, v.shape[3]), [problem.bounds_q, problem.bounds_k]
     for room in problem.rooms():
-        room |= {"NORM": 0, **problem.tune(room, backward=False)}
+        room |= problem.tune(room, backward=False)
         problem.launch(short_forward, problem.sequences * q.shape[1], [q, k, v, out], flat, room)
     return out
 

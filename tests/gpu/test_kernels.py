@@ -282,7 +282,7 @@ def test_decoding_with_its_norm_and_with_page_bounds():
 
 @pytest.mark.parametrize("variant", ["rela-g", "rela-i"])
 @pytest.mark.parametrize("length", [20, 60, 128])
-def test_norms_in_the_epilogue_of_compiled_modules(variant, length):
+def test_compiled_modules_are_as_exact_as_plain_ones(variant, length):
     """bf16 results of the compiled module, beside those of the plain one, against float64."""
     torch.manual_seed(1)
     module = RectifiedAttention(128, 2, variant).cuda()

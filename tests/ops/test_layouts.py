@@ -46,10 +46,6 @@ def short(B, H, K):
     return [*qkv(B, H, K), *tables, [0.5, 0.2, 0.5, 1.0], [1, 3, 1, M, N]]
 
 
-def short_gated(B, H, K):
-    return [torch.randn(H * DV), torch.randn(H * DV), *short(B, H, K)]
-
-
 def long(B, H, K, bias=True):
     tables = [torch.randn(B, H, M, N) if bias else None, torch.rand(B, 1, M, N) > 0.2]
     tables += [torch.rand(H) + 0.5 if H == K else None, torch.arange(N, N - B, -1), torch.tensor(7), None, None, None]
@@ -77,8 +73,6 @@ OPERATORS = {
     "rectified_backward": lambda *sizes: [upstream(*sizes), *rectified(*sizes)],
     "short": short,
     "short_backward": lambda *sizes: [upstream(*sizes), *short(*sizes)],
-    "short_gated": short_gated,
-    "short_gated_backward": lambda B, H, K: [upstream(B, H, K), torch.randn(B, H, M), *short_gated(B, H, K)],
     "long": long,
     "long_backward": lambda *sizes: [upstream(*sizes), *long(*sizes)],
     "long_rows": lambda *sizes: long(*sizes, bias=False),

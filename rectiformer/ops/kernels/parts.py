@@ -181,10 +181,3 @@ def store_head(
 ):  # fmt: skip
     own = ptr + b * stride_batch + h * stride_head + start * stride_row
     store_rows(own, stride_row, stride_column, rows, limit, D, values, BLOCK_D)
-
-
-@triton.jit
-def load_head_row(ptr, h, D, BLOCK_D: tl.constexpr):
-    """Head h's part of a vector over all heads, in float32: [1, BLOCK_D], zeros beyond D."""
-    columns = tl.arange(0, BLOCK_D)
-    return tl.load(ptr + h * D + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]

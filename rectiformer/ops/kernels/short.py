@@ -20,7 +20,6 @@ import triton.language as tl
 from rectiformer.ops.kernels.parts import (
     grow,
     load_head,
-    load_head_row,
     place,
     row_gain,
     row_weights,
@@ -34,7 +33,7 @@ from rectiformer.ops.kernels.parts import (
 @triton.jit(do_not_specialize=["M", "N", "left", "right"])
 def short_forward(
     q_ptr, k_ptr, v_ptr, out_ptr,
-    vector_ptr, gate_ptr, squares_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
     q_batch, q_head, q_row, q_column,
     k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column,
@@ -42,10 +41,9 @@ def short_forward(
     H, M, N, D, Dv, left, right, scale, gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPS: tl.constexpr,
-    GROUP: tl.constexpr, PACKED: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, NORM: tl.constexpr,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """NORM 1 multiplies the mixed values with a vector, NORM 2 also opens their gates; both leave sums of squares."""
     h = (tl.program_id(0) % H).to(tl.int64)
     b, q_start, k_start, M, N = place(tl.program_id(0) // H, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
     if PACKED and ((tl.maximum(M, N) <= LEAST) | (tl.maximum(M, N) > MOST)):
@@ -66,10 +64,6 @@ def short_forward(
         kept = sequence_survivors(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPS else seen
         weights = grow(weights, row, kept, POWER, DROPS)
         out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        if NORM > 0:
-            tl.store(squares_ptr + (b * H + h) * M + m, tl.sum(out * out, 1), mask=m < M)
-            opened = tl.sigmoid(load_head_row(gate_ptr, h, Dv, BLOCK_DV) * out) if NORM == 2 else 1.0
-            out = out * load_head_row(vector_ptr, h, Dv, BLOCK_DV) * opened
         store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
 
 

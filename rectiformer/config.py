@@ -128,8 +128,8 @@ class ModelConfig:
     tie_embeddings: str = choices("all", "target", "none")
     """Embeddings that are one matrix: source, target, output (with a shared vocabulary); target and output; none."""
     positions: str = choices("sequence", "sentence")
-    """What positions are counted in: all that a model reads at once, or each sentence of it, whose number then turns
-    queries and keys (model/turning.py). A model of single sentences goes on with segments of documents nearly where it
+    """What positions are counted in: all that a model reads at once, or each sentence of it, whose index then rotates
+    queries and keys (model/rotary.py). A model of single sentences goes on with segments of documents nearly where it
     was (`training.init_from`)."""
     output_norm: str = ""
     """Norm of what the heads give together, in place of the variant's own: "none", "rms", "rms-small", "gated-rms",

@@ -17,7 +17,7 @@ from rectiformer.model.learned import LearnedOption, build_learned
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm, center_rows
 from rectiformer.model.observation import Observation
 from rectiformer.model.opening import Opening
-from rectiformer.model.turning import STILL, Turns, turned
+from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import Window, check_call, run
@@ -134,17 +134,17 @@ class RectifiedAttention(nn.Module):
         attn_bias: Tensor | None = None,
         window: Window | None = None,
         cache: Cache | None = None,
-        turns: Turns = STILL,
+        rotary: SentenceRotary = NO_ROTARY,
     ) -> Tensor:
         """Attend from x [B, M, E] to memory [B, N, E] (x itself unless given): [B, M, E].
 
         With a `cache`, self-attention adds the tokens of x to it and attends to all it holds; cross-attention fills
-        it at the first call and reads it afterwards, so `memory` is projected once. `turns` tells sentences apart.
+        it at the first call and reads it afterwards, so `memory` is projected once. `rotary` tells sentences apart.
         """
         for name, given in (("x", x), ("memory", memory)):
             if given is not None and (given.dim() != 3 or given.shape[-1] != self.embed_dim):
                 raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.embed_dim}")
-        q, k, v = self.project(x, memory, cache, key_lengths, turns)
+        q, k, v = self.project(x, memory, cache, key_lengths, rotary)
         if self.ranks is not None:
             return self.attend_shards(q, k, v, memory is None, key_lengths)
         options = self.current_options()
@@ -179,9 +179,9 @@ class RectifiedAttention(nn.Module):
         mixed = attend(q, k, v, self.variant, group=self.ranks.group, key_lengths=key_lengths, **options)
         return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
 
-    def step(self, x: Tensor, cache: StaticLayer, written: Tensor, turns: Turns = STILL) -> Tensor:
+    def step(self, x: Tensor, cache: StaticLayer, written: Tensor, rotary: SentenceRotary = NO_ROTARY) -> Tensor:
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""
-        q, k, v = self.project(x, None, None, turns=turns)
+        q, k, v = self.project(x, None, None, rotary=rotary)
         norm = None
         if isinstance(self.norm, RMSNorm | GatedRMSNorm):
             norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
@@ -211,12 +211,12 @@ class RectifiedAttention(nn.Module):
         memory: Tensor | None,
         cache: Cache | None,
         key_lengths: Tensor | None = None,
-        turns: Turns = STILL,
+        rotary: SentenceRotary = NO_ROTARY,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, M, D], keys and values [B, K, N, D]."""
         if memory is None:
             q, k, v = self._linear(x, 0, 3).split(self.sizes, -1)
-            k, v = self._keys(k, key_lengths, turns), split_heads(v, self.num_kv_heads)
+            k, v = self._keys(k, key_lengths, rotary), split_heads(v, self.num_kv_heads)
             if cache is not None:
                 k, v = cache.append(k, v)
         else:
@@ -225,10 +225,10 @@ class RectifiedAttention(nn.Module):
                 k, v = cache.keys, cache.values
             else:
                 k, v = self._linear(memory, 1, 3).chunk(2, -1)
-                k, v = self._keys(k, key_lengths, turns), split_heads(v, self.num_kv_heads)
+                k, v = self._keys(k, key_lengths, rotary), split_heads(v, self.num_kv_heads)
                 if cache is not None:
                     k, v = cache.append(k, v)
-        return turned(split_heads(q, self.num_heads), turns.queries), k, v
+        return apply_rotary(split_heads(q, self.num_heads), rotary.queries), k, v
 
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
@@ -266,11 +266,11 @@ class RectifiedAttention(nn.Module):
         assert self.learned is not None
         return self.learned().reciprocal().expand(self.num_heads)
 
-    def _keys(self, k: Tensor, lengths: Tensor | None, turns: Turns) -> Tensor:
+    def _keys(self, k: Tensor, lengths: Tensor | None, rotary: SentenceRotary) -> Tensor:
         if self.center_keys:
             k = center_rows(k, lengths, self.ranks)
         k = k if self.opening is None else self.opening.raise_keys(k)
-        return turned(split_heads(k, self.num_kv_heads), turns.keys)
+        return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys)
 
 
 def variance_scaling_(weight: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from rectiformer.model.cache import Cache, StaticLayer
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import KeyValueMemory
-from rectiformer.model.turning import Turn, Turns
+from rectiformer.model.rotary import Rotation, SentenceRotary
 from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.variants import find_variant
 
@@ -107,8 +107,10 @@ class EncoderLayer(nn.Module):
         self.around_attention = Residual(config)
         self.around_memory = Residual(config)
 
-    def forward(self, x: Tensor, lengths: Tensor | None, turn: Turn | None = None) -> Tensor:
-        x = self.around_attention(x, lambda x: self.attention(x, key_lengths=lengths, turns=Turns(turn, turn)))
+    def forward(self, x: Tensor, lengths: Tensor | None, rotation: Rotation | None = None) -> Tensor:
+        x = self.around_attention(
+            x, lambda x: self.attention(x, key_lengths=lengths, rotary=SentenceRotary(rotation, rotation))
+        )
         return self.around_memory(x, self.memory)
 
 
@@ -129,13 +131,13 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         source: Tensor,
         source_lengths: Tensor | None,
-        turn: Turn | None = None,
-        source_turn: Turn | None = None,
+        rotation: Rotation | None = None,
+        source_rotation: Rotation | None = None,
     ) -> Tensor:
         """All positions [B, M, E] at once, each seeing itself and what stands before it."""
-        own, across = Turns(turn, turn), Turns(turn, source_turn)
-        x = self.around_attention(x, lambda x: self.attention(x, causal=True, turns=own))
-        x = self.around_cross(x, lambda x: self.cross(x, source, key_lengths=source_lengths, turns=across))
+        own, across = SentenceRotary(rotation, rotation), SentenceRotary(rotation, source_rotation)
+        x = self.around_attention(x, lambda x: self.attention(x, causal=True, rotary=own))
+        x = self.around_cross(x, lambda x: self.cross(x, source, key_lengths=source_lengths, rotary=across))
         return self.around_memory(x, self.memory)
 
     def step(
@@ -146,7 +148,7 @@ class DecoderLayer(nn.Module):
         own: Cache | StaticLayer,
         cross: Cache,
         written: Tensor | None,
-        turn: Turn | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts those that a fixed `own` then holds;
         `cross` holds the source's keys already.
@@ -158,12 +160,12 @@ class DecoderLayer(nn.Module):
         def attend(x: Tensor) -> Tensor:
             if isinstance(own, StaticLayer):
                 assert written is not None
-                return self.attention.step(x, own, written, Turns(turn, turn))
-            return self.attention(x, cache=own, turns=Turns(turn, turn))
+                return self.attention.step(x, own, written, SentenceRotary(rotation, rotation))
+            return self.attention(x, cache=own, rotary=SentenceRotary(rotation, rotation))
 
         def attend_source(x: Tensor) -> Tensor:
-            turns = Turns(None if turn is None else turn.of_beams(len(source)))
-            return self.cross(x, source, key_lengths=source_lengths, cache=cross, turns=turns)
+            rotary = SentenceRotary(None if rotation is None else rotation.per_source(len(source)))
+            return self.cross(x, source, key_lengths=source_lengths, cache=cross, rotary=rotary)
 
         x = self.around_attention(x, attend)
         attended = self.around_cross(x.view(len(source), -1, x.shape[-1]), attend_source)

@@ -16,7 +16,7 @@ from rectiformer.model.cache import Cache, ContextCache, KeyValueCache, StaticCa
 from rectiformer.model.embedding import Embedding, position_signals, working_dtype
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
-from rectiformer.model.turning import Turn, Turns, turn_by, with_numbers, without_numbers
+from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of, with_numbers, without_numbers
 from rectiformer.ops.ranks import Ranks, own_shard
 
 
@@ -119,9 +119,9 @@ class Transformer(nn.Module):
         """Source ids [B, N] to [B, N, E], with the numbers of their sentences where those count (`encoded_width`);
         `lengths` None says that no row is padded."""
         x, numbers = self.embed_source(source)
-        turn = self.turn(numbers)
+        rotation = self.rotation(numbers)
         for layer in self.encoder:
-            x = layer(x, lengths, turn)
+            x = layer(x, lengths, rotation)
         return with_numbers(self.encoder_norm(x), numbers)
 
     def embed_source(self, source: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -137,19 +137,19 @@ class Transformer(nn.Module):
         positions, numbers = embedding.places(padded)[:, where].unbind(-1)
         return embedding.embed(padded[:, where], embedding.positions[positions]), numbers
 
-    def turn(self, numbers: Tensor | None) -> Turn | None:
-        """What the numbers [B, M] of their sentences turn queries and keys by."""
+    def rotation(self, numbers: Tensor | None) -> Rotation | None:
+        """The rotation of positions by the numbers [B, M] of their sentences."""
         if numbers is None:
             return None
-        return turn_by(numbers, self.config.hidden_size // self.config.num_heads, working_dtype(self.output))
+        return rotation_of(numbers, self.config.hidden_size // self.config.num_heads, working_dtype(self.output))
 
     def decode(self, target: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
         """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""
-        x, turn = self.target_embedding(target), self.turn(self.target_embedding.numbers(target))
+        x, rotation = self.target_embedding(target), self.rotation(self.target_embedding.numbers(target))
         source, numbers = without_numbers(source, self.config.hidden_size)
-        source_turn = self.turn(numbers)
+        source_rotation = self.rotation(numbers)
         for layer in self.decoder:
-            x = layer(x, source, source_lengths, turn, source_turn)
+            x = layer(x, source, source_lengths, rotation, source_rotation)
         return self.decoder_norm(x)
 
     def forward(self, source: Tensor, source_lengths: Tensor | None, target: Tensor) -> Tensor:
@@ -191,10 +191,10 @@ class Transformer(nn.Module):
     def project_source(self, source: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
         states, numbers = without_numbers(source, self.config.hidden_size)
-        turns = Turns(keys=self.turn(numbers))
+        rotary = SentenceRotary(keys=self.rotation(numbers))
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            _, keys, values = layer.cross.project(states[:, :1], states, None, lengths, turns)
+            _, keys, values = layer.cross.project(states[:, :1], states, None, lengths, rotary)
             yield keys.contiguous(), values.contiguous()
 
     def step(self, ids: Tensor, state: DecoderState) -> Tensor:
@@ -204,12 +204,12 @@ class Transformer(nn.Module):
         else:
             state.static.reorder(state.position)
         x = self.target_embedding.embed(ids[:, None], self.next_signals(ids, state))
-        turn = self.turn(None if state.places is None else state.places[:, 1:])
+        rotation = self.rotation(None if state.places is None else state.places[:, 1:])
         written = None if state.static is None else (state.position + 1).expand(len(ids))
         source = state.source[..., : self.config.hidden_size]
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer.step(x, source, state.source_lengths, own, cross, written, turn)
+            x = layer.step(x, source, state.source_lengths, own, cross, written, rotation)
         state.position += 1
         return self.logits(self.decoder_norm(x)).squeeze(1)
 

@@ -284,9 +284,9 @@ def test_only_pre_order_ends_with_a_norm(order):
     assert isinstance(model.decoder_norm, kind)
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("variant", ["softmax", "rela-g"])
-def test_one_compiled_program_takes_all_shapes_but_the_first(variant, turned):
+def test_one_compiled_program_takes_all_shapes_but_the_first(variant, rotated):
     """The first is compiled for itself; a size that is fixed by the way would compile a program for every one."""
     graphs = []
 
@@ -301,6 +301,8 @@ def test_one_compiled_program_takes_all_shapes_but_the_first(variant, turned):
         compiled = torch.compile(layer, backend=keep)
         for batch, length in [(25, 12), (33, 9), (16, 20), (7, 50)]:
             x, source, lengths = *torch.randn(2, batch, length, 16), torch.full((batch,), length)
-            turn = model.turn(torch.randint(0, 9, (batch, length))) if turned else None
-            compiled(*((x, lengths, turn) if layer is model.encoder[0] else (x, source, lengths, turn, turn)))
+            rotation = model.rotation(torch.randint(0, 9, (batch, length))) if rotated else None
+            compiled(
+                *((x, lengths, rotation) if layer is model.encoder[0] else (x, source, lengths, rotation, rotation))
+            )
         assert len(graphs) == 2

@@ -1,4 +1,4 @@
-"""Queries and keys turned by the numbers of their sentences."""
+"""Queries and keys rotated by the index of their sentence."""
 
 import math
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rectiformer.config import ModelConfig
+from rectiformer.model.rotary import apply_rotary, rotation_of, with_numbers, without_numbers
 from rectiformer.model.transformer import Transformer
-from rectiformer.model.turning import turn_by, turned, with_numbers, without_numbers
 from rectiformer.ops.variant import dot_scores
 from rectiformer.ops.variants import VARIANTS
 
@@ -29,17 +29,19 @@ def test_products_depend_on_how_far_apart_sentences_are_and_within_one_are_as_th
     q, k = torch.randn(2, 1, 1, 1, head, dtype=torch.double)
 
     def product(mine, other):
-        one, two = (turned(x, turn_by(torch.tensor([[number]]), head)) for x, number in ((q, mine), (k, other)))
+        one, two = (
+            apply_rotary(x, rotation_of(torch.tensor([[number]]), head)) for x, number in ((q, mine), (k, other))
+        )
         return (one * two).sum()
 
     torch.testing.assert_close(product(11, 11), (q * k).sum(), rtol=0, atol=1e-5)
     torch.testing.assert_close(product(3, 8), product(40, 45), rtol=0, atol=1e-4)  # angles are single precision
 
 
-def test_each_pair_of_dimensions_turns_by_the_angle_it_says():
+def test_each_pair_of_dimensions_rotates_by_the_angle_it_says():
     x = torch.zeros(1, 1, 1, 8)
     x[..., 2] = 1
-    found = turned(x, turn_by(torch.tensor([[3]]), 8)).flatten()
+    found = apply_rotary(x, rotation_of(torch.tensor([[3]]), 8)).flatten()
     angle = 3 * math.pi * 0.5**1.5
     expected = torch.zeros(8)
     expected[[2, 6]] = torch.tensor([math.cos(angle), math.sin(angle)])
@@ -48,14 +50,14 @@ def test_each_pair_of_dimensions_turns_by_the_angle_it_says():
 
 def test_the_first_pair_and_an_odd_dimension_stand_still():
     x = torch.randn(1, 3, 4, 9)
-    found = turned(x, turn_by(torch.tensor([[0, 1, 2, 77]]), 9))
+    found = apply_rotary(x, rotation_of(torch.tensor([[0, 1, 2, 77]]), 9))
     torch.testing.assert_close(found[..., [0, 4, 8]], x[..., [0, 4, 8]])
     assert not torch.allclose(found, x)
 
 
 def test_no_two_of_two_thousand_sentences_look_alike():
     """The mean of the cosines is what is left of a product between them that fitted in all dimensions."""
-    alike = turn_by(torch.arange(1, 2000)[None], 64).cosines.mean(-1)
+    alike = rotation_of(torch.arange(1, 2000)[None], 64).cos.mean(-1)
     assert alike.max() < 0.5
 
 
@@ -78,7 +80,7 @@ def test_a_segment_that_says_the_same_later_is_read_the_same(variant, score_bias
     x = torch.randn(1, 5, 16, dtype=torch.double)
     numbers = torch.tensor([[0, 0, 0, 1, 1]])
     with torch.no_grad():
-        first, later = (model.encoder[0](x, None, model.turn(numbers + more)) for more in (0, 40))
+        first, later = (model.encoder[0](x, None, model.rotation(numbers + more)) for more in (0, 40))
         still = model.encoder[0](x, None)
     torch.testing.assert_close(first, later, rtol=0, atol=1e-4)
     assert not torch.allclose(first, still, atol=1e-3)

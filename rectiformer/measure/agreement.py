@@ -18,7 +18,7 @@ WORD = re.compile(r"\w+")
 
 
 class Dependent(Protocol):
-    """A word whose translation an earlier sentence decides, as text/pairs.py has it."""
+    """A word whose translation an earlier sentence decides, such as a `Dependent` of text/grammar."""
 
     @property
     def kind(self) -> str: ...

@@ -7,9 +7,8 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from rectiformer.errors import ArgumentError
-from rectiformer.text import lexicon
-from rectiformer.text.grammar import draw_documents, draw_sentences
-from rectiformer.text.pairs import plain_text
+from rectiformer.text.grammar import draw_documents, draw_sentences, lexicon
+from rectiformer.text.grammar.sentences import plain_text
 
 SPLITS = ["train", "valid", "test"]
 

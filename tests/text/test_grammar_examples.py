@@ -4,11 +4,19 @@ from itertools import chain
 
 import pytest
 
-from rectiformer.text import lexicon
-from rectiformer.text.clauses import Clause
-from rectiformer.text.inflection import FIRST, FIRST_PLURAL, HE, MODALS, SHE
-from rectiformer.text.pairs import pair_words
-from rectiformer.text.phrases import COMMA, LINKED_COMMA, Location, NounPhrase, PronounPhrase, RelativePhrase, Word
+from rectiformer.text.grammar import lexicon
+from rectiformer.text.grammar.clauses import (
+    COMMA,
+    LINKED_COMMA,
+    Clause,
+    Location,
+    NounPhrase,
+    PronounPhrase,
+    RelativePhrase,
+    Word,
+)
+from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, HE, MODALS, SHE
+from rectiformer.text.grammar.sentences import pair_words
 
 # Parts to build examples from. Keys only have to differ.
 

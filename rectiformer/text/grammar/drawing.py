@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TypeVar
 
-from rectiformer.text import lexicon
-from rectiformer.text.clauses import Clause
-from rectiformer.text.inflection import FIRST, FIRST_PLURAL, GIRL, HE, IT, MODALS, SHE, THEY, Pronoun
-from rectiformer.text.lexicon import Adjective, Adverbial, Determiner, Noun, Verb
-from rectiformer.text.phrases import Location, NounPhrase, Phrase, PronounPhrase
+from rectiformer.text.grammar import lexicon
+from rectiformer.text.grammar.clauses import Clause, Location, NounPhrase, Phrase, PronounPhrase
+from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, GIRL, HE, IT, MODALS, SHE, THEY, Pronoun
+from rectiformer.text.grammar.lexicon import Adjective, Adverbial, Determiner, Noun, Verb
 
 Item = TypeVar("Item")
 

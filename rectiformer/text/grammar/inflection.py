@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rectiformer.text.lexicon import Adjective, Determiner, Noun, Verb
+from rectiformer.text.grammar.lexicon import Adjective, Determiner, Noun, Verb
 
 
 @dataclass(frozen=True)

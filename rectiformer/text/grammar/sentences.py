@@ -1,13 +1,25 @@
-"""The forms of sentence the built-in grammar has: statements, questions, commands, and clauses within clauses."""
+"""Finished sentence pairs, and the forms they take: statements, questions, commands, clauses within clauses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
-from rectiformer.text import lexicon
-from rectiformer.text.clauses import Clause
-from rectiformer.text.drawing import (
+from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.text.grammar import lexicon
+from rectiformer.text.grammar.clauses import (
+    COMMA,
+    LINKED_COMMA,
+    Clause,
+    NounPhrase,
+    Phrase,
+    PronounPhrase,
+    RelativePhrase,
+    Word,
+    Words,
+)
+from rectiformer.text.grammar.drawing import (
     PREDICATE_FRAMES,
     SHORT_FRAMES,
     Dice,
@@ -23,20 +35,102 @@ from rectiformer.text.drawing import (
     nouns_of,
     verbs_of,
 )
-from rectiformer.text.inflection import FIRST, FIRST_PLURAL, SECOND
-from rectiformer.text.pairs import Pair, fits, pair_words
-from rectiformer.text.phrases import (
-    COMMA,
-    LINKED_COMMA,
-    NounPhrase,
-    Phrase,
-    PronounPhrase,
-    RelativePhrase,
-    Word,
-)
+from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, SECOND
 
-GOALS = (lexicon.TO, lexicon.INTO)
+SPLITS = ("train", "valid", "test")
+MIN_WORDS, MAX_WORDS = 4, 16  # per side, punctuation included
+END = Word("", (-2,))
 CONJUNCTION = (-3,)  # the keys of what opens a clause
+GOALS = (lexicon.TO, lexicon.INTO)
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """A target word that only an earlier sentence of the document decides."""
+
+    target_index: int
+    kind: str  # "pronoun" or "term"
+    correct: str
+    wrong: tuple[str, ...]
+    antecedent: int  # index of the deciding sentence in the document
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A German sentence, its English translation and the links (source index, target index) between their words."""
+
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+    sure: frozenset[tuple[int, int]]
+    possible: frozenset[tuple[int, int]]  # without the sure ones
+    dependents: tuple[Dependent, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The German text."""
+        return plain_text(self.source_words)
+
+    @property
+    def target(self) -> str:
+        """The English text."""
+        return plain_text(self.target_words)
+
+
+def plain_text(words: Sequence[str]) -> str:
+    """Words as one line of text, punctuation attached."""
+    return "".join(word if word in ".,?!" else f" {word}" for word in words)[1:]
+
+
+def split_of(source: str) -> str:
+    """The split a German sentence belongs to, whatever the seed: 1 in 20 is valid, 1 in 20 test."""
+    bucket = blake2b(source.encode(), digest_size=8).digest()[0] % 20
+    return {0: "valid", 1: "test"}.get(bucket, "train")
+
+
+def pair_words(german: Words, english: Words, mark: str = ".") -> Pair:
+    """Finish a sentence: capitals, final mark, and links between words with a key in common."""
+    end = END._replace(text=mark)
+    german, english = [*capitalize(german), end], [*capitalize(english), end]
+    sure = frozenset(links([word.keys for word in german], [word.keys for word in english]))
+    every = links([word.keys + word.maybe for word in german], [word.keys + word.maybe for word in english])
+    return Pair(
+        tuple(word.text for word in german), tuple(word.text for word in english), sure, frozenset(every) - sure
+    )
+
+
+def links(source: Sequence[tuple[int, ...]], target: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """Source and target positions of words that have a key in common."""
+    positions: dict[int, list[int]] = {}
+    for t, keys in enumerate(target):
+        for key in keys:
+            positions.setdefault(key, []).append(t)
+    return ((s, t) for s, keys in enumerate(source) for key in keys for t in positions.get(key, ()))
+
+
+def capitalize(words: Words) -> Words:
+    """The words with the first letter of the first as a capital."""
+    first = words[0].text
+    return [words[0]._replace(text=first[0].upper() + first[1:]), *words[1:]]
+
+
+def fits(pair: Pair, split: str) -> bool:
+    """Whether a pair has a usable length and belongs to the split."""
+    lengths = len(pair.source_words), len(pair.target_words)
+    return min(lengths) >= MIN_WORDS and max(lengths) <= MAX_WORDS and split_of(pair.source) == split
+
+
+def draw_sentences(count: int, seed: int, split: str = "train") -> Iterator[Pair]:
+    """`count` sentence pairs; pair i depends on seed, split and i alone. No two splits share a sentence."""
+    check_request(count, split)
+    return (draw_sentence(Dice(f"sentence {seed} {split} {index}"), split) for index in range(count))
+
+
+def check_request(count: int, split: str) -> None:
+    """Refuse a negative count and a split that is none."""
+    if count < 0:
+        raise ArgumentError(f"count = {count} is negative; ask for 0 or more")
+    if split not in SPLITS:
+        raise ArgumentError(unknown_name("split", split, SPLITS))
 
 
 def draw_sentence(dice: Dice, split: str) -> Pair:

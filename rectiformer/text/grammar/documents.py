@@ -1,8 +1,4 @@
-"""The built-in corpus: sentence pairs, documents and exact word links of a small German-English grammar.
-
-German is the source. Every pair is a pure function of seed, split and position, and a sentence (in a document: the
-document) has one translation only.
-"""
+"""Documents of the grammar: topics are introduced, then mentioned by a pronoun or term that only context decides."""
 
 from __future__ import annotations
 
@@ -10,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rectiformer.errors import ArgumentError, unknown_name
-from rectiformer.text import lexicon
-from rectiformer.text.clauses import Clause
-from rectiformer.text.drawing import (
+from rectiformer.text.grammar import lexicon
+from rectiformer.text.grammar.clauses import Clause, NounPhrase, Phrase, PronounPhrase
+from rectiformer.text.grammar.drawing import (
     DEFINITE,
     Dice,
     anaphor,
@@ -24,23 +19,13 @@ from rectiformer.text.drawing import (
     nouns_of,
     verbs_of,
 )
-from rectiformer.text.inflection import FIRST, FIRST_PLURAL, GIRL, HE, IT, SHE, Pronoun
-from rectiformer.text.lexicon import Noun
-from rectiformer.text.pairs import SPLITS, Dependent, Pair, fits, pair_words
-from rectiformer.text.phrases import NounPhrase, Phrase, PronounPhrase
-from rectiformer.text.sentences import draw_sentence, report
-
-__all__ = ["Dependent", "Pair", "draw_documents", "draw_sentences"]
+from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, GIRL, HE, IT, SHE, Pronoun
+from rectiformer.text.grammar.lexicon import Noun
+from rectiformer.text.grammar.sentences import Dependent, Pair, check_request, fits, pair_words, report
 
 INTRODUCED = "person animal thing opening device vehicle text"  # kinds a document may be about
 SAME_GERMAN = {"m": (HE, IT["m"]), "f": (SHE, IT["f"]), "n": (GIRL, IT["n"])}
 NO_NOUN_FRAMES = ("none", "none", "reflexive")
-
-
-def draw_sentences(count: int, seed: int, split: str = "train") -> Iterator[Pair]:
-    """`count` sentence pairs; pair i depends on seed, split and i alone. No two splits share a sentence."""
-    check_request(count, split)
-    return (draw_sentence(Dice(f"sentence {seed} {split} {index}"), split) for index in range(count))
 
 
 def draw_documents(count: int, seed: int, split: str = "train") -> Iterator[tuple[Pair, ...]]:
@@ -50,14 +35,6 @@ def draw_documents(count: int, seed: int, split: str = "train") -> Iterator[tupl
     """
     check_request(count, split)
     return (draw_document(Dice(f"document {seed} {split} {index}"), split) for index in range(count))
-
-
-def check_request(count: int, split: str) -> None:
-    """Refuse a negative count and a split that is none."""
-    if count < 0:
-        raise ArgumentError(f"count = {count} is negative; ask for 0 or more")
-    if split not in SPLITS:
-        raise ArgumentError(unknown_name("split", split, SPLITS))
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def report(options: argparse.Namespace) -> tuple[str, Machine]:
 
 def draw(machine: Machine, options: argparse.Namespace, path: Path) -> None:
     """An update against the GPUs that share a document, and what part of it is sending against its length."""
-    from rectiformer.analyze.figure_style import LOOKS, panels, style
+    from rectiformer.analyze.plots import LOOKS, panels, style
 
     ranks = [2**power for power in range(3, 11)]
     lengths = [2**power for power in range(10, 21)]

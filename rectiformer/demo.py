@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rectiformer.analyze.examples import record_examples
+from rectiformer.analyze.capture import record_examples
 from rectiformer.analyze.findings import AlignmentFindings, Findings, analyze
 from rectiformer.analyze.record import AttentionRecord, Example
 from rectiformer.analyze.report import write_report

@@ -5,28 +5,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
-from rectiformer.analyze.observe import Seen, observe
-from rectiformer.analyze.record import KINDS, AttentionRecord, Example, ModelCard, PieceSpan, Side
-from rectiformer.analyze.sites import site_records
+from rectiformer.analyze.meters import BLOCK_CELLS
+from rectiformer.analyze.record import KINDS, AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
+from rectiformer.analyze.segments import Document, JoinedPairs, two_sides
 from rectiformer.analyze.survey import forced_batches, observing, weighing_sites
 from rectiformer.errors import ArgumentError, DataError, unknown_name
 from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, pieces_to_words, word_spans
 from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Site, Transformer
-from rectiformer.text.batches import Batch
+from rectiformer.ops.weights import weight_blocks
+from rectiformer.text.batches import Batch, collate, shuffled
 from rectiformer.text.vocabulary import Vocabulary
+from rectiformer.translate.documents import translate_segments
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import EncodedPairs, decode_forced
+from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, piece_text
-
-__all__ = ["Seen", "model_card", "observe", "record_pairs", "watch_pairs"]
 
 
 def record_pairs(
@@ -163,3 +166,149 @@ def model_card(model: Transformer, name: str = "") -> ModelCard:
         {"encoder": config.encoder_layers, "decoder": config.decoder_layers},
         config.num_heads,
     )
+
+
+def site_records(
+    seen: Observation, kind: str, layer: int, queries: Sequence[int], keys: Sequence[int]
+) -> list[SiteRecord]:
+    """What an attention did with each sequence of a batch, of which the first `queries` and `keys` are no padding."""
+    batch, heads, _, _ = seen.q.shape
+    visible = seen.visible().expand(seen.q.shape[:3]).cpu().numpy()  # [B, H, M]
+    parts: list[list[SiteRecord]] = [[] for _ in range(batch)]
+    with torch.no_grad():
+        for rows, block in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
+            weights = block.float().cpu().numpy()  # [B, H, m, N]
+            for index, (length, width) in enumerate(zip(queries, keys, strict=True)):
+                real = slice(rows.start, min(rows.stop, length))
+                if real.start < real.stop:
+                    part = weights[index, :, : real.stop - real.start, :width]
+                    parts[index].append(SiteRecord.from_dense(kind, layer, part, visible[index, :, real]))
+    nothing = [
+        SiteRecord.from_dense(kind, layer, np.zeros((heads, 0, width), np.float32), np.zeros((heads, 0), np.int64))
+        for width in keys
+    ]
+    return [join_queries(part) if part else empty for part, empty in zip(parts, nothing, strict=True)]
+
+
+def join_queries(parts: Sequence[SiteRecord]) -> SiteRecord:
+    """One record of the queries of all parts, which are of the same attention and keys."""
+    heads = range(parts[0].heads)
+
+    def by_head(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name).reshape(len(heads), -1) for part in parts], 1).reshape(-1)
+
+    def by_row(name: str) -> np.ndarray:
+        return np.concatenate(
+            [
+                getattr(part, name)[part.row_starts[head * part.queries] : part.row_starts[(head + 1) * part.queries]]
+                for head in heads
+                for part in parts
+            ]
+        )
+
+    counts = np.concatenate([np.diff(part.row_starts).reshape(len(heads), -1) for part in parts], 1)
+    return replace(
+        parts[0],
+        queries=sum(part.queries for part in parts),
+        row_starts=np.concatenate([[0], counts.reshape(-1).cumsum()]).astype(np.uint32),
+        columns=by_row("columns"),
+        weights=by_row("weights"),
+        mass=by_head("mass"),
+        null=by_head("null"),
+        visible=by_head("visible"),
+    )
+
+
+def sample(count: int, total: int, seed: int) -> list[int]:
+    """`count` of the numbers below `total`, or all if there are fewer, in order; the same for the same seed."""
+    return sorted(shuffled(total, "examples", seed)[:count].tolist())
+
+
+def record_examples(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    gold: Sequence[Links] | None = None,
+    kinds: Collection[str] = KINDS,
+    layers: Collection[int] | None = None,
+    *,
+    name: str = "",
+    tokenized: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
+) -> AttentionRecord:
+    """The record of these pairs, as by `record_pairs`, with the model's own translations beside the given ones.
+
+    Args:
+        name: what to call the model, in place of its variant.
+        warn: told of each line that is too long to be translated as a whole.
+    """
+    record = record_pairs(translator, pairs, gold, kinds, layers, tokenized=tokenized)
+    own = translator.translate([source for source, _ in pairs], SearchOptions(), warn=warn)
+    examples = [
+        dataclasses.replace(example, translation=each.text) for example, each in zip(record.examples, own, strict=True)
+    ]
+    return AttentionRecord(dataclasses.replace(record.model, name=name or record.model.name), examples)
+
+
+def record_documents(
+    translator: Translator,
+    documents: Sequence[Document],
+    kinds: Collection[str] = KINDS,
+    layers: Collection[int] | None = None,
+    *,
+    name: str = "",
+    tokenized: bool = False,
+) -> AttentionRecord:
+    """What the heads do while they write all targets of a document in one sequence; the report sums it by sentence.
+
+    Args:
+        kinds, layers, tokenized: as in `record_pairs`.
+        name: what to call the model, in place of its variant.
+    """
+    sites, joined = choose_sites(translator.model, kinds, layers), JoinedPairs(translator, two_sides(documents))
+    examples = []
+    for index, document in enumerate(documents):
+        source, target = (
+            join_sides(vocabulary, [pair[side] for pair in document], tokenized)
+            for side, vocabulary in enumerate((translator.source, translator.target))
+        )
+        examples.append(Example(source, target, forced=True, translation=None, gold=None, sites=[]))
+        batch = collate(joined, np.array([index]), symbols_of(translator))
+        record_batch(translator, batch, sites, examples[-1:])
+    return AttentionRecord(model_card(translator.model, name), examples)
+
+
+def join_sides(vocabulary: Vocabulary, sentences: Sequence[str], tokenized: bool) -> Side:
+    """A document with its pieces, those that separate sentences and the end included; spaces join the texts."""
+    whole = Side("", [], [])
+    for number, sentence in enumerate(sentences):
+        side = split_side(vocabulary, sentence, tokenized)
+        if number:
+            at = len(whole.text)
+            whole = dataclasses.replace(whole, text=whole.text + " ")
+            if vocabulary.separator is not None:
+                whole.pieces.append(PieceSpan(piece_text(vocabulary, vocabulary.separator), at, at))
+        shift, first = len(whole.text), len(whole.pieces)
+        whole.pieces.extend(PieceSpan(each.text, each.start + shift, each.stop + shift) for each in side.pieces[:-1])
+        whole.words.extend((a + first, b + first, start + shift, stop + shift) for a, b, start, stop in side.words)
+        whole.sentences.append((first, len(whole.pieces)))
+        whole = dataclasses.replace(whole, text=whole.text + sentence)
+    end = PieceSpan(piece_text(vocabulary, vocabulary.eos), len(whole.text), len(whole.text))
+    return dataclasses.replace(whole, pieces=[*whole.pieces, end])
+
+
+def record_segments(
+    translator: Translator,
+    segments: Sequence[Document],
+    kinds: Collection[str] = KINDS,
+    layers: Collection[int] | None = None,
+    *,
+    name: str = "",
+    tokenized: bool = False,
+) -> AttentionRecord:
+    """The record of these segments, as by `record_documents`, with the model's own translations of them."""
+    record = record_documents(translator, segments, kinds, layers, name=name, tokenized=tokenized)
+    own = translate_segments(translator, [sources for sources, _ in two_sides(segments)], SearchOptions())
+    examples = [
+        replace(example, translation=" ".join(parts)) for example, parts in zip(record.examples, own, strict=True)
+    ]
+    return AttentionRecord(record.model, examples)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from rectiformer.analyze.capture import model_card
-from rectiformer.analyze.distance import DistanceFindings
-from rectiformer.analyze.diversity import Diversity
-from rectiformer.analyze.memory import MemorySummary
-from rectiformer.analyze.record import KINDS, ModelCard
-from rectiformer.analyze.restoring import restore
-from rectiformer.analyze.sparsity import HeadMeter, HeadSummary, LengthSummary, length_edges
+from rectiformer.analyze.memory_meter import MemorySummary
+from rectiformer.analyze.meters import DistanceSummary, Diversity, HeadMeter, HeadSummary, LengthSummary, length_edges
+from rectiformer.analyze.record import KINDS, ModelCard, shorten
+from rectiformer.analyze.segments import Document, JoinedPairs, cut_documents, take, two_sides
 from rectiformer.analyze.survey import (
     CrossSurvey,
+    DistanceSurvey,
     Pair,
     Progress,
     SiteMeter,
@@ -27,12 +29,13 @@ from rectiformer.analyze.survey import (
     run_survey,
     shuffle_sources,
 )
-from rectiformer.analyze.wire import find_nonfinite, shorten
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.files import replacing
 from rectiformer.measure.alignment import Links
+from rectiformer.measure.bleu import score
 from rectiformer.ops.variants import find_variant
 from rectiformer.translate.align import alignment_table
+from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.evaluate import evaluate
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.score import EncodedPairs
@@ -107,6 +110,13 @@ class MemoryFindings(MemorySummary):
     """One memory."""
 
     side: str
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceFindings(DistanceSummary):
+    """One attention to the source."""
+
     layer: int
 
 
@@ -217,6 +227,44 @@ def analyze(
     )
 
 
+def analyze_documents(
+    translator: Translator,
+    documents: Sequence[Document],
+    segments: Sequence[tuple[int, int]] | None = None,
+    *,
+    name: str = "",
+    quality: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    model_name: str = "",
+    warn: Callable[[str], None] = warnings.warn,
+) -> Findings:
+    """Measure what `analyze` does while the model reads segments of documents, and how far attention reaches in them.
+
+    Args:
+        segments: first and last, exclusive, of the sentences that are read at once, as `cut_documents` gives them; as
+            the model was trained unless given.
+        name, progress, model_name, warn: as in `analyze`; progress counts segments.
+        quality: whether to translate the documents too, and score that sentence by sentence.
+    """
+    if not any(documents):
+        raise DataError("0 sentence pairs; there is nothing to analyze")
+    parts = two_sides(take(documents, cut_documents([translator], documents) if segments is None else segments))
+    joined = JoinedPairs(translator, parts)
+    others = JoinedPairs(translator, shuffle_sources(parts)) if len(parts) > 1 else None
+    distances = DistanceSurvey(translator.model, joined)
+    found = survey_model(translator, joined, others, [distances], progress=progress, model_name=model_name, warn=warn)
+    sentences = sum(map(len, documents))
+    return replace(
+        found,
+        data=replace(found.data, name=name, sentences=sentences, documents=len(documents), segments=len(parts)),
+        quality=score_documents(translator, documents, warn) if quality else None,
+        distances=[
+            DistanceFindings(layer=site.layer, **vars(meter.result()))
+            for site, meter in zip(distances.sites, distances.meters, strict=True)
+        ],
+    )
+
+
 def survey_model(
     translator: Translator,
     own: EncodedPairs,
@@ -296,3 +344,64 @@ def translate_and_score(translator: Translator, pairs: Sequence[Pair], warn: Cal
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     bleu = evaluate(translator, sources, targets, SearchOptions(), ("bleu",), warn=warn).scores["bleu"]
     return Quality(bleu.value, bleu.signature)
+
+
+def score_documents(translator: Translator, documents: Sequence[Document], warn: Callable[[str], None]) -> Quality:
+    """BLEU over the sentences of documents that were translated as a whole; `warn` is told once of all fallbacks."""
+    sources, targets = zip(*two_sides(documents), strict=True)
+    found = list(translate_documents(translator, sources, SearchOptions(), warn=lambda _: None))
+    if fallbacks := sum(each.fallbacks for each in found):
+        segments = sum(each.segments for each in found)
+        warn(
+            f"for BLEU, {fallbacks:,} of {segments:,} segments did not come back sentence by sentence, and were "
+            "translated in smaller ones"
+        )
+    lines = [text for each in found for text in each.sentences]
+    bleu = score(lines, list(chain.from_iterable(targets)), ("bleu",))["bleu"]
+    return Quality(bleu.value, bleu.signature)
+
+
+def restore(kind: Any, value: Any, where: str) -> Any:
+    """A JSON value as the annotation `kind` has it; DataError where it is something else.
+
+    Further keys are ignored; one that is missing has its default, if there is one.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        fitting = [each for each in inner if fits(each, value)]
+        return restore(fitting[0] if fitting else inner[0], value, where)
+    if not fits(kind, value):
+        raise DataError(f"{where} is {shorten(value)}, but it needs {getattr(kind, '__name__', kind)}")
+    if origin is list:
+        return [restore(inner[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
+    if origin is dict:
+        return {key: restore(inner[1], each, f"{where}.{key}") for key, each in value.items()}
+    if not is_dataclass(kind):
+        return float(value) if kind is float else value
+    hints = get_type_hints(kind)
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}
+    for name in hints:
+        if name not in value and name not in optional:
+            raise DataError(f"{where} has no {name!r}; it was cut or written by something else")
+    values = {name: restore(hint, value[name], f"{where}.{name}") for name, hint in hints.items() if name in value}
+    return kind(**values)  # type: ignore[operator]
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a JSON value is of the outer type that `kind` has in JSON."""
+    wanted = dict if is_dataclass(kind) else get_origin(kind) or kind
+    if isinstance(value, bool):
+        return wanted is bool
+    return isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
+
+
+def find_nonfinite(value: Any, where: str = "") -> str | None:
+    """The place of the first NaN or infinity in a JSON value, and which it is; None if all numbers are finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{where.lstrip('.')} = {value}"
+    parts: list[tuple[Any, str]] = []
+    if isinstance(value, dict):
+        parts = [(part, f"{where}.{name}") for name, part in value.items()]
+    elif isinstance(value, list):
+        parts = [(part, f"{where}[{index}]") for index, part in enumerate(value)]
+    return next((found for part, place in parts if (found := find_nonfinite(part, place)) is not None), None)

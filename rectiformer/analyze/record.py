@@ -7,22 +7,22 @@ count Unicode characters.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import rectiformer
-from rectiformer.analyze.consistency import check_example
-from rectiformer.analyze.wire import check_schema, load_schema, pack, shorten, unpack
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.files import replacing
-from rectiformer.measure.alignment import Links
+from rectiformer.measure.alignment import Links, check_links
 
 FORMAT, VERSION = "rectiformer-attention", 1
 KINDS = ("cross", "encoder", "decoder")
@@ -30,6 +30,15 @@ DTYPES = {"row_starts": "u4", "columns": "u4", "weights": "f4", "mass": "f4", "n
 """The arrays of a site, and how their numbers are stored."""
 LARGEST_ARRAYS = 2**30  # bytes of all arrays of a record together
 LARGEST_TEXT = 2**31  # bytes of JSON, in which they take four thirds of that at most
+SCHEMA = Path(__file__).with_name("record.schema.json")
+TYPES: dict[str, type] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+}
 
 
 class PieceSpan(NamedTuple):
@@ -272,3 +281,145 @@ def site_from_json(content: dict[str, Any], where: str) -> SiteRecord:
     values = {each.name: content[each.name] for each in fields(SiteRecord)}
     arrays = {name: unpack(values[name], f"{where}.{name}") for name in DTYPES}
     return SiteRecord(**{**values, **arrays})
+
+
+def pack(array: np.ndarray, dtype: str) -> dict[str, Any]:
+    """An array [n] as JSON: base64 of gzip of little-endian bytes; equal arrays give equal text."""
+    data = gzip.compress(array.astype(f"<{dtype}", copy=False).tobytes(), 6, mtime=0)
+    return {"dtype": dtype, "shape": [len(array)], "data": base64.b64encode(data).decode("ascii")}
+
+
+def unpack(packed: dict[str, Any], where: str) -> np.ndarray:
+    """The array of `pack`; DataError where its data does not hold as many numbers as its shape says."""
+    dtype = np.dtype(f"<{packed['dtype']}")
+    size = packed["shape"][0] * dtype.itemsize
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        # One byte more than there should be: data that grows without end is seen and not unpacked.
+        data = stream.decompress(base64.b64decode(packed["data"], validate=True), size + 1)
+    except (ValueError, zlib.error) as error:
+        raise DataError(f"{where} is corrupt: {error}; write the record again") from error
+    if len(data) != size or not stream.eof:
+        more = "more than " * (len(data) > size)
+        raise DataError(
+            f"{where} is truncated or corrupt: {more}{min(len(data), size)} bytes of {size}; write it again"
+        )
+    return np.frombuffer(data, dtype)
+
+
+@cache
+def load_schema() -> dict[str, Any]:
+    """The schema of an attention record."""
+    return json.loads(SCHEMA.read_text(encoding="utf-8"))
+
+
+def check_schema(value: Any, schema: dict[str, Any], where: str) -> None:
+    """DataError, beginning with `where`, unless `value` is as `schema` says: of its keywords, those ours uses."""
+    if "$ref" in schema:
+        check_schema(value, load_schema()["$defs"][schema["$ref"].removeprefix("#/$defs/")], where)
+    allowed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if allowed is not None and value not in allowed:
+        raise DataError(f"{where} is {shorten(value)}, but it must be {' or '.join(map(repr, allowed))}")
+    if "type" in schema and not has_type(value, schema["type"]):
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        raise DataError(f"{where} is {shorten(value)}, but it must be of type {' or '.join(kinds)}")
+    if "minimum" in schema and not schema["minimum"] <= value <= schema["maximum"]:
+        raise DataError(f"{where} is {shorten(value)}, but it must be from {schema['minimum']} to {schema['maximum']}")
+    if isinstance(value, dict):
+        check_object(value, schema, where)
+    elif isinstance(value, list):
+        check_array(value, schema, where)
+
+
+def check_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> None:
+    for name in schema.get("required", ()):
+        if name not in value:
+            raise DataError(f"{where} lacks {name!r}; it needs {', '.join(schema['required'])}")
+    for name, inner in schema.get("properties", {}).items():
+        if name in value:
+            check_schema(value[name], inner, f"{where}.{name}")
+
+
+def check_array(value: list[Any], schema: dict[str, Any], where: str) -> None:
+    if "minItems" in schema and not schema["minItems"] <= len(value) <= schema["maxItems"]:
+        raise DataError(f"{where} has {len(value)} items, but it must have {schema['minItems']}")
+    inner = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
+    for index, (item, wanted) in enumerate(zip(value, inner, strict=False)):
+        check_schema(item, wanted, f"{where}[{index}]")
+
+
+def has_type(value: Any, wanted: str | list[str]) -> bool:
+    kinds = wanted if isinstance(wanted, list) else [wanted]
+    return any(type(value) is TYPES[kind] for kind in kinds)
+
+
+def shorten(value: Any) -> str:
+    """The beginning of a value, in one line."""
+    return ascii(value[:40] if isinstance(value, str) else value)[:60]
+
+
+def check_example(example: Example, where: str) -> None:
+    """DataError, beginning with `where`, if something in `example` points to what is not there."""
+    source, target = example.source, example.target
+    check_side(source, f"{where}.source")
+    if target is not None:
+        check_side(target, f"{where}.target")
+    if example.gold is not None:
+        check_links(example.gold, len(source.words), 0 if target is None else len(target.words), f"{where}.gold")
+    pieces = {"source": len(source.pieces), "target": None if target is None else len(target.pieces)}
+    for index, site in enumerate(example.sites):
+        place = f"{where}.sites[{index}]"
+        own = pieces["source" if site.kind == "encoder" else "target"]
+        axes = (own, pieces["source"] if site.kind == "cross" else own)
+        if (site.queries, site.keys) != axes:
+            raise DataError(
+                f"{place}: {site.kind} layer {site.layer} has {site.queries} queries and {site.keys} keys, but the "
+                f"example has {pieces['source']} source and {pieces['target'] or 'no'} target pieces"
+            )
+        check_rows(site, place)
+
+
+def check_side(side: Side, where: str) -> None:
+    for index, piece in enumerate(side.pieces):
+        if not 0 <= piece.start <= piece.stop <= len(side.text):
+            raise DataError(
+                f"{where}.pieces[{index}] covers characters {piece.start} to {piece.stop} of a text of {len(side.text)}"
+            )
+    for index, (first, last, start, stop) in enumerate(side.words):
+        if not (0 <= first <= last <= len(side.pieces) and 0 <= start <= stop <= len(side.text)):
+            raise DataError(
+                f"{where}.words[{index}] has pieces {first} to {last} of {len(side.pieces)} and characters {start} to "
+                f"{stop} of {len(side.text)}"
+            )
+    for index, (first, last) in enumerate(side.sentences):
+        before = side.sentences[index - 1][1] if index else 0
+        if not before <= first <= last <= len(side.pieces):
+            raise DataError(
+                f"{where}.sentences[{index}] has pieces {first} to {last}, but they must rise from {before} to at most "
+                f"{len(side.pieces)}"
+            )
+
+
+def check_rows(site: SiteRecord, where: str) -> None:
+    """DataError unless the arrays of a site are compressed sparse rows, and say so of themselves."""
+    rows, nonzeros = site.heads * site.queries, len(site.columns)
+    sizes = {"row_starts": rows + 1, "weights": nonzeros, "mass": rows, "null": rows, "visible": rows}
+    for name, size in sizes.items():
+        if len(getattr(site, name)) != size:
+            raise DataError(f"{where}.{name} has {len(getattr(site, name))} numbers, but it needs {size}")
+    starts = site.row_starts.astype(np.int64)
+    counts = np.diff(starts)
+    if starts[0] != 0 or starts[-1] != nonzeros or (counts < 0).any():
+        raise DataError(f"{where}.row_starts does not rise from 0 to {nonzeros}, the number of columns")
+    if nonzeros and site.columns.max() >= site.keys:
+        raise DataError(f"{where}.columns has {site.columns.max()}, but there are {site.keys} keys, counted from 0")
+    within = np.ones(max(0, nonzeros - 1), dtype=bool)
+    within[starts[(starts > 0) & (starts < nonzeros)] - 1] = False  # from the last of a row to the first of the next
+    if (within & (site.columns[1:] <= site.columns[:-1])).any():
+        raise DataError(f"{where}.columns does not rise within a row")
+    if not np.isfinite(site.weights).all() or (site.weights == 0).any():
+        raise DataError(f"{where}.weights has a 0, NaN or infinity; only finite weights other than 0 are stored")
+    if (counts > site.visible).any() or (site.visible > site.keys).any():
+        raise DataError(f"{where}.visible does not lie between a row's weights and the {site.keys} keys")
+    if (site.null != ((counts == 0) & (site.visible > 0))).any():
+        raise DataError(f"{where}.null does not mark exactly the rows that see keys and weigh none")

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rectiformer.analyze.record import KINDS, AttentionRecord, to_json
-from rectiformer.analyze.wire import pack
+from rectiformer.analyze.record import KINDS, AttentionRecord, pack, to_json
 from rectiformer.errors import ArgumentError
 from rectiformer.files import replacing
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from rectiformer.analyze.capture import choose_sites, model_card, record_batch, split_side
-from rectiformer.analyze.record import KINDS, AttentionRecord, Example, PieceSpan, Side
 from rectiformer.errors import DataError
-from rectiformer.text.batches import collate
 from rectiformer.text.documents import build_segments, join_ids
 from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.translate.score import EncodedPairs, symbols_of
-from rectiformer.translate.translator import Translator, piece_text
+from rectiformer.translate.score import EncodedPairs
+from rectiformer.translate.translator import Translator
 
 Document = Sequence[tuple[str, str]]
 """Sentences and their translations."""
@@ -94,53 +90,17 @@ def cut_documents(translators: Sequence[Translator], documents: Sequence[Documen
     return build_segments(lengths, starts[:-1], [min(longest, *(each.segment for each in translators))])
 
 
-def record_documents(
-    translator: Translator,
-    documents: Sequence[Document],
-    kinds: Collection[str] = KINDS,
-    layers: Collection[int] | None = None,
-    *,
-    name: str = "",
-    tokenized: bool = False,
-) -> AttentionRecord:
-    """What the heads do while they write all targets of a document in one sequence; the report sums it by sentence.
-
-    Args:
-        kinds, layers, tokenized: as in `record_pairs`.
-        name: what to call the model, in place of its variant.
-    """
-    sites, joined = choose_sites(translator.model, kinds, layers), JoinedPairs(translator, two_sides(documents))
-    examples = []
-    for index, document in enumerate(documents):
-        source, target = (
-            join_sides(vocabulary, [pair[side] for pair in document], tokenized)
-            for side, vocabulary in enumerate((translator.source, translator.target))
-        )
-        examples.append(Example(source, target, forced=True, translation=None, gold=None, sites=[]))
-        batch = collate(joined, np.array([index]), symbols_of(translator))
-        record_batch(translator, batch, sites, examples[-1:])
-    return AttentionRecord(model_card(translator.model, name), examples)
-
-
 def join(vocabulary: Vocabulary, ids: Sequence[Sequence[int]]) -> list[int]:
     """The ids of a document, out of those of its sentences."""
     return list(chain.from_iterable(ids)) if vocabulary.separator is None else join_ids(ids, vocabulary.separator)
 
 
-def join_sides(vocabulary: Vocabulary, sentences: Sequence[str], tokenized: bool) -> Side:
-    """A document with its pieces, those that separate sentences and the end included; spaces join the texts."""
-    whole = Side("", [], [])
-    for number, sentence in enumerate(sentences):
-        side = split_side(vocabulary, sentence, tokenized)
-        if number:
-            at = len(whole.text)
-            whole = dataclasses.replace(whole, text=whole.text + " ")
-            if vocabulary.separator is not None:
-                whole.pieces.append(PieceSpan(piece_text(vocabulary, vocabulary.separator), at, at))
-        shift, first = len(whole.text), len(whole.pieces)
-        whole.pieces.extend(PieceSpan(each.text, each.start + shift, each.stop + shift) for each in side.pieces[:-1])
-        whole.words.extend((a + first, b + first, start + shift, stop + shift) for a, b, start, stop in side.words)
-        whole.sentences.append((first, len(whole.pieces)))
-        whole = dataclasses.replace(whole, text=whole.text + sentence)
-    end = PieceSpan(piece_text(vocabulary, vocabulary.eos), len(whole.text), len(whole.text))
-    return dataclasses.replace(whole, pieces=[*whole.pieces, end])
+def take(documents: Sequence[Document], segments: Sequence[tuple[int, int]]) -> list[Document]:
+    """The sentences of each segment, which count through all documents."""
+    pairs = list(chain.from_iterable(documents))
+    return [pairs[first:last] for first, last in segments]
+
+
+def matching_segments(chosen: Sequence[tuple[int, int]], segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each chosen segment the one of another cut of the same documents that holds its last sentence."""
+    return [next(each for each in segments if each[0] < last <= each[1]) for _, last in chosen]

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rectiformer.analyze.diversity import BLOCK_CELLS, DiversityMeter
-from rectiformer.analyze.memory import MemoryMeter, watched
-from rectiformer.analyze.sparsity import HeadMeter, LengthMeter
+from rectiformer.analyze.memory_meter import MemoryMeter
+from rectiformer.analyze.meters import BLOCK_CELLS, DistanceMeter, DiversityMeter, HeadMeter, LengthMeter
+from rectiformer.analyze.segments import JoinedPairs
 from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links, check_links
@@ -136,6 +136,34 @@ class CrossSurvey:
         return list(self.meters)
 
 
+class DistanceSurvey:
+    """Meters of every attention to the source, over the documents of `joined`."""
+
+    def __init__(self, model: Transformer, joined: JoinedPairs) -> None:
+        self.joined = joined
+        self.sites = [site for site in weighing_sites(model) if site.kind == "cross"]
+        self.meters = [DistanceMeter() for _ in self.sites]
+
+    def all_meters(self) -> list[Meter]:
+        """Every meter."""
+        return list(self.meters)
+
+    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+        """The contexts in which the model adds this batch to the meters."""
+        keys, queries = (
+            torch.from_numpy(self.joined.sentence_numbers(side, batch.pairs, ids.shape[1]))
+            for side, ids in enumerate((batch.source, batch.target))
+        )
+
+        def add(seen: Observation, meter: DistanceMeter) -> None:
+            device = seen.q.device
+            for rows, weights in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
+                meter.update(weights, queries[:, rows].to(device), keys.to(device))
+
+        for site, meter in zip(self.sites, self.meters, strict=True):
+            yield observing(site, partial(add, meter=meter))
+
+
 class Progress:
     """Counts sentences and passes the count on."""
 
@@ -245,3 +273,18 @@ def observed(attention: RectifiedAttention | MultiheadAttention, see: Callable[[
         yield
     finally:
         attention.observer = before
+
+
+@contextmanager
+def watched(layer: EncoderLayer | DecoderLayer, see: Callable[[MemoryObservation, Tensor], None]) -> Iterator[None]:
+    """While the model runs inside, `see` gets each observation of the layer's memory and the residual stream [B, M, E]
+    that its output is added to."""
+    entering: list[Tensor] = []
+    hook = layer.around_memory.register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0]))
+    before = layer.memory.observer
+    layer.memory.observer = lambda seen: see(seen, entering.pop())
+    try:
+        yield
+    finally:
+        hook.remove()
+        layer.memory.observer = before

@@ -142,9 +142,9 @@ class View:
 
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
-        from rectiformer.analyze.documents import record_segments, take
-        from rectiformer.analyze.examples import record_examples, sample
+        from rectiformer.analyze.capture import record_examples, record_segments, sample
         from rectiformer.analyze.record import KINDS
+        from rectiformer.analyze.segments import take
 
         if shown is not None:
             segments = take([test.pairs], shown)
@@ -181,8 +181,7 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
 
 def measure(translator: Translator, test: TestSet, segments: Cut | None, name: str, tokenized: bool) -> Findings:
     """All findings, with a bar on the way."""
-    from rectiformer.analyze.documents import analyze_documents
-    from rectiformer.analyze.findings import analyze
+    from rectiformer.analyze.findings import analyze, analyze_documents
 
     with watching(name) as progress:
         if segments is not None:
@@ -440,8 +439,8 @@ def cut_test_set(test: TestSet, translators: list[Translator], names: list[str])
 
 def choose_segments(cuts: list[Cut], count: int, seed: int) -> list[Cut]:
     """A sample of the run with the longest segments, and those of each run that hold the last sentence of these."""
-    from rectiformer.analyze.documents import matching_segments
-    from rectiformer.analyze.examples import sample
+    from rectiformer.analyze.capture import sample
+    from rectiformer.analyze.segments import matching_segments
 
     longest = min(cuts, key=len, default=[])
     chosen = [longest[index] for index in sample(count, len(longest), seed)]

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rectiformer.analyze.figure_style import draw_line, panels, printable, style
-from rectiformer.analyze.plots import NO_DATES
+from rectiformer.analyze.plots import NO_DATES, draw_line, panels, printable, style
 from rectiformer.files import replacing
 
 if TYPE_CHECKING:

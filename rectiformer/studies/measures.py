@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rectiformer.analyze.findings import Findings, analyze
-from rectiformer.analyze.sparsity import HeadMeter
+from rectiformer.analyze.meters import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
 from rectiformer.model.observation import Observation
 from rectiformer.runs.metrics import read_metrics

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rectiformer.analyze.memory import TOP_SHARES
+from rectiformer.analyze.memory_meter import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.corpora import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
 from rectiformer.studies.figures import draw_panels

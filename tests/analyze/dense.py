@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from rectiformer.analyze.memory import watched
+from rectiformer.analyze.memory_meter import watched
 from rectiformer.analyze.survey import forced_batches, memory_layers, observing, weighing_sites
 from rectiformer.translate.score import decode_forced
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from closeness import peak_allocation
 
-from rectiformer.analyze.distance import NOWHERE, DistanceMeter, DistanceSurvey
-from rectiformer.analyze.documents import analyze_documents, matching_segments, take
-from rectiformer.analyze.findings import Findings, analyze
-from rectiformer.analyze.segments import JoinedPairs, cut_documents, record_documents, two_sides
-from rectiformer.analyze.survey import run_survey
+from rectiformer.analyze.capture import record_documents
+from rectiformer.analyze.findings import Findings, analyze, analyze_documents
+from rectiformer.analyze.meters import NOWHERE, DistanceMeter
+from rectiformer.analyze.segments import JoinedPairs, cut_documents, matching_segments, take, two_sides
+from rectiformer.analyze.survey import DistanceSurvey, run_survey
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import DataError
 from rectiformer.measure.bleu import score

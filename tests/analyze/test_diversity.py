@@ -8,7 +8,7 @@ import torch
 from closeness import peak_allocation
 
 from rectiformer import RectifiedAttention
-from rectiformer.analyze.diversity import BLOCK_CELLS, DiversityMeter
+from rectiformer.analyze.meters import BLOCK_CELLS, DiversityMeter
 from rectiformer.ops.weights import weight_blocks
 
 

@@ -7,8 +7,7 @@ import pytest
 from analyze.drawn import KINDS, example, side, sparse_weights
 from matplotlib.image import imread
 
-from rectiformer.analyze.figure_style import printable, style
-from rectiformer.analyze.maps import draw_map
+from rectiformer.analyze.plots import draw_map, printable, style
 from rectiformer.analyze.record import Example
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rectiformer.analyze.memory import MemoryMeter, VarianceMeter, anisotropy, watched
+from rectiformer.analyze.memory_meter import MemoryMeter, VarianceMeter, anisotropy, watched
 from rectiformer.config import ModelConfig
 from rectiformer.model.layers import EncoderLayer
 from rectiformer.model.memory import MEMORIES

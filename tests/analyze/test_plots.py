@@ -10,8 +10,8 @@ import pytest
 from analyze.drawn import KINDS, example, record, sparse_weights
 
 from rectiformer import ArgumentError
-from rectiformer.analyze.figure_style import LOOKS
 from rectiformer.analyze.plots import (
+    LOOKS,
     best_layer,
     draw_aer,
     draw_all,

@@ -10,8 +10,7 @@ import pytest
 import torch
 from analyze.test_findings import PAIRS, build_translator
 
-from rectiformer.analyze.distance import DistanceMeter
-from rectiformer.analyze.sparsity import length_edges
+from rectiformer.analyze.meters import DistanceMeter, length_edges
 from rectiformer.analyze.survey import CrossSurvey, Survey, add_over_ranks, forced_batches
 from rectiformer.distributed.ranks import SINGLE_PROCESS
 from rectiformer.translate.score import EncodedPairs, decode_forced

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import change, draw_weights, make_record
 
-from rectiformer.analyze.record import SiteRecord, from_json, read_record, to_json, write_record
-from rectiformer.analyze.wire import SCHEMA
+from rectiformer.analyze.record import SCHEMA, SiteRecord, from_json, read_record, to_json, write_record
 from rectiformer.errors import ArgumentError, DataError
 
 

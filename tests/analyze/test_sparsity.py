@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rectiformer import attention_stats
-from rectiformer.analyze.sparsity import HeadMeter, LengthMeter, length_edges
+from rectiformer.analyze.meters import HeadMeter, LengthMeter, length_edges
 from rectiformer.errors import ArgumentError
 
 

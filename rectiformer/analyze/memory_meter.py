@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from rectiformer.model.layers import DecoderLayer, EncoderLayer
-from rectiformer.model.memory import MemoryObservation
 
 TOP_SHARES = (0.002, 0.01, 0.1)
 """Of all slots: those whose part in a token's weights is measured."""
@@ -138,18 +133,3 @@ def anisotropy(values: Tensor) -> float:
     if count < 2:
         return 0.0
     return (float(directions.sum(0).square().sum()) - count) / (count * (count - 1))
-
-
-@contextmanager
-def watched(layer: EncoderLayer | DecoderLayer, see: Callable[[MemoryObservation, Tensor], None]) -> Iterator[None]:
-    """While the model runs inside, `see` gets each observation of the layer's memory and the residual stream [B, M, E]
-    that its output is added to."""
-    entering: list[Tensor] = []
-    hook = layer.around_memory.register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0]))
-    before = layer.memory.observer
-    layer.memory.observer = lambda seen: see(seen, entering.pop())
-    try:
-        yield
-    finally:
-        hook.remove()
-        layer.memory.observer = before

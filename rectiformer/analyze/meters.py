@@ -1,0 +1,292 @@
+"""Exact zeros, rows of nothing, row mass and entropy of heads, summed up batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rectiformer.errors import ArgumentError
+from rectiformer.ops.weights import AttentionStats
+
+BINS = 8
+
+
+@dataclass(frozen=True)
+class HeadSummary:
+    """One number a head. Queries that see no key count nowhere."""
+
+    sparsity: list[float]
+    """Share of exactly zero weights among the visible cells."""
+    null_rate: list[float]
+    """Share of queries that attend to nothing."""
+    mass: list[float]
+    """Mean sum of a query's weights, 0 for one that attends to nothing."""
+    entropy: list[float]
+    """Mean in nats over the queries that attend to something: those that do not have no distribution."""
+    active_queries: list[float]
+    """Share of queries that attend to something."""
+    nonzero_keys: list[float]
+    """Mean number of keys that a query weighs."""
+
+
+class HeadMeter:
+    """Sums over queries, a head at a time."""
+
+    def __init__(self, heads: int) -> None:
+        self.totals = torch.zeros(6, heads, dtype=torch.float64)  # rows, visible, non-zero, null, mass, entropy
+
+    @property
+    def rows(self) -> int:
+        """Rows of weights counted so far, of all heads together."""
+        return int(self.totals[0].sum())
+
+    def update(self, stats: AttentionStats, real: Tensor) -> None:
+        """Add a batch; `real` [B, M] says which queries are no padding."""
+        counted = real[:, None] & (stats.visible > 0)  # [B, H, M]
+        parts = (counted, stats.visible, stats.nonzero, stats.null, stats.mass, stats.entropy)
+        sums = [torch.where(counted, part, 0).sum((0, 2), dtype=torch.float64) for part in parts]
+        self.totals += torch.stack(sums).cpu()
+
+    def numbers(self) -> list[list[float]]:
+        """All that it has seen, as `add` takes it."""
+        return self.totals.tolist()
+
+    def add(self, numbers: list[list[float]]) -> None:
+        """Add the numbers of a meter of as many heads."""
+        self.totals += torch.tensor(numbers, dtype=torch.float64)
+
+    def merge(self, other: HeadMeter) -> None:
+        """Add what another meter of as many heads has seen."""
+        self.totals += other.totals
+
+    def pooled(self) -> HeadMeter:
+        """A meter of one head that has seen the rows of all."""
+        pooled = HeadMeter(1)
+        pooled.totals = self.totals.sum(1, keepdim=True)
+        return pooled
+
+    def result(self) -> HeadSummary:
+        """What was seen; 0 for each measure that saw nothing."""
+        rows, visible, nonzero, null, mass, entropy = self.totals
+        per_row = torch.stack([null, mass, rows - null, nonzero]) / rows.clamp_min(1)
+        null_rate, mean_mass, active, nonzero_keys = per_row.tolist()
+        return HeadSummary(
+            sparsity=((visible - nonzero) / visible.clamp_min(1)).tolist(),
+            null_rate=null_rate,
+            mass=mean_mass,
+            entropy=(entropy / (rows - null).clamp_min(1)).tolist(),
+            active_queries=active,
+            nonzero_keys=nonzero_keys,
+        )
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    """Zeros against the length of the source, all heads together; bin i has lengths[i] <= length < lengths[i + 1]."""
+
+    lengths: list[int]
+    sparsity: list[float]
+    null_rate: list[float]
+    rows: list[int]
+    """Rows of weights in each bin."""
+
+
+class LengthMeter:
+    """One meter a bin of source lengths.
+
+    Args:
+        edges: where bins begin, and where the last one ends; a length outside of them counts nowhere.
+    """
+
+    def __init__(self, edges: Sequence[int], heads: int) -> None:
+        self.edges = list(edges)
+        self.bins = [HeadMeter(heads) for _ in self.edges[1:]]
+
+    def update(self, stats: AttentionStats, real: Tensor, lengths: Tensor) -> None:
+        """Add a batch; `real` [B, M] as in `HeadMeter`, `lengths` [B] of the sources."""
+        for meter, (start, stop) in zip(self.bins, pairwise(self.edges), strict=True):
+            inside = (lengths >= start) & (lengths < stop)
+            if inside.any():
+                meter.update(stats, real & inside[:, None])
+
+    def numbers(self) -> list[list[list[float]]]:
+        """All that it has seen, as `add` takes it."""
+        return [meter.numbers() for meter in self.bins]
+
+    def add(self, numbers: list[list[list[float]]]) -> None:
+        """Add the numbers of a meter with the same bins."""
+        for meter, its in zip(self.bins, numbers, strict=True):
+            meter.add(its)
+
+    def merge(self, other: LengthMeter) -> None:
+        """Add what another meter with the same bins has seen."""
+        if self.edges != other.edges:
+            raise ArgumentError(f"bins {other.edges} do not fit bins {self.edges}; measure both with the same edges")
+        self.add(other.numbers())
+
+    def result(self) -> LengthSummary:
+        """What was seen; 0 for a bin that saw nothing."""
+        found = [meter.pooled().result() for meter in self.bins]
+        return LengthSummary(
+            lengths=self.edges,
+            sparsity=[each.sparsity[0] for each in found],
+            null_rate=[each.null_rate[0] for each in found],
+            rows=[meter.rows for meter in self.bins],
+        )
+
+
+def length_edges(lengths: Sequence[int] | np.ndarray, bins: int = BINS) -> list[int]:
+    """Edges of at most `bins` bins that share these lengths about equally; none of them is empty."""
+    starts = np.unique(np.quantile(lengths, np.arange(bins) / bins, method="lower"))
+    return [*(int(start) for start in starts), int(np.max(lengths)) + 1]
+
+
+BLOCK_CELLS = 1 << 18
+"""Weights to give to a meter at once, which holds them some five times over in float64."""
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """Means over queries; each is 0 where no query has it."""
+
+    js: float
+    """Generalized Jensen-Shannon divergence in nats of the heads that attend to something, of queries with any such
+    head: 0 where they agree (or there is only one), log H where no two of all H look at the same key."""
+    js_zero: float
+    """The same with a head that attends to nothing counted as a vector of zeros whose entropy is 0."""
+    dropped: float
+    """Share of the heads' rows that `js` leaves out because they attend to nothing."""
+    support_overlap: float
+    """Mean Jaccard index of the keys that two heads weigh, of all pairs of heads that attend to something."""
+
+
+class DiversityMeter:
+    """Sums over queries. Rows are absolute weights divided by their sum."""
+
+    def __init__(self) -> None:
+        # js, js_zero and overlap; the queries that have each; null rows; rows
+        self.totals = torch.zeros(8, dtype=torch.float64)
+
+    def update(self, weights: Tensor, visible: Tensor) -> None:
+        """Add weights [B, H, M, N]; `visible` [B, H, M] counts the keys a row sees, 0 in padding."""
+        H = weights.shape[1]
+        sees = visible.transpose(1, 2) > 0  # [B, M, H]
+        queries = sees.any(-1)
+        sees = sees[queries]  # [Q, H]
+        size = weights.transpose(1, 2)[queries].double().abs()  # [Q, H, N]
+        mass = size.sum(-1)
+        active = (mass > 0).sum(-1)  # [Q]
+        share = size / mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]
+        js = divergence(share, active)
+        # Zeros only thin the mixture: with c of H heads left, c/H (js + log(H/c)) is what its definition comes to.
+        left = active.double() / H
+        js_zero = left * js - torch.special.xlogy(left, left)
+        overlap = mean_jaccard(size != 0, active)
+        counts = (active > 0).sum(), active.new_tensor(len(active)), (active > 1).sum()
+        null = (sees & (mass == 0)).sum()
+        sums = js.sum(), js_zero.sum(), overlap.sum(), *counts, null, sees.sum()
+        self.totals += torch.stack([part.double() for part in sums]).cpu()
+
+    def numbers(self) -> list[float]:
+        """All that it has seen, as `add` takes it."""
+        return self.totals.tolist()
+
+    def add(self, numbers: list[float]) -> None:
+        """Add the numbers of another meter."""
+        self.totals += torch.tensor(numbers, dtype=torch.float64)
+
+    def merge(self, other: DiversityMeter) -> None:
+        """Add what another meter has seen."""
+        self.totals += other.totals
+
+    def result(self) -> Diversity:
+        """What was seen."""
+        js, js_zero, overlap = (self.totals[:3] / self.totals[3:6].clamp_min(1)).tolist()
+        dropped = float(self.totals[6] / self.totals[7].clamp_min(1))
+        return Diversity(js=js, js_zero=js_zero, dropped=dropped, support_overlap=overlap)
+
+
+def divergence(share: Tensor, active: Tensor) -> Tensor:
+    """Jensen-Shannon divergence [Q] of `active` [Q] distributions in each share [Q, H, N], the others being zeros."""
+    count = active.clamp_min(1)
+    mixture = share.sum(1) / count[:, None]  # [Q, N]
+    return (entropy(mixture) - entropy(share).sum(-1) / count).clamp_min(0)  # below 0 only by rounding
+
+
+def entropy(share: Tensor) -> Tensor:
+    """In nats, of the last axis."""
+    return -torch.special.xlogy(share, share).sum(-1)
+
+
+def mean_jaccard(support: Tensor, active: Tensor) -> Tensor:
+    """Mean Jaccard index [Q] of the pairs among the `active` [Q] non-empty sets in support [Q, H, N]; 0 for no pair."""
+    keys = support.float()
+    common = keys @ keys.mT  # [Q, H, H]
+    sizes = keys.sum(-1)
+    union = sizes[:, :, None] + sizes[:, None] - common
+    total = (common.double() / union.clamp_min(1)).sum((1, 2)) - active  # each set has index 1 with itself
+    return total / (active * (active - 1)).clamp_min(1)
+
+
+NOWHERE = -1
+"""The number of a sentence that is none: separators, the end, padding."""
+
+
+@dataclass(frozen=True)
+class DistanceSummary:
+    """Where the absolute weights of all rows and heads together go: shares that add up to 1, or are 0 without any.
+
+    Rows are those that write a sentence; separators and the end write none.
+    """
+
+    aligned: float
+    """To the source sentence of the same number."""
+    neighbors: float
+    """To the ones just before and after."""
+    farther: float
+    """To all others."""
+    between: float
+    """To separators and the end."""
+    null_rate: float
+    """Share of rows that attend to nothing."""
+
+
+class DistanceMeter:
+    """Sums over rows of weights, by how many sentences apart query and key are."""
+
+    def __init__(self) -> None:
+        self.mass = torch.zeros(4, dtype=torch.float64)  # aligned, neighbors, farther, between
+        self.null = self.rows = 0
+
+    def update(self, weights: Tensor, queries: Tensor, keys: Tensor) -> None:
+        """Add weights [B, H, M, N] of queries and keys in sentences of these numbers, [B, M] and [B, N]."""
+        counted = queries != NOWHERE  # [B, M]
+        size = weights.transpose(1, 2)[counted].double().abs()  # [Q, H, N]
+        apart = (keys[:, None] - queries[:, :, None]).abs().clamp_max(2)  # [B, M, N]
+        group = torch.where(keys[:, None] == NOWHERE, 3, apart)[counted]  # [Q, N]
+        total = size.sum(1)  # [Q, N]
+        self.mass += torch.stack([total[group == each].sum() for each in range(4)]).cpu()
+        self.null += int((size == 0).all(-1).sum())
+        self.rows += size.shape[0] * size.shape[1]
+
+    def numbers(self) -> tuple[list[float], int, int]:
+        """All that it has seen, as `add` takes it."""
+        return self.mass.tolist(), self.null, self.rows
+
+    def add(self, numbers: tuple[list[float], int, int]) -> None:
+        """Add the numbers of another meter."""
+        mass, null, rows = numbers
+        self.mass += torch.tensor(mass, dtype=torch.float64)
+        self.null += null
+        self.rows += rows
+
+    def result(self) -> DistanceSummary:
+        """What was seen; 0 for each measure that saw nothing."""
+        total = float(self.mass.sum())
+        aligned, neighbors, farther, between = (self.mass / total).tolist() if total else [0.0] * 4
+        return DistanceSummary(aligned, neighbors, farther, between, self.null / max(1, self.rows))

@@ -1,36 +1,29 @@
-"""Efficiency: speed of every kind of attention beside softmax, by length too, and what leaving out zeros gains."""
+"""Efficiency: the speed of training and decoding of every variant vs. softmax, and of training by length."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS, EUROPARL_DEBATES
-from rectiformer.studies.measures import KINDS, open_model, valid_batches
+from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.quality_corpora import EVERY
 from rectiformer.studies.results import Results
-from rectiformer.studies.skipping_speed import SPEEDS, measure_skipping
 from rectiformer.studies.speed import Load, measure_speed, measure_updates
 from rectiformer.studies.tables import Table
-from rectiformer.text.batches import Batch
+from rectiformer.translate.translator import find_device
 
 LENGTHS = (128, 256, 512, 1024, 2048)
-SHORT = {
-    "smoke": ("data.segment_length=64", "training.batch_tokens=300"),
-    "small": (
-        "data.segment_length=2048",
-        EUROPARL_DEBATES,
-        "data.valid_source=valid_long.en.xz",  # whole debates
-        "data.valid_target=valid_long.de.xz",
-        "training.batch_tokens=16384",
-        "training.init_from=translation-quality/europarl-en-de-rela-g-seed1",
-    ),
-    "paper": ("data.segment_length=2048", "training.batch_tokens=4096", "training.grad_accumulation=4"),
-}
-"""What is set beside the settings of documents; the model is there for its zeros."""
+UNUSED = (
+    "data.segment_length=64",
+    "training.batch_tokens=1024",
+    "training.steps=10",
+    "validation.every=10",
+    "checkpoint.every=10",
+)
+"""What is trained before timing, in ten updates: every study trains something, and here nothing reads it."""
 CAPTURED = "training.compile=capture"
-"""Compiling takes a minute for each model, of which there are two dozen here; nobody runs beside it to use the time."""
+"""Compiling would take a minute for each of two dozen timed models."""
 LOADS = {
     "smoke": Load(vocabulary=50, length=6, sentences=4, searched=2, repeats=1, turns=1),
     "small": Load(vocabulary=8000, length=32, sentences=384, searched=128, repeats=5, turns=3),
@@ -59,29 +52,22 @@ PAPER = {
 
 
 def trainings(scale: Scale) -> list[Training]:
-    """One model of long documents, in whose process everything is timed: nothing else may run on the GPU meanwhile."""
-    config = configure(DOCUMENTS[scale.name], scale, *SHORT[scale.name], "model.variant=rela-g", CAPTURED)
-    return seeded("alone", (1,), config)
+    """One process in which everything is timed: nothing else may run on the GPU meanwhile."""
+    return seeded("alone", (1,), configure(DOCUMENTS[scale.name], scale, *UNUSED, CAPTURED))
 
 
 def measure(run: Trained) -> dict[str, Any]:
-    """Milliseconds of updates and searches, and of attention with and without zeros at each length."""
-    config, translator = run.training.config, open_model(run)
+    """Milliseconds of an update and of decoding for each variant, and of updates by length."""
+    config, device = run.training.config, find_device(run.training.config.training.device)
     timed = replace(config, model=replace(config.model, positions="sequence"))  # random words have no separators
     if run.scale.name != "smoke":
         sized = configure(BASE, Scale("smoke"), f"model.norm={config.model.norm}").model
         timed = replace(config, model=sized, training=replace(config.training, grad_accumulation=1))
     # Documents are trained without attention dropout, with which softmax has no kernel for more than 128 keys.
     documents = replace(timed, model=replace(timed.model, attention_dropout=0.0))
-    batch = next(valid_batches(translator, run))
     return {
-        "speed": measure_speed(timed, TIMED[run.scale.name], LOADS[run.scale.name], translator.device),
-        "updates": measure_updates(documents, BY_LENGTH, loads_by_length(run.scale), translator.device),
-        "skipping": {
-            str(length): measure_skipping(translator, cut(batch, length))
-            for length in LENGTHS
-            if length <= batch.source.shape[1]
-        },
+        "speed": measure_speed(timed, TIMED[run.scale.name], LOADS[run.scale.name], device),
+        "updates": measure_updates(documents, BY_LENGTH, loads_by_length(run.scale), device),
     }
 
 
@@ -92,16 +78,8 @@ def loads_by_length(scale: Scale) -> dict[int, Load]:
     return {length: replace(LOADS[scale.name], length=length, sentences=tokens // length) for length in lengths}
 
 
-def cut(batch: Batch, length: int) -> Batch:
-    """The first tokens of a batch, on both sides."""
-    source, shifted, target = (side[:, :length] for side in (batch.source, batch.target_input, batch.target))
-    lengths = [each.clamp_max(length) for each in (batch.source_lengths, batch.target_lengths)]
-    return Batch(batch.pairs, source, lengths[0], shifted, target, lengths[1], int(lengths[1].sum()))
-
-
 def tables(results: Results) -> list[Table]:
-    shown = (speed_table, lengths_table, gains_table)
-    return [make(entry.measures) for entry in results.finished for make in shown]
+    return [make(entry.measures) for entry in results.finished for make in (speed_table, lengths_table)]
 
 
 def speed_table(measures: dict[str, Any]) -> Table:
@@ -142,28 +120,12 @@ def lengths_table(measures: dict[str, Any]) -> Table:
     return Table("Updates by length of a segment", ("attention", *base), rows, (note,))
 
 
-def gains_table(measures: dict[str, Any]) -> Table:
-    """How much faster each way of leaving out zeros is than the same without."""
-    pairs = [(SPEEDS[1], SPEEDS[0]), (SPEEDS[3], SPEEDS[2]), (SPEEDS[4], SPEEDS[2])]
-    rows = [
-        (length, kind, *(f"{found[kind][slow] / found[kind][fast]:.2f}x" for fast, slow in pairs))
-        for length, found in measures["skipping"].items()
-        for kind in KINDS
-        if kind in found
-    ]
-    note = (
-        "Time without over time with, on queries and keys of the first layer of a rela-g model of documents; maps and "
-        "bounds are given, so this is the most that can be gained. Above 1, leaving out is faster. On a GPU only."
-    )
-    return Table("What leaving out zeros gains", ("length", "kind", *(fast for fast, _ in pairs)), rows, (note,))
-
-
 EFFICIENCY = Study(
     name="efficiency",
     title="Efficiency",
-    question="How fast are training and decoding beside softmax, and what does it gain to leave out zeros?",
+    question="How fast are training and decoding compared with softmax?",
     paper="Zhang et al. 2021, WMT14 En-De, TensorFlow 1.13, relative to softmax: training 0.26x sparsemax, 0.27x "
-    "1.5-entmax, 0.93x ReLA; decoding 0.54x, 0.49x, 0.98x [S]. Neither paper leaves out zeros.",
+    "1.5-entmax, 0.93x ReLA; decoding 0.54x, 0.49x, 0.98x [S].",
     folders=DOCUMENT_FOLDERS,
     trainings=trainings,
     measure=measure,

@@ -1,4 +1,4 @@
-"""Sparsity worth having: how the zeros of models of documents lie, by length. What skipping gains: efficiency.py."""
+"""Sparsity worth having: how the zeros of models of documents lie, by length."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SKIPPING = Study(
     name="skipping",
     title="Sparsity worth having",
     question="How many zeros of trained models lie in whole pages and tiles, which alone can be left out?",
-    paper="Neither paper leaves out zeros. What it gains to do so is in the study `efficiency`.",
+    paper="Neither paper skips zeros. What skipping them gained is in docs/log.md.",
     folders=DOCUMENT_LENGTH.folders,
     shows=DOCUMENT_LENGTH,
     tables=tables,

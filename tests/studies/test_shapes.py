@@ -1,12 +1,10 @@
-"""Zeros by shape against the operator's own count, and every way to leave them out against the plain one."""
+"""Zeros by shape against a count by hand; speed with and without kernels."""
 
 import pytest
 import torch
 
 from rectiformer.model.observation import Observation
-from rectiformer.ops.occupancy import sparsity_by_shape
 from rectiformer.studies.shapes import SHAPES, ShapeMeter
-from rectiformer.studies.skipping_speed import SPEEDS, milliseconds, ways
 from rectiformer.studies.speed import Load, measure_speed
 from rectiformer.toml import load_config
 
@@ -20,13 +18,23 @@ def observe(M, N, shift, lengths=None, causal=False, B=2):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_shares_are_those_of_the_operator(causal):
-    seen = observe(150, 150, 0.8, causal=causal)
+def test_shares_are_those_of_a_count_by_hand(causal):
+    seen = observe(37, 37, 0.8, causal=causal)
     meter = ShapeMeter()
-    meter.update(seen, torch.ones(2, 150, dtype=torch.bool))
-    expected = sparsity_by_shape(seen.q, seen.k, "rela", causal=causal)
-    assert 0 < expected["tiles of 16"] < expected["pages of 16"] < expected["cells"] < 1
-    assert meter.shares() == pytest.approx({shape: expected[shape] for shape in SHAPES}, abs=1e-5)
+    meter.update(seen, torch.ones(2, 37, dtype=torch.bool))
+    found = meter.shares()
+    assert 0 < found["tiles of 16"] < found["pages of 16"] < found["cells"] < 1
+    weights = seen.weights().flatten(0, 1)
+    visible = torch.ones_like(weights, dtype=torch.bool).tril() if causal else torch.ones_like(weights) > 0
+    for shape, (height, width) in SHAPES.items():
+        tiles = [
+            (seen_part.any().item(), part.any().item())
+            for rows, seen_rows in zip(weights.split(height, 1), visible.split(height, 1), strict=True)
+            for columns, seen_columns in zip(rows.split(width, 2), seen_rows.split(width, 2), strict=True)
+            for part, seen_part in zip(columns, seen_columns, strict=True)
+        ]
+        zeros = [not used for shown, used in tiles if shown]
+        assert found[shape] == pytest.approx(sum(zeros) / len(zeros), abs=1e-5)
 
 
 def test_padding_counts_nowhere():
@@ -38,35 +46,6 @@ def test_padding_counts_nowhere():
         q, k = seen.q[row : row + 1, :, :M], seen.k[row : row + 1, :, :N]
         apart.update(Observation("rela", q, k, q, {}), torch.ones(1, M, dtype=torch.bool))
     assert (together.visible, together.zeros) == (apart.visible, apart.zeros)
-
-
-@pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("variant", ["rela", "reluformer"])
-def test_leaving_out_zeros_changes_nothing(variant):
-    """A call as a model hands it to an observer."""
-    seen = observe(70, 130, 0.5, lengths=[130, 117])
-    asked = dict.fromkeys(("attn_mask", "bias", "window")) | dict(seen.call)
-    gamma = {"gamma": torch.tensor([0.5, 4.0])} if variant == "reluformer" else {}
-    call = Observation(variant, seen.q, seen.k, seen.q, {**asked, **gamma})
-    found = {name: work() for name, work in ways(call).items()}
-    assert list(found) == list(SPEEDS)
-    prefill, by_tiles, *decoded = found.values()
-    torch.testing.assert_close(by_tiles, prefill)
-    assert prefill.abs().max() > 0.1
-    for each in decoded:
-        torch.testing.assert_close(each, prefill[:, :, -1:])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_way_is_timed_on_a_gpu(dtype):
-    seen = observe(256, 256, 0.5, lengths=[256, 200])
-    call = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in seen.call.items()}
-    on_gpu = Observation("rela", seen.q.cuda().to(dtype), seen.k.cuda().to(dtype), seen.q, call)
-    with torch.inference_mode():
-        found = {name: milliseconds(work) for name, work in ways(on_gpu).items()}
-    assert list(found) == list(SPEEDS)
-    assert all(0 < each < 10 for each in found.values())
 
 
 @pytest.mark.gpu

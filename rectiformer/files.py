@@ -250,7 +250,7 @@ def write_failure(path: Path, error: OSError, refusal: type[RectiformerError] = 
         free = shutil.disk_usage(existing_parent(path)).free
         return NoSpaceError(
             f"no space left while writing {path} ({error.strerror}; {free} bytes are free); "
-            "what was saved before is kept; make room, then run it again (a training with --resume)"
+            "what was saved before is kept; free some space, then run it again (a training with --resume)"
         )
     return refusal(
         f"cannot write {path}: {error.strerror or error}; what was saved before is kept; "
@@ -274,7 +274,7 @@ def require_space(path: Path, *sizes: int) -> None:
     if free < needed:
         raise NoSpaceError(
             f"no space for {path}: {needed} bytes are needed, {free} are free; "
-            "what was saved before is kept; make room, then run it again (a training with --resume)"
+            "what was saved before is kept; free some space, then run it again (a training with --resume)"
         )
 
 

@@ -12,9 +12,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load
@@ -36,13 +37,24 @@ from rectiformer.files import (
     write_file,
     writing,
 )
-from rectiformer.runs.manifest import FORMAT, MANIFEST, describe, read_manifest, seal
-from rectiformer.runs.parts import Rows, files_of, join_parts, part_name
-from rectiformer.runs.steady import read_steadily
-from rectiformer.runs.writing import begin_step, pack, write_contents
+from rectiformer.runs.checkpoint_format import (
+    FORMAT,
+    MANIFEST,
+    RowRange,
+    file_entry,
+    files_of,
+    join_shards,
+    pack,
+    read_manifest,
+    seal,
+    shard_name,
+)
 
 STATE = "state.json"
 STEP_NAME = re.compile(r"step-([0-9]{8,18})(\.old)?")
+READS = 10
+"""Most reads of a checkpoint while a training replaces it; one in a hundred meets a deletion if it saves every step."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,10 +65,10 @@ class Checkpoint:
     step: int
     manifest: dict[str, Any]
 
-    def tensors(self, name: str, rows: Rows | None = None) -> dict[str, Tensor]:
-        """The tensors saved under `name`, by one rank or by many, as copies on the CPU; all of each, or some `rows`."""
+    def tensors(self, name: str, row_range: RowRange | None = None) -> dict[str, Tensor]:
+        """The tensors saved under `name`, by one rank or many, on the CPU; all rows, or those in `row_range`."""
         files = files_of(name, self.manifest["files"], self.path / MANIFEST) or [f"{name}.safetensors"]
-        return join_parts(map(self._load, files), rows)
+        return join_shards(map(self._load, files), row_range)
 
     def holds(self, name: str) -> bool:
         """Whether tensors were saved under `name`."""
@@ -66,11 +78,11 @@ class Checkpoint:
         data = self.read(file)
         try:
             return load(data)
-        except Exception as error:  # the parser raises half a dozen kinds, down to KeyError
+        except Exception as error:  # the parser raises half a dozen classes, down to KeyError
             raise damaged(self.path / file, f"it is not safetensors ({error!r})") from error
 
     def state(self) -> dict[str, Any]:
-        """What was saved beside the tensors."""
+        """What was saved along with the tensors."""
         return parse_object(self.path / STATE, self.read(STATE))
 
     def read(self, name: str) -> bytes:
@@ -79,7 +91,7 @@ class Checkpoint:
         if entry is None:
             raise CheckpointError(f"{self.path} holds no {name}; it has {', '.join(self.manifest['files'])}")
         data = read_regular(self.path / name, entry["size"])
-        if (found := describe(data)) != entry:
+        if (found := file_entry(data)) != entry:
             size, digest = entry["size"], entry["sha256"][:12]
             why = f"it has {len(data):,} bytes of hash {found['sha256'][:12]}, its manifest says {size:,} of {digest}"
             raise damaged(self.path / name, why)
@@ -97,7 +109,7 @@ def save_checkpoint(
     keep: int = 2,
     keep_also: Collection[int] = (),
     ranks: Ranks = SINGLE_PROCESS,
-    rows: Mapping[str, Mapping[str, Tensor]] | None = None,
+    shards: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Checkpoint:
     """Write step `step` of run `folder` to disk, then point `latest` (and `best`) to it, then prune.
 
@@ -107,11 +119,11 @@ def save_checkpoint(
     with DivergedError, a disk too small with NoSpaceError; either way earlier checkpoints are kept.
 
     Args:
-        tensors: name -> tensors, each name a file. Tensors may not share memory: save one of those that are tied.
+        tensors: name -> tensors, each name a file. Tensors may not share storage: save one of those that are tied.
         state: anything JSON can hold.
         identity: hashes of what the weights belong to; see `identity_differences`.
-        ranks: the ranks that save it together, all of which call this. Rank 0 writes all but the `rows`.
-        rows: name -> what this rank holds of tensors that the ranks share; see parts.py.
+        ranks: the ranks that save it together, all of which call this. Rank 0 writes all but the `shards`.
+        shards: name -> this rank's shards of tensors; see checkpoint_format.py.
     """
     root = folder / "checkpoints"
     path, temporary = root / step_name(step), root / f"{step_name(step)}.tmp"
@@ -120,8 +132,8 @@ def save_checkpoint(
     def pack_all() -> int:
         if ranks.is_rank0:
             contents.update({f"{name}.safetensors": pack(step, name, group) for name, group in tensors.items()})
-        for name, group in (rows or {}).items():
-            contents[part_name(name, ranks.rank, ranks.world_size)] = pack(step, name, group)
+        for name, group in (shards or {}).items():
+            contents[shard_name(name, ranks.rank, ranks.world_size)] = pack(step, name, group)
         if ranks.is_rank0:  # an infinite float is no JSON, but is read back as it was
             contents[STATE] = json.dumps(state, indent=1).encode()
         return sum(map(len, contents.values()))
@@ -146,10 +158,30 @@ def save_checkpoint(
     return Checkpoint(path, step, manifest)
 
 
+def begin_step(path: Path, temporary: Path, size: int) -> None:
+    """Make an empty folder `temporary` for the step `path` of `size` bytes."""
+    root = path.parent
+    with writing(path):
+        if not root.is_dir():
+            root.mkdir(parents=True)
+            sync(root.parent)
+        require_space(path, size)
+        remove(temporary)
+        temporary.mkdir()
+
+
+def write_contents(path: Path, temporary: Path, contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """Write files of the step `path` to disk; returns their entries in its manifest."""
+    with writing(path):
+        for name, data in contents.items():
+            write_file(temporary / name, data, halfway="mid-tensor")
+    return {name: file_entry(data) for name, data in contents.items()}
+
+
 def finish_step(
     temporary: Path, path: Path, manifest: Mapping[str, Any], best: bool, keep: int, keep_also: Collection[int]
 ) -> None:
-    """Complete a step whose other files are written, and put it in its place."""
+    """Complete a step whose other files are written, and give it its name."""
     with writing(path):
         failpoint("before-manifest")
         write_file(temporary / MANIFEST, seal(manifest))
@@ -228,6 +260,40 @@ def find_best(folder: Path) -> Checkpoint | None:
     return None if step is None else open_checkpoint(step_folders(root).get(step, root / step_name(step)))
 
 
+def read_steadily(folder: Path, read: Callable[[Callable[[str], None]], T], notice: Callable[[str], None]) -> T:
+    """What `read` returns for the run in `folder`, which a training may be replacing and pruning checkpoints of.
+
+    A read that fails or gives notice of damage is repeated if the checkpoints have changed since it began: what it had
+    found may be gone by now, and another be the best. Only the notices of the last read are passed on.
+    """
+    failure: CheckpointError | None = None
+    for attempt in range(READS):
+        before, notices = list_checkpoints(folder), list[str]()
+        try:
+            found, failure = read(notices.append), None
+        except CheckpointError as error:
+            failure = error
+        settled = failure is None and not notices
+        if settled or attempt == READS - 1 or list_checkpoints(folder) == before:
+            break
+    for text in notices:
+        notice(text)
+    if failure is not None:
+        raise failure
+    return found
+
+
+def list_checkpoints(folder: Path) -> list[tuple[str, int, int]]:
+    """A snapshot of the checkpoints of a run, and of what `best` and `latest` name, to compare with a later one."""
+    found = []
+    with suppress(OSError), os.scandir(folder / "checkpoints") as entries:  # none there yet, or no folder
+        for entry in entries:
+            with suppress(FileNotFoundError):  # gone since it was listed
+                status = entry.stat(follow_symlinks=False)
+                found.append((entry.name, status.st_ino, status.st_mtime_ns))
+    return sorted(found)
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in the folder `path`, every file of it checked; CheckpointError where it is damaged."""
     checkpoint = open_listed(path)
@@ -264,7 +330,7 @@ def step_name(step: int) -> str:
 
 
 def step_folders(root: Path) -> dict[int, Path]:
-    """Step -> its folder; a step set aside counts only while nothing has taken its place."""
+    """Step -> its folder; a step set aside counts only until its replacement is there."""
     folders: dict[int, Path] = {}
     for name in sorted(os.listdir(root)) if root.is_dir() else []:
         if match := STEP_NAME.fullmatch(name):

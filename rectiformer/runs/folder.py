@@ -28,10 +28,10 @@ from rectiformer.runs.checkpoint import (
     identity_differences,
     newest_checkpoints,
     open_checkpoint,
+    read_steadily,
     step_name,
 )
 from rectiformer.runs.record import Record, change_record, changed_keys, read_record, value_of, write_record
-from rectiformer.runs.steady import read_steadily
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.toml import to_toml
 

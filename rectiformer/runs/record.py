@@ -17,7 +17,7 @@ import rectiformer
 from rectiformer.config import Config
 from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.files import damaged, failpoint, replace_file, writing
-from rectiformer.runs.manifest import read_sealed, seal
+from rectiformer.runs.checkpoint_format import read_sealed, seal
 from rectiformer.toml import build, load_config, to_toml
 
 FORMAT = 2

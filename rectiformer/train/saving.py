@@ -79,7 +79,7 @@ class Saver:
             keep=self.config.keep,
             keep_also=also,
             ranks=self.ranks,
-            rows=tensors if self.splits else None,
+            shards=tensors if self.splits else None,
         )
 
 

@@ -14,7 +14,7 @@ import pytest
 from end_to_end.tiny import outcome, overrides, steps_on_disk
 
 from rectiformer.errors import CheckpointError, DataError
-from rectiformer.runs.manifest import describe, seal
+from rectiformer.runs.checkpoint_format import file_entry, seal
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.runs.record import change_record, read_record
 from rectiformer.toml import load_config, override_config
@@ -186,7 +186,7 @@ def test_a_pickle_in_place_of_weights_never_runs(launcher, straight, data, run, 
     if forged:
         manifest = json.loads((step / "manifest.json").read_bytes())
         del manifest["sha256"]
-        manifest["files"]["model.safetensors"] = describe(payload)
+        manifest["files"]["model.safetensors"] = file_entry(payload)
         (step / "manifest.json").write_bytes(seal(manifest))
     with pytest.raises(CheckpointError, match="is damaged"):
         Translator.from_run(run, checkpoint="10")

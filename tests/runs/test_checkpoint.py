@@ -26,7 +26,7 @@ from rectiformer.runs.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
-from rectiformer.runs.manifest import read_manifest, seal
+from rectiformer.runs.checkpoint_format import read_manifest, seal
 
 FILES = ["model.safetensors", "state.json", "manifest.json"]
 
@@ -191,7 +191,7 @@ def test_non_finite_weights_are_never_written(tmp_path, bad):
 
 def test_tied_tensors_are_refused_by_name(tmp_path):
     weight = torch.ones(4, 4)
-    with pytest.raises(ArgumentError, match="model 'source' and 'target' share memory"):
+    with pytest.raises(ArgumentError, match="model 'source' and 'target' share storage"):
         save_checkpoint(tmp_path, 1, {"model": {"source": weight, "target": weight.T}}, {}, {})
     assert not (tmp_path / "checkpoints").exists()
 

@@ -14,7 +14,7 @@ import rectiformer
 from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import (
     best_checkpoint,
-    describe,
+    file_entry,
     find_checkpoint,
     open_checkpoint,
     save_checkpoint,
@@ -100,7 +100,7 @@ def test_a_pickle_is_refused_and_never_runs(tmp_path, file, forged):
     (path / "model.safetensors").rename(path / file)
     (path / file).write_bytes(payload)
     if forged:
-        forge(path, files={file: describe(payload)})
+        forge(path, files={file: file_entry(payload)})
     with pytest.raises(CheckpointError, match=r"is damaged|holds no model.safetensors"):
         open_checkpoint(path).tensors("model")
     assert not marker.exists()
@@ -120,7 +120,7 @@ def test_a_manifest_names_nothing_outside_its_folder(tmp_path, name):
     path = save(tmp_path).path
     for secret in (tmp_path / "secret", path.parent / "secret"):
         secret.write_bytes(b"secret")
-    forge(path, files={name.format(folder=tmp_path): describe(b"secret")})
+    forge(path, files={name.format(folder=tmp_path): file_entry(b"secret")})
     with pytest.raises(CheckpointError, match="no list of files inside the folder"):
         open_checkpoint(path)
 

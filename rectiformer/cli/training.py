@@ -55,11 +55,11 @@ def prepare(
     """Choose subwords and encode the text of a configuration, for `rectiformer train --data`."""
     from rectiformer import toml
     from rectiformer.cli.output import print_prepared
-    from rectiformer.runs.inherit import adopt_subwords
+    from rectiformer.runs.folder import adopt_vocabularies
     from rectiformer.terminal import Terminal
     from rectiformer.text import prepared
 
-    settings = adopt_subwords(toml.load_config(config, overrides or []))
+    settings = adopt_vocabularies(toml.load_config(config, overrides or []))
     with Terminal() as terminal:
         found = prepared.prepare(settings, out, terminal.preparing, terminal.note)
     print_prepared(terminal, found)

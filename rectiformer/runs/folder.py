@@ -1,6 +1,6 @@
 """A run folder: everything a command needs of a trained model, and whether it is still what it was.
 
-RUN/source.model and RUN/target.model are its subwords, RUN/checkpoints/ holds its weights. RUN/run.json is written
+RUN/source.model and RUN/target.model are its vocabularies, RUN/checkpoints/ holds its weights. RUN/run.json is written
 last, with the hashes of the others and the whole configuration (runs/record.py), so a folder that has it was created
 completely. RUN/config.toml repeats the configuration for people.
 """
@@ -53,10 +53,9 @@ FREE_KEYS = (
 )
 """Keys, or sections with a dot after them, that a resumed run may change. Files are judged by what is in them."""
 
-NAMED = 8
-"""Most runs that an error names."""
-SAID = 3
-"""Most tensors that an error names."""
+RUNS_NAMED = 8
+TENSORS_NAMED = 3
+"""At most so many are named in an error."""
 WEIGHTS = ("averaged", "ema", "model")
 """The sets of weights a checkpoint may hold, the one to translate with first."""
 
@@ -120,8 +119,8 @@ def open_run(folder: Path) -> Run:
     if (folder / "export.json").is_file():
         raise CheckpointError(f"{folder} is exported, and this needs the run folder it was made from; name that one")
     if not is_created(folder) and (runs := runs_inside(folder)):
-        more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
-        raise CheckpointError(f"{folder} is no run but holds some; name one: {', '.join(runs[:NAMED])}{more}")
+        more = f" and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
+        raise CheckpointError(f"{folder} is no run but holds some; name one: {', '.join(runs[:RUNS_NAMED])}{more}")
     for name in ("run.json", "source.model", "target.model"):
         if (folder / name).is_symlink() or not (folder / name).is_file():
             raise CheckpointError(
@@ -231,7 +230,57 @@ def load_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where
         if name in tensors and tensors[name].shape != tensor.shape
     ]
     if problems:
-        told = problems[:SAID] + ([f"and {len(problems) - SAID} more"] if len(problems) > SAID else [])
-        raise CheckpointError(f"{where} does not fit the model: {'; '.join(told)}; use the run's own configuration")
+        more = f"; and {len(problems) - TENSORS_NAMED} more" if len(problems) > TENSORS_NAMED else ""
+        named = "; ".join(problems[:TENSORS_NAMED])
+        raise CheckpointError(f"{where} does not fit the model: {named}{more}; use the run's own configuration")
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
+
+
+def adopt_vocabularies(config: Config) -> Config:
+    """The same, with the vocabularies of the run in `training.init_from`, unless there is none or it names its own."""
+    if not config.training.init_from or config.vocabulary.source_model or config.vocabulary.target_model:
+        return config
+    run = open_run(Path(config.training.init_from))
+    target = "" if config.vocabulary.shared else str(run.path / "target.model")
+    vocabulary = dataclasses.replace(
+        config.vocabulary, source_model=str(run.path / "source.model"), target_model=target
+    )
+    return dataclasses.replace(config, vocabulary=vocabulary)
+
+
+def require_fit(config: Config, source: Vocabulary | None, target: Vocabulary | None) -> None:
+    """CheckpointError where the run in `training.init_from` does not fit, before anything is made or prepared.
+
+    Args:
+        source, target: the vocabularies, None where they are not chosen yet.
+    """
+    start = open_run(Path(config.training.init_from))
+    require_same_vocabularies(start, source or start.source, target or start.target)
+    with torch.device("meta"):
+        ours, theirs = (dataclasses.replace(start, config=each).build_model() for each in (config, start.config))
+        load_weights(ours, weights_of(theirs), str(start.path))
+
+
+def inherit_weights(model: Transformer, run: Run, note: Callable[[str], None]) -> None:
+    """Give `model` of `run` the best weights of the run it starts from, and say so; CheckpointError unless they fit.
+
+    Vocabularies must be the same, since rows of the embeddings stand for subwords; dropout and all of [training] may
+    differ.
+    """
+    start = open_run(Path(run.config.training.init_from))
+    require_same_vocabularies(start, run.source, run.target)
+    trained, step = load_model(start, notice=note)
+    load_weights(model, weights_of(trained), str(start.path))
+    note(f"started from {start.path}, step {step:,}")
+
+
+def require_same_vocabularies(start: Run, source: Vocabulary, target: Vocabulary) -> None:
+    """CheckpointError where a run has other vocabularies than these."""
+    for side, theirs, ours in (("source", start.source, source), ("target", start.target, target)):
+        if theirs.sha256 != ours.sha256:
+            raise CheckpointError(
+                f"cannot start from {start.path}: its {side} vocabulary has hash {theirs.sha256[:12]}, but that of the "
+                f"data is {ours.sha256[:12]}; leave out vocabulary.source_model and target_model, or prepare the data "
+                f"with those of {start.path}"
+            )

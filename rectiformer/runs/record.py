@@ -23,8 +23,8 @@ from rectiformer.toml import build, load_config, to_toml
 FORMAT = 2
 RECORD_LIMIT = 2**26  # bytes of run.json; ours have some thousands, and one for each letter of a file name
 IDENTITY = ("config", "data", "source_vocabulary", "target_vocabulary")
-SAID = 3
-"""Most keys that an error names."""
+KEYS_NAMED = 3
+"""At most so many are named in an error."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ def read_record(folder: Path) -> Record:
     record = read_sealed_record(folder / "run.json")
     if found is not None and found not in (record.config, record.replaced):
         keys = changed_keys(record.config, found)
-        changes = [f"{key} = {value_of(found, key)!r} (saved: {value_of(record.config, key)!r})" for key in keys[:SAID]]
-        changes += [f"and {len(keys) - SAID} more"] if len(keys) > SAID else []
+        changes = [
+            f"{key} = {value_of(found, key)!r} (saved: {value_of(record.config, key)!r})" for key in keys[:KEYS_NAMED]
+        ]
+        changes += [f"and {len(keys) - KEYS_NAMED} more"] if len(keys) > KEYS_NAMED else []
         raise refused(folder, f"not as it was saved: {', '.join(changes)}")
     return record
 

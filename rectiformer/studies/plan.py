@@ -11,8 +11,7 @@ from typing import Any
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.runs.folder import is_created
-from rectiformer.runs.inherit import adopt_subwords
+from rectiformer.runs.folder import adopt_vocabularies, is_created
 from rectiformer.runs.record import changed_keys, value_of
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Table
@@ -163,7 +162,7 @@ def locate_start(config: Config, out: Path, scale: Scale) -> Config:
             f"it starts from {key} of {study}, which is not trained in {out}; first run "
             f"`rectiformer study {study} --only {key}` with the same --scale and --out"
         )
-    return adopt_subwords(
+    return adopt_vocabularies(
         dataclasses.replace(config, training=dataclasses.replace(config.training, init_from=str(run)))
     )
 

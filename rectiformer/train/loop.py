@@ -17,8 +17,7 @@ from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
 from rectiformer.files import damaged, replace_file, writing
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
-from rectiformer.runs.folder import Run, require_own, weights_of
-from rectiformer.runs.inherit import inherit_weights
+from rectiformer.runs.folder import Run, inherit_weights, require_own, weights_of
 from rectiformer.text.plans import plan_batches
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan

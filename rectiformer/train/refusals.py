@@ -12,7 +12,7 @@ import torch
 from rectiformer.config import Config
 from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
-from rectiformer.runs.inherit import adopt_subwords, require_fit
+from rectiformer.runs.folder import adopt_vocabularies, require_fit
 from rectiformer.text.files import check_files, has_documents, has_split
 from rectiformer.text.plans import require_stream
 from rectiformer.text.prepared import Prepared, require_text
@@ -38,7 +38,7 @@ def require_trainable(config: Config, data: Path | None) -> None:
     Args:
         data: a folder written by `prepare`; otherwise the text named in `config` will be prepared.
     """
-    config = adopt_subwords(config)
+    config = adopt_vocabularies(config)
     if data is None:
         check_files(config.data)
         require_text(config)

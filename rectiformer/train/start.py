@@ -16,8 +16,15 @@ from rectiformer.distributed.ranks import Ranks, Restarts, device_of_rank, init_
 from rectiformer.errors import CheckpointError
 from rectiformer.files import remove
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed, step_folders
-from rectiformer.runs.folder import Run, create_run, is_created, open_run, refuse_existing, resume_run
-from rectiformer.runs.inherit import adopt_subwords
+from rectiformer.runs.folder import (
+    Run,
+    adopt_vocabularies,
+    create_run,
+    is_created,
+    open_run,
+    refuse_existing,
+    resume_run,
+)
 from rectiformer.runs.lock import RunLock
 from rectiformer.text.prepared import Prepared, Progress, prepare
 from rectiformer.train.loop import Trainer
@@ -105,7 +112,7 @@ def open_together(
 
     def make() -> None:
         remove_unfinished(folder, reporter)
-        own = adopt_subwords(config)
+        own = adopt_vocabularies(config)
         prepared = open_data(own, folder, data, lambda stage, count: tell_unless_asked(reporter, stop, stage, count))
         require_validation(own, prepared.valid is not None)
         opened.append((open_or_create(own, folder, prepared, reporter), prepared))

@@ -7,8 +7,7 @@ import torch
 
 from rectiformer.config import TrainingConfig
 from rectiformer.errors import CheckpointError, ConfigError
-from rectiformer.runs.folder import load_model, open_run, weights_of
-from rectiformer.runs.inherit import adopt_subwords
+from rectiformer.runs.folder import adopt_vocabularies, load_model, open_run, weights_of
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
@@ -123,13 +122,13 @@ def test_other_sizes_and_other_subwords_are_refused(first, tmp_path):
 
 def test_subwords_are_taken_over_unless_others_are_named(first):
     config = settings(first)
-    assert adopt_subwords(config).vocabulary.source_model == str(first / "source.model")
-    assert adopt_subwords(config).vocabulary.target_model == ""
+    assert adopt_vocabularies(config).vocabulary.source_model == str(first / "source.model")
+    assert adopt_vocabularies(config).vocabulary.target_model == ""
     apart = dataclasses.replace(config, vocabulary=dataclasses.replace(config.vocabulary, shared=False))
-    assert adopt_subwords(apart).vocabulary.target_model == str(first / "target.model")
+    assert adopt_vocabularies(apart).vocabulary.target_model == str(first / "target.model")
     named = dataclasses.replace(config, vocabulary=dataclasses.replace(config.vocabulary, source_model="own"))
-    assert adopt_subwords(named) == named
-    assert adopt_subwords(load_config(None, SETTINGS)) == load_config(None, SETTINGS)
+    assert adopt_vocabularies(named) == named
+    assert adopt_vocabularies(load_config(None, SETTINGS)) == load_config(None, SETTINGS)
 
 
 def test_mixed_segments_are_of_every_length_and_validation_is_not_mixed(first, tmp_path):

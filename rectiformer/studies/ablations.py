@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rectiformer.studies.corpora import COMPILED, GRAMMAR_TINY, IWSLT14, MULTI30K_NARROW, SENTENCE_FOLDERS
-from rectiformer.studies.held_out import held_out
+from rectiformer.studies.corpora import held_out
 from rectiformer.studies.measures import (
     HEADS_NOTE,
     KINDS,
@@ -16,6 +15,7 @@ from rectiformer.studies.measures import (
     valid_pairs,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.recipes import COMPILED, GRAMMAR_TINY, IWSLT14, MULTI30K_NARROW, SENTENCE_FOLDERS
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Claim, Table, claims_table
 

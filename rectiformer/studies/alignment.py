@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rectiformer.studies.corpora import CORPORA, Gold
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.heads import OURS, SiteValue, by_layer, variant_of
 from rectiformer.studies.plan import Study
 from rectiformer.studies.quality import BASELINE, PANELS, TRANSLATION_QUALITY, corpora_of, rows_of
-from rectiformer.studies.quality_corpora import CORPORA, Gold
 from rectiformer.studies.results import Result, Results, estimate
 from rectiformer.studies.tables import Claim, Table, claims_table
 

@@ -1,299 +1,326 @@
-"""The settings of each scale: the built-in grammar, Multi30k, IWSLT 2014, WMT, Europarl."""
+"""The corpora of the study of translation quality: their text, settings, test sets, gold alignments and seeds."""
 
 from __future__ import annotations
 
-COMPILED = "training.compile=yes"
-"""For thousands of updates: compiling takes a minute of a processor, while other trainings keep the GPU busy."""
+import dataclasses
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
-GRAMMAR = (
-    "data.sentences=4000",
-    "data.valid_sentences=100",
-    "vocabulary.size=600",
-    "model.variant=softmax",
-    "model.hidden_size=64",
-    "model.encoder_layers=1",
-    "model.decoder_layers=1",
-    "model.ffn_size=512",
-    "model.norm=pre",
-    "model.tie_embeddings=target",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "model.ffn_dropout=0",
-    "training.steps=160",
-    "training.batch_tokens=600",
-    "training.schedule=inverse-sqrt",
-    "training.learning_rate=3e-3",
-    "training.warmup=60",
-    "training.device=cpu",
-    "validation.every=80",
-    "validation.sentences=50",
-    "checkpoint.every=80",
-    "log.every=25",
-)
-"""A model so narrow that the memories have to hold the words."""
-
-MULTI30K = (
-    "data.source=train.de.xz",
-    "data.target=train.en.xz",
-    "data.valid_source=val.de",
-    "data.valid_target=val.en",
-    "vocabulary.size=8000",
-    "vocabulary.sampling=0.3",
-    "vocabulary.copies=8",
-    "model.variant=softmax",
-    "model.hidden_size=512",
-    "model.num_heads=8",
-    "model.encoder_layers=4",
-    "model.decoder_layers=4",
-    "model.ffn_size=1024",
-    "model.norm=pre",
-    "model.dropout=0.3",
-    "model.attention_dropout=0.1",
-    "model.ffn_dropout=0.3",
-    "training.steps=4000",
-    "training.batch_tokens=12000",
-    "training.optimizer=adamw",
-    "training.schedule=inverse-sqrt",
-    "training.learning_rate=1e-3",
-    "training.warmup=800",
-    "training.label_smoothing_over=all",
-    "training.ema=0.999",
-    "training.precision=bf16",
-    "validation.every=500",
-    "validation.sentences=1014",
-    "checkpoint.every=2000",
-)
-"""configs/multi30k.toml with softmax attention."""
-
-MULTI30K_NARROW = (
-    *MULTI30K,
-    "model.hidden_size=256",
-    "model.num_heads=4",
-    "model.encoder_layers=3",
-    "model.decoder_layers=3",
-    "model.dropout=0.2",
-    "model.ffn_dropout=0.2",
-    "training.steps=1000",
-    "training.batch_tokens=6000",
-    "training.learning_rate=2e-3",
-    "training.warmup=250",
-    "training.ema=0.99",
-    "checkpoint.every=1000",
-)
-"""The same text with a model so narrow, and trained so briefly, that a hundred of them take minutes."""
-
-IWSLT14 = (
-    "data.source=train.de",
-    "data.target=train.en",
-    "data.valid_source=valid.de",
-    "data.valid_target=valid.en",
-    "vocabulary.kind=bpe",
-    "vocabulary.size=10000",
-    "model.variant=softmax",
-    "model.hidden_size=512",
-    "model.num_heads=4",
-    "model.encoder_layers=6",
-    "model.decoder_layers=6",
-    "model.ffn_size=1024",
-    "model.tie_embeddings=target",
-    "model.dropout=0.3",
-    "model.attention_dropout=0",
-    "model.ffn_dropout=0",
-    "training.steps=50000",
-    "training.batch_tokens=4096",
-    "training.optimizer=adamw",
-    "training.weight_decay=1e-4",
-    "training.schedule=inverse-sqrt",
-    "training.learning_rate=5e-4",
-    "training.warmup=4000",
-    "training.label_smoothing_over=all",
-    "training.average_checkpoints=5",
-    "validation.every=1000",
-    "checkpoint.every=1000",
-    "checkpoint.keep=5",
-)
-"""configs/small.toml with softmax attention: fairseq's recipe, which the paper's baseline fits."""
-
-EUROPARL_MODEL = (
-    'data.source=["train.0.en.xz", "train.1.en.xz", "train.2.en.xz", "train.3.en.xz"]',
-    'data.target=["train.0.de.xz", "train.1.de.xz", "train.2.de.xz", "train.3.de.xz"]',
-    "data.valid_source=valid.en.xz",
-    "data.valid_target=valid.de.xz",
-    "data.documents=marker",
-    "vocabulary.size=16000",
-    "vocabulary.sentences=50000",
-    "model.hidden_size=512",
-    "model.num_heads=8",
-    "model.encoder_layers=4",
-    "model.decoder_layers=4",
-    "model.ffn_size=2048",
-    "model.norm=pre",
-)
-"""What is the same for sentences and for documents of Europarl: its four shards, held-out text, vocabulary, model."""
-
-EUROPARL = (
-    *EUROPARL_MODEL,
-    "model.positions=sentence",
-    "model.attention_dropout=0",
-    "training.steps=1000",
-    "training.optimizer=adamw",
-    "training.schedule=inverse-sqrt",
-    "training.learning_rate=1e-3",
-    "training.warmup=200",
-    "training.label_smoothing_over=all",
-    "training.ema=0.99",
-    "training.precision=bf16",
+from rectiformer.config import Config, DataConfig
+from rectiformer.errors import DataError
+from rectiformer.measure.alignment import Links, read_gold
+from rectiformer.measure.symmetrize import flip
+from rectiformer.studies.plan import Scale, rename_files
+from rectiformer.studies.recipes import (
     COMPILED,
-    "validation.every=1000",
-    "validation.sentences=300",
-    "checkpoint.every=1000",
+    EUROPARL_SENTENCES,
+    GRAMMAR_DOCUMENTS,
+    IWSLT14,
+    MULTI30K,
+    OPEN,
+    THRESHOLD,
+    WMT,
+    to_the_end,
 )
-"""Documents of Europarl, for models that know its sentences already."""
-EUROPARL_DEBATES = (
-    'data.document_tables=["train.0.docs.tsv.xz", "train.1.docs.tsv.xz", "train.2.docs.tsv.xz", "train.3.docs.tsv.xz"]'
-)
-"""Which of its speeches are of one debate, for segments longer than a speech."""
+from rectiformer.text.corpus import Counts, read_pairs, read_two_files
+from rectiformer.text.grammar import draw_documents, draw_sentences
+from rectiformer.text.lines import read_lines
 
-EUROPARL_SENTENCES = (
-    *EUROPARL_MODEL,
-    "model.attention_dropout=0",
-    "training.steps=6000",
-    "training.batch_tokens=12000",
-    "training.optimizer=adamw",
-    "training.schedule=inverse-sqrt",
-    "training.learning_rate=2e-3",
-    "training.warmup=1000",
-    "training.label_smoothing_over=all",
-    "training.ema=0.998",
-    "training.precision=bf16",
-    COMPILED,
-    "validation.every=2000",
-    "checkpoint.every=2000",
-)
-"""The same text, sentence by sentence."""
+ONE, THREE = (1,), (1, 2, 3)
+EVERY = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15", "rela-i", "relu-seqlen")
+"""The variants that are compared."""
+HEADLINE = (*EVERY[:3], THRESHOLD, OPEN)
+"""What is trained first, and our own rows among them."""
+ALL_SEEDS = dict.fromkeys((*HEADLINE, *EVERY[3:]), THREE)
+HEADLINE_SEEDS = {name: THREE if name in HEADLINE else ONE for name in ALL_SEEDS}
+CLAIMED_SEEDS = {name: THREE if name in EVERY[:3] else ONE for name in EVERY}
+SMOKE_SENTENCES, SMOKE_SEED = 60, 7
 
-EUROPARL_BASE = (
-    *EUROPARL_MODEL,
-    "vocabulary.size=12000",
-    "model.encoder_layers=6",
-    "model.decoder_layers=6",
-    "training.steps=10000",
-    "training.batch_tokens=16384",
-    "training.optimizer=adamw",
-    "training.schedule=linear",
-    "training.label_smoothing_over=all",
-    "training.ema=0.999",
-    "training.precision=bf16",
-    COMPILED,
-    "validation.every=500",
-    "validation.metric=loss",
-    "validation.sentences=500",
-    "checkpoint.every=5000",
+
+@dataclass(frozen=True, kw_only=True)
+class Gold:
+    """Links that people, or a statistical aligner, found between words of tokenized sentences."""
+
+    name: str
+    files: tuple[str, str, str]
+    """Source, target and links, under the folder of the data; none for the built-in grammar."""
+    flipped: bool = False
+    """Whether the links are (target, source)."""
+    lines: int | None = None
+    """How many to take, from the first; all unless given."""
+    aligner: str = ""
+    """What eflomal reaches on it, for the tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Text to train and to test on."""
+
+    name: str
+    folder: str
+    """Under the folder of the data; empty for the built-in grammar."""
+    settings: tuple[str, ...]
+    test: tuple[str, str] = ("", "")
+    seeds: Mapping[str, tuple[int, ...]]
+    """The attention to train with, and the seeds of each."""
+    form: str = ""
+    """Of `FORMS`."""
+    own: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What is set for one kind of attention alone."""
+    gold: tuple[Gold, ...] = field(default=())
+
+
+BICICI = Gold(
+    name="deen-bicici",
+    files=("wordalign-gold/deen-bicici.en", "wordalign-gold/deen-bicici.de", "wordalign-gold/deen-bicici.align"),
+    flipped=True,
+    aligner="16.2 to 18.8",
 )
-"""Transformer-base on Europarl's sentences, its rate falling to 0: trained to the end."""
-NORM_RECIPES = {
-    "post": ("model.norm=post", "model.attention_dropout=0.1", "training.learning_rate=8e-4", "training.warmup=2500"),
-    "pre": ("model.norm=pre", "model.attention_dropout=0", "training.learning_rate=1.5e-3", "training.warmup=1500"),
+SILVER = Gold(
+    name="silver-ende",
+    files=(
+        "wordalign-silver-ende/test.tok.en.xz",
+        "wordalign-silver-ende/test.tok.de.xz",
+        "wordalign-silver-ende/test.align.xz",
+    ),
+    flipped=True,
+    lines=1000,
+    aligner="made by it",
+)
+HANSARDS = Gold(
+    name="enfr-hansards",
+    files=("wordalign-gold/enfr-hansards.en", "wordalign-gold/enfr-hansards.fr", "wordalign-gold/enfr-hansards.align"),
+    aligner="6.0 to 7.8",
+)
+FRENCH_CAPTIONS = tuple(
+    f"data.{key}={split}" for key, split in {
+        "source": "train.en.xz", "target": "train.fr.xz", "valid_source": "val.en", "valid_target": "val.fr",
+    }.items()
+)  # fmt: skip
+FRENCH_SPEECHES = (
+    "data.source=train.0.en.xz",
+    "data.target=train.0.fr.xz",
+    "data.valid_source=valid_long.en.xz",
+    "data.valid_target=valid_long.fr.xz",
+)
+HALF_RATE = {"sparsemax": ("training.learning_rate=1e-3",)}
+"""On Europarl sparsemax breaks at the rate of the others (docs/log.md)."""
+SMALLER_VOCABULARY = "vocabulary.size=12000"
+"""Text in small letters has fewer words."""
+
+
+def published(name: str, source: str, target: str, *more: str) -> Corpus:
+    """A corpus of the paper in its own recipe: train, valid and test files, one a language."""
+    files = {"source": f"train.{source}", "target": f"train.{target}"}
+    files |= {"valid_source": f"valid.{source}", "valid_target": f"valid.{target}"}
+    settings = (*WMT, *(f"data.{key}={file}" for key, file in files.items()), *more)
+    return Corpus(name=name, folder=name, settings=settings, test=(f"test.{source}", f"test.{target}"), seeds=ALL_SEEDS)
+
+
+CORPORA: dict[str, tuple[Corpus, ...]] = {
+    "smoke": (
+        Corpus(
+            name="grammar",
+            folder="",
+            settings=GRAMMAR_DOCUMENTS,
+            seeds={"softmax": ONE, "rela-g": ONE},
+            gold=(Gold(name="grammar", files=("", "", "")),),
+        ),
+    ),
+    "small": (
+        Corpus(
+            name="multi30k-de-en",
+            folder="multi30k",
+            settings=(*MULTI30K, COMPILED),
+            test=("test_2016_flickr.de", "test_2016_flickr.en"),
+            seeds=HEADLINE_SEEDS,
+        ),
+        Corpus(
+            name="europarl-en-de",
+            folder="europarl-doc-ende",
+            settings=EUROPARL_SENTENCES,
+            test=("test.en.xz", "test.de.xz"),
+            seeds=HEADLINE_SEEDS,
+            own=HALF_RATE,
+        ),
+        Corpus(
+            name="europarl-en-de-words",
+            folder="europarl-doc-ende",
+            settings=(*EUROPARL_SENTENCES, SMALLER_VOCABULARY),
+            test=("test.en.xz", "test.de.xz"),
+            seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
+            form="words",
+            own=HALF_RATE,
+            gold=(BICICI, SILVER),
+        ),
+        *(
+            Corpus(
+                name=f"europarl-en-de-words-{norm}",
+                folder="europarl-doc-ende",
+                settings=to_the_end(norm),
+                test=("test.en.xz", "test.de.xz"),
+                seeds={"softmax": THREE, "rela-g": THREE},
+                form="words",
+                gold=(BICICI, SILVER),
+            )
+            for norm in ("post", "pre")
+        ),
+        Corpus(
+            name="europarl-en-fr-words",
+            folder="europarl-doc-enfr",
+            settings=(*EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
+            test=("valid_long.en.xz", "valid_long.fr.xz"),
+            seeds={"softmax": THREE, "rela-g": THREE},
+            form="words-apart",
+            gold=(HANSARDS,),
+        ),
+        Corpus(
+            name="multi30k-en-fr",
+            folder="multi30k",
+            settings=(*MULTI30K, COMPILED, *FRENCH_CAPTIONS),
+            test=("test_2016_flickr.en", "test_2016_flickr.fr"),
+            seeds=CLAIMED_SEEDS,
+        ),
+    ),
+    "paper": (
+        published("wmt14-en-de", "en", "de"),
+        published("wmt14-en-fr", "en", "fr"),
+        published("wmt18-en-fi", "en", "fi"),
+        published("wmt18-zh-en", "zh", "en", "vocabulary.shared=false"),
+        published("wmt16-ro-en", "ro", "en", "training.steps=150000", "model.dropout=0.3"),
+        Corpus(
+            name="iwslt14-de-en", folder="iwslt14", settings=IWSLT14, test=("test.de", "test.en"), seeds=ALL_SEEDS
+        ),
+    ),
+}  # fmt: skip
+"""What is trained on at each scale; the first are the most important."""
+
+
+def find_corpus(scale: Scale, name: str) -> Corpus:
+    """The corpus of this name."""
+    return next(corpus for corpus in CORPORA[scale.name] if corpus.name == name)
+
+
+def within(scale: Scale, corpus: Corpus) -> Scale:
+    """The same scale in the folder of one corpus."""
+    return Scale(scale.name, None if scale.data is None else scale.data / corpus.folder)
+
+
+def held_out_pairs(scale: Scale, corpus: Corpus) -> list[Pair]:
+    """The test set, in the form of the corpus; lines that start a document are left out."""
+    if scale.data is None:
+        return [(pair.source, pair.target) for pair in draw_sentences(SMOKE_SENTENCES, SMOKE_SEED, "test")]
+    source, target = (str(scale.data / corpus.folder / name) for name in corpus.test)
+    rows = read_two_files(source, target, DataConfig())
+    pairs = [(left or "", right or "") for left, right, _ in rows if left != MARKER]
+    return pairs if not corpus.form else [in_words(corpus, pair) for pair in pairs]
+
+
+def in_words(corpus: Corpus, pair: Pair) -> Pair:
+    languages = (Path(name).name.removesuffix(".xz").rpartition(".")[2] for name in corpus.test)
+    left, right = (rewrite(line, corpus.form, language) for line, language in zip(pair, languages, strict=True))
+    return left, right
+
+
+def gold_pairs(scale: Scale, gold: Gold) -> tuple[list[Pair], list[Links]]:
+    """Sentences, their words split by spaces, in small letters, and the links between their words."""
+    if scale.data is None:
+        drawn = list(draw_sentences(SMOKE_SENTENCES, SMOKE_SEED, "test"))
+        pairs = [(" ".join(pair.source_words), " ".join(pair.target_words)) for pair in drawn]
+        return pairs, [Links(pair.sure, pair.possible) for pair in drawn]
+    source, target, links = (read_all(scale.data / name) for name in gold.files)
+    kept = [number for number, line in enumerate(source) if line != MARKER][: gold.lines]
+    found = read_gold([links[number] for number in kept], gold.files[2])
+    if gold.flipped:
+        found = [Links(frozenset(flip(each.sure)), frozenset(flip(each.possible))) for each in found]
+    return [(source[number].lower(), target[number].lower()) for number in kept], found
+
+
+def read_all(path: Path) -> list[str]:
+    return [line or "" for line in read_lines(str(path))]
+
+
+Pair = tuple[str, str]
+SENTENCE_TESTS = {"small": ("test_2016_flickr.de", "test_2016_flickr.en"), "paper": ("test.de", "test.en")}
+DOCUMENT_TESTS = {"small": ("test.en.xz", "test.de.xz"), "paper": ("test.en", "test.de")}
+SMOKE_TESTS, SMOKE_DOCUMENTS, TEST_SEED = 100, 6, 7
+
+
+def held_out(scale: Scale) -> list[Pair]:
+    """The test set of the studies on single sentences."""
+    if scale.data is None:
+        return [(pair.source, pair.target) for pair in draw_sentences(SMOKE_TESTS, TEST_SEED, "test")]
+    source, target = (str(scale.data / name) for name in SENTENCE_TESTS[scale.name])
+    return [(left or "", right or "") for left, right, _ in read_two_files(source, target, DataConfig())]
+
+
+def held_out_documents(scale: Scale) -> list[list[Pair]]:
+    """The test set of the studies on documents."""
+    if scale.data is None:
+        drawn = draw_documents(SMOKE_DOCUMENTS, TEST_SEED, "test")
+        return [[(pair.source, pair.target) for pair in document] for document in drawn]
+    names = tuple(str(scale.data / name) for name in DOCUMENT_TESTS[scale.name])
+    config = DataConfig(valid_source=(names[0],), valid_target=(names[1],), documents="marker")
+    found: list[list[Pair]] = []
+    for pair in read_pairs(config, "valid", Counts()):
+        if pair.document_start:
+            found.append([])
+        found[-1].append((pair.source, pair.target))
+    return found
+
+
+def require_folder(scale: Scale) -> None:
+    """DataError where the corpus of a scale is not there."""
+    if scale.data is not None and not Path(scale.data).is_dir():
+        raise DataError(f"--scale {scale.name} reads its text in {scale.data}, which is no folder; name it with --data")
+
+
+MARKER = "<d>"
+NUMBER, TITLE = r"\d+(?:[.,]\d+)+", r"\b(?:mr|mrs|dr|st|hon|m)\."
+JOINED = re.compile(rf"{NUMBER}|'s\b|\w+(?:-\w+)*|[^\w\s]")
+APART = re.compile(rf"{NUMBER}|{TITLE}|'s\b|\w+|[^\w\s]")
+FRENCH = re.compile(rf"{NUMBER}|{TITLE}|\w+'|\w+|[^\w\s]")
+FORMS: Mapping[str, Mapping[str, re.Pattern[str]]] = {
+    "words": {"en": JOINED, "de": JOINED},
+    "words-apart": {"en": APART, "fr": FRENCH},
 }
-"""The papers' norm placement, and that of today's models, each with its rate."""
+"""Languages of a form, and what a word is in each: "words" as in deen-bicici, "words-apart" as in enfr-hansards, which
+splits at hyphens too, and in which French elisions and contractions are written out."""
 
-
-def to_the_end(norm: str) -> tuple[str, ...]:
-    """Settings of a training on Europarl to its end, in "post"- or "pre"-norm."""
-    return (*EUROPARL_BASE, *NORM_RECIPES[norm])
-
-
-EUROPARL7 = (
-    "data.source=train.en",
-    "data.target=train.de",
-    "data.valid_source=valid.en",
-    "data.valid_target=valid.de",
-    "data.documents=marker",
-    "vocabulary.kind=bpe",
-    "vocabulary.size=30000",
-    "model.hidden_size=512",
-    "model.num_heads=8",
-    "model.encoder_layers=6",
-    "model.decoder_layers=6",
-    "model.ffn_size=2048",
-    "model.dropout=0.3",
-    "training.steps=100000",
-    "training.schedule=inverse-sqrt",
-    "training.learning_rate=5e-4",
-    "training.warmup=4000",
-    "training.label_smoothing_over=all",
-    "validation.every=1000",
-    "validation.patience=10",
-    "checkpoint.every=1000",
-)
-"""After G-Transformer's baseline, whose corpus the paper names; its number of updates is not known."""
-
-WMT = (
-    "data.too_long=truncate",
-    "vocabulary.kind=bpe",
-    "vocabulary.size=32000",
-    "model.hidden_size=512",
-    "model.num_heads=8",
-    "model.encoder_layers=6",
-    "model.decoder_layers=6",
-    "model.ffn_size=2048",
-    "model.tie_embeddings=target",
-    "training.steps=300000",
-    "training.batch_tokens=6250",
-    "training.grad_accumulation=4",
-    "training.warmup=4000",
-    "training.loss_mean=sentence",
-    "training.average_checkpoints=5",
-    "validation.every=5000",
-    "validation.beam=4",
-    "validation.sentences=3000",
-    "checkpoint.every=5000",
-    "checkpoint.keep=5",
-    "log.every=100",
-)
-"""configs/base.toml: Transformer-base as ReLA trained it. Updates and dropout of the smaller tasks are guesses."""
-
-GRAMMAR_TINY = (
-    *GRAMMAR,
-    "data.sentences=1000",
-    "data.valid_sentences=20",
-    "vocabulary.size=400",
-    "model.hidden_size=32",
-    "model.ffn_size=64",
-    "training.steps=30",
-    "training.batch_tokens=300",
-    "training.warmup=15",
-    "validation.every=15",
-    "validation.sentences=20",
-    "checkpoint.every=30",
-    "log.every=10",
-)
-"""So little that nothing is learned: it shows that everything runs."""
-
-GRAMMAR_DOCUMENTS = (*GRAMMAR_TINY, "data.grammar=documents", "model.positions=sentence")
-
-OPEN, THRESHOLD = "relu2-open", "reluformer-threshold"
-"""Our own rows next to the papers': squared ReLU in ReLA's place that starts open, and ReLUFormer with learned
-thresholds (`model.score_bias` = "open" and "zero")."""
-RELUFORMER = ("model.variant=reluformer", "model.gamma_init=4")
-ATTENTION = {
-    "reluformer": RELUFORMER,
-    THRESHOLD: (*RELUFORMER, "model.score_bias=zero"),
-    OPEN: ("model.variant=relu2", "model.output_norm=gated-rms", "model.center_keys=yes", "model.score_bias=open"),
+ELIDED = {
+    **{f"{first}'": f"{first}e" for first in "cdjlmnst"},
+    **{f"{first}qu'": f"{first}que" for first in ("", "jus", "lors", "puis", "quoi", "quel")},
 }
-"""What studies set for a kind of attention where that is more than its variant, chosen on validation data."""
+CONTRACTED = {"au": "à le", "aux": "à les", "du": "de le", "des": "de les"}
+WRITTEN_OUT = {**ELIDED, **CONTRACTED}
 
 
-def attention_settings(name: str) -> tuple[str, ...]:
-    """What every study sets for a kind of attention: a variant, or one of `ATTENTION`."""
-    return ATTENTION.get(name, (f"model.variant={name}",))
+def rewrite(line: str, form: str, language: str) -> str:
+    """The words of a line in small letters, one space between them; in French, contractions written out."""
+    if line == MARKER:
+        return line
+    words = FORMS[form][language].findall(line.lower().replace("\u2019", "'"))
+    return " ".join(WRITTEN_OUT.get(word, word) if language == "fr" else word for word in words)
 
 
-SENTENCES = {"smoke": GRAMMAR, "small": MULTI30K, "paper": IWSLT14}
-"""Settings of the studies on single sentences, by scale."""
-MEMORY_SENTENCES = {"smoke": GRAMMAR, "small": MULTI30K_NARROW, "paper": IWSLT14}
-"""Settings of the studies of memories, of which there are many trainings."""
-SENTENCE_FOLDERS = {"small": "data/multi30k", "paper": "data/iwslt14"}
-DOCUMENTS = {"smoke": GRAMMAR_DOCUMENTS, "small": EUROPARL, "paper": EUROPARL7}
-"""Settings of the studies on documents, by scale."""
-DOCUMENT_FOLDERS = {"small": "data/europarl-doc-ende", "paper": "data/europarl7"}
+@contextmanager
+def in_form(config: Config, form: str) -> Iterator[Config]:
+    """The same configuration with files in `form`, which are there until the context ends; without one, as it is."""
+    if not form:
+        yield config
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        data = rename_files(config.data, lambda name: write_rewritten(name, form, Path(folder)))
+        yield dataclasses.replace(config, data=data)
+
+
+def write_rewritten(name: str, form: str, folder: Path) -> str:
+    """A file of `folder` with the lines of another one in `form`."""
+    path = folder / Path(name).name.removesuffix(".xz").removesuffix(".gz")
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{rewrite(line or '', form, path.suffix[1:])}\n" for line in read_lines(name))
+    return str(path)

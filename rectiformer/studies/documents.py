@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.measure.bleu import score
-from rectiformer.studies.corpora import (
-    DOCUMENT_FOLDERS,
-    DOCUMENTS,
-    EUROPARL_DEBATES,
-    OPEN,
-    THRESHOLD,
-    attention_settings,
-)
+from rectiformer.studies.corpora import held_out_documents
 from rectiformer.studies.figures import draw_panels
-from rectiformer.studies.held_out import held_out_documents
 from rectiformer.studies.measures import (
     BEAM,
     HEADS_NOTE,
@@ -32,6 +24,14 @@ from rectiformer.studies.measures import (
     valid_batches,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.recipes import (
+    DOCUMENT_FOLDERS,
+    DOCUMENTS,
+    EUROPARL_DEBATES,
+    OPEN,
+    THRESHOLD,
+    attention_settings,
+)
 from rectiformer.studies.results import Results
 from rectiformer.studies.shapes import measure_shapes
 from rectiformer.studies.tables import Claim, Table, claims_table

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rectiformer.studies.corpora import DOCUMENT_FOLDERS, DOCUMENTS
+from rectiformer.studies.corpora import EVERY
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
-from rectiformer.studies.quality_corpora import EVERY
+from rectiformer.studies.recipes import DOCUMENT_FOLDERS, DOCUMENTS
 from rectiformer.studies.results import Results
 from rectiformer.studies.speed import Load, measure_speed, measure_updates
 from rectiformer.studies.tables import Table

@@ -17,7 +17,7 @@ from rectiformer.analyze.meters import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
 from rectiformer.model.observation import Observation
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.studies.held_out import Pair
+from rectiformer.studies.corpora import Pair
 from rectiformer.studies.plan import Trained
 from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared

@@ -10,9 +10,8 @@ from typing import Any
 
 from rectiformer.analyze.memory_meter import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
-from rectiformer.studies.corpora import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
+from rectiformer.studies.corpora import held_out
 from rectiformer.studies.figures import draw_panels
-from rectiformer.studies.held_out import held_out
 from rectiformer.studies.measures import (
     measure_memories,
     measure_translation,
@@ -21,6 +20,7 @@ from rectiformer.studies.measures import (
     valid_pairs,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
 from rectiformer.studies.results import Results, difference, estimate
 from rectiformer.studies.tables import CLAIM, Claim, Table, claims_table, signed, verdict
 from rectiformer.toml import load_config

@@ -9,8 +9,16 @@ from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
 from rectiformer.studies.bootstrap import length_ratio, paired_p, resampled_bleu, sentence_counts
-from rectiformer.studies.corpora import THRESHOLD, attention_settings
-from rectiformer.studies.held_out import Pair
+from rectiformer.studies.corpora import (
+    CORPORA,
+    HEADLINE,
+    Corpus,
+    Pair,
+    find_corpus,
+    gold_pairs,
+    held_out_pairs,
+    within,
+)
 from rectiformer.studies.measures import (
     PENALTY,
     describe_lengths,
@@ -25,15 +33,7 @@ from rectiformer.studies.measures import (
     valid_pairs,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
-from rectiformer.studies.quality_corpora import (
-    CORPORA,
-    HEADLINE,
-    Corpus,
-    find_corpus,
-    gold_pairs,
-    held_out_pairs,
-    within,
-)
+from rectiformer.studies.recipes import THRESHOLD, attention_settings
 from rectiformer.studies.results import Results, difference
 from rectiformer.studies.shapes import measure_shapes
 from rectiformer.studies.tables import Claim, Table, claims_table, signed

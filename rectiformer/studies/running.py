@@ -14,7 +14,7 @@ from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.runs.folder import is_created
 from rectiformer.runs.lock import RunLock
 from rectiformer.runs.record import changed_keys, value_of
-from rectiformer.studies.held_out import require_folder
+from rectiformer.studies.corpora import require_folder
 from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable, start_folder
 from rectiformer.studies.pool import Pool, Task
 from rectiformer.studies.results import Results, read_result, read_saved

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rectiformer.studies.corpora import GRAMMAR_TINY, SENTENCE_FOLDERS, SENTENCES
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import (
     HEADS_NOTE,
@@ -19,6 +18,7 @@ from rectiformer.studies.measures import (
     valid_pairs,
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.recipes import GRAMMAR_TINY, SENTENCE_FOLDERS, SENTENCES
 from rectiformer.studies.results import Results
 from rectiformer.studies.tables import Table
 

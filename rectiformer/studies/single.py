@@ -24,7 +24,7 @@ from rectiformer.errors import ArgumentError, DeviceMemoryError, unknown_name
 from rectiformer.files import parse_object, read_regular, remove, replace_file
 from rectiformer.runs.checkpoint import best_checkpoint, save_checkpoint, step_folders
 from rectiformer.runs.folder import WEIGHTS
-from rectiformer.studies.forms import in_form
+from rectiformer.studies.corpora import in_form
 from rectiformer.studies.measures import SIGNATURE
 from rectiformer.studies.plan import RUN, Scale, Study, Trained, Training, hash_config, hash_text, locate_start
 from rectiformer.studies.results import RESULT, Result

@@ -8,7 +8,7 @@ import torch
 from rectiformer import VARIANTS
 from rectiformer.model.norms import OUTPUT_NORMS
 from rectiformer.model.transformer import Transformer
-from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
+from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
 from rectiformer.translate.device import hold_weights
 from rectiformer.translate.options import SearchOptions, Specials

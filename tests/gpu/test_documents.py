@@ -3,7 +3,7 @@
 import pytest
 from small_documents import SMALL_DOCUMENTS
 
-from rectiformer.studies.corpora import attention_settings
+from rectiformer.studies.recipes import attention_settings
 from rectiformer.text.grammar import draw_documents
 from rectiformer.toml import load_config
 from rectiformer.train.start import train

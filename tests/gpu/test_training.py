@@ -8,7 +8,7 @@ from small_documents import SMALL_DOCUMENTS
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
+from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.text.batches import Batch
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config

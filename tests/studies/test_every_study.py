@@ -14,12 +14,11 @@ from rectiformer.analyze.findings import analyze
 from rectiformer.config import Config
 from rectiformer.errors import ArgumentError
 from rectiformer.studies.catalog import STUDIES
+from rectiformer.studies.corpora import CORPORA, gold_pairs, held_out, held_out_documents, held_out_pairs
 from rectiformer.studies.heads import pairing_table
-from rectiformer.studies.held_out import held_out, held_out_documents
 from rectiformer.studies.measures import translate_pairs
 from rectiformer.studies.plan import Scale, hash_config, locate_start
 from rectiformer.studies.quality import PANELS, PENALTIES
-from rectiformer.studies.quality_corpora import CORPORA, gold_pairs, held_out_pairs
 from rectiformer.studies.report import write_report
 from rectiformer.studies.running import load_results
 from rectiformer.studies.single import Places, run_single

@@ -12,9 +12,9 @@ from rectiformer.errors import ArgumentError
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.ablations import CLAIMS as ABLATION_CLAIMS
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.corpora import IWSLT14, MULTI30K, OPEN, THRESHOLD, attention_settings
+from rectiformer.studies.corpora import CORPORA
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
-from rectiformer.studies.quality_corpora import CORPORA
+from rectiformer.studies.recipes import IWSLT14, MULTI30K, OPEN, THRESHOLD, attention_settings
 from rectiformer.studies.running import choose, list_tasks
 from rectiformer.text.files import check_files
 from rectiformer.toml import load_config

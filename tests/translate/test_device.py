@@ -8,7 +8,7 @@ import torch
 from rectiformer.errors import ArgumentError
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.transformer import Transformer
-from rectiformer.studies.corpora import OPEN, THRESHOLD, attention_settings
+from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
 from rectiformer.translate.device import find_device, hold_weights
 

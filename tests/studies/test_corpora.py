@@ -5,9 +5,8 @@ import lzma
 import pytest
 
 from rectiformer.measure.alignment import Links
-from rectiformer.studies.forms import in_form, rewrite
+from rectiformer.studies.corpora import CORPORA, Gold, gold_pairs, held_out_pairs, in_form, rewrite
 from rectiformer.studies.plan import Scale, configure
-from rectiformer.studies.quality_corpora import CORPORA, Gold, gold_pairs, held_out_pairs
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rectiformer.studies.measures import (
     curve_of,
     heads_of,
     measure_attention,
+    measure_shapes,
     open_model,
     training_speed,
     valid_batches,
@@ -33,7 +34,6 @@ from rectiformer.studies.recipes import (
     attention_settings,
 )
 from rectiformer.studies.results import Results
-from rectiformer.studies.shapes import measure_shapes
 from rectiformer.studies.tables import Claim, Table, claims_table
 from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions

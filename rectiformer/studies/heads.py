@@ -7,11 +7,10 @@ from pathlib import Path
 from statistics import fmean
 
 from rectiformer.studies.figures import draw_panels
-from rectiformer.studies.measures import KINDS
+from rectiformer.studies.measures import KINDS, SHAPES
 from rectiformer.studies.plan import Study
 from rectiformer.studies.quality import BASELINE, TRANSLATION_QUALITY, corpora_of, rows_of
 from rectiformer.studies.results import Result, Results, estimate
-from rectiformer.studies.shapes import SHAPES
 from rectiformer.studies.tables import CLAIM, Claim, Table, claims_table, signed, verdict
 
 SITE_MEASURES = {

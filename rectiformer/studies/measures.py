@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -11,6 +11,9 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from rectiformer.analyze.findings import Findings, analyze
 from rectiformer.analyze.meters import HeadMeter
@@ -178,3 +181,101 @@ def curve_of(folder: Path, measure: str) -> list[list[float]]:
     """Updates and a measure of each record of a run that has it: `valid_bleu` of validations, `nll` of training."""
     records = read_metrics(folder / "metrics.jsonl")
     return [[record["step"], rounded(record[measure])] for record in records if measure in record]
+
+
+SHAPES = {
+    "cells": (1, 1),
+    "pages of 16": (1, 16),
+    "pages of 64": (1, 64),
+    "tiles of 16": (16, 16),
+    "tiles of 64": (64, 64),
+}
+"""Queries and keys of a shape."""
+
+
+class ShapeMeter:
+    """Counts shapes that are visible in part, and those of them that are zeros throughout."""
+
+    def __init__(self) -> None:
+        self.visible, self.zeros = (dict.fromkeys(SHAPES, 0) for _ in range(2))
+
+    def update(self, seen: Observation, real: Tensor) -> None:
+        """Add a call; `real` [B, M] says which queries are no padding. Each query sees the first keys, up to some."""
+        weights = seen.weights()
+        keys = torch.arange(weights.shape[-1], device=weights.device)
+        visible = (keys < seen.visible()[..., None]) & real.to(weights.device)[:, None, :, None]
+        visible = visible.expand_as(weights)
+        used = (weights != 0) & visible
+        for name, shape in SHAPES.items():
+            some = pool(visible, *shape)
+            self.visible[name] += int(some.sum())
+            self.zeros[name] += int((some & ~pool(used, *shape)).sum())
+
+    def shares(self) -> dict[str, float]:
+        """Of the visible shapes, how many are zeros throughout."""
+        return {name: round(self.zeros[name] / max(1, self.visible[name]), 5) for name in SHAPES}
+
+
+def pool(cells: Tensor, height: int, width: int) -> Tensor:
+    """True for each `height` x `width` tile of [..., M, N] with a True cell."""
+    M, N = cells.shape[-2:]
+    padded = F.pad(cells, (0, -N % width, 0, -M % height))
+    return padded.unflatten(-1, (-1, width)).any(-1).unflatten(-2, (-1, height)).any(-2)
+
+
+def measure_shapes(translator: Translator, batches: Iterable[Batch]) -> dict[str, dict[str, float]]:
+    """Shares of zeros by shape of each kind of attention, all layers and heads together, under forced decoding."""
+    meters: dict[str, ShapeMeter] = {}
+
+    def add(meter: ShapeMeter, real: Tensor, seen: Observation) -> None:
+        meter.update(seen, real)
+
+    for batch in batches:
+        with translator.inference(), ExitStack() as stack:
+            for site in weighing_sites(translator.model):
+                meter = meters.setdefault(site.kind, ShapeMeter())
+                stack.enter_context(observing(site, partial(add, meter, real_queries(site.kind, batch))))
+            decode_forced(translator, batch)
+    return {kind: meter.shares() for kind, meter in meters.items()}
+
+
+SAMPLES, SEED = 500, 12345
+ORDERS = 4
+
+
+def resampled_bleu(counts: np.ndarray, samples: int = SAMPLES) -> list[float]:
+    """BLEU of each resample: sentences drawn with replacement, as many as there are, by the counts of each."""
+    drawn = np.random.default_rng(SEED).choice(len(counts), size=(samples, len(counts)), replace=True)
+    return [round(corpus_bleu(counts[sample].sum(0)), 3) for sample in drawn]
+
+
+def sentence_counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """For each sentence its matching and its own n-grams of each order, and both lengths: what BLEU is made of."""
+    from sacrebleu.metrics import BLEU
+
+    metric = BLEU(effective_order=True)  # which shapes sentence scores only, not the counts
+    scores = [metric.sentence_score(line, [right]) for line, right in zip(hypotheses, references, strict=True)]
+    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+
+
+def length_ratio(counts: np.ndarray) -> float:
+    """How long all hypotheses are beside all references: what is under 1 costs BLEU its brevity penalty."""
+    length, right_length = counts[:, -2:].sum(0)
+    return float(length / right_length)
+
+
+def corpus_bleu(totals: np.ndarray) -> float:
+    """BLEU of summed counts, smoothed as sacreBLEU does by default."""
+    from sacrebleu.metrics import BLEU
+
+    *counts, length, right_length = (int(total) for total in totals)
+    return float(BLEU.compute_bleu(counts[:ORDERS], counts[ORDERS:], length, right_length, smooth_method="exp").score)
+
+
+def paired_p(first: Sequence[float], second: Sequence[float], difference: float) -> float:
+    """How probable so large a `difference` of two systems is by chance, given both on the same resamples."""
+    found = np.abs(np.asarray(first) - np.asarray(second))
+    if not found.any():
+        return 1.0  # where sacreBLEU would call two that score alike in every resample different
+    larger = int((found - found.mean() > abs(difference)).sum())
+    return (larger + 1) / (len(found) + 1)

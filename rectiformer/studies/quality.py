@@ -8,7 +8,6 @@ from typing import Any
 from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
-from rectiformer.studies.bootstrap import length_ratio, paired_p, resampled_bleu, sentence_counts
 from rectiformer.studies.corpora import (
     CORPORA,
     HEADLINE,
@@ -25,9 +24,14 @@ from rectiformer.studies.measures import (
     describe_pairing,
     describe_sites,
     describe_translation,
+    length_ratio,
+    measure_shapes,
     measure_translation,
     open_model,
+    paired_p,
+    resampled_bleu,
     rounded,
+    sentence_counts,
     training_speed,
     translate_pairs,
     valid_pairs,
@@ -35,7 +39,6 @@ from rectiformer.studies.measures import (
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import THRESHOLD, attention_settings
 from rectiformer.studies.results import Results, difference
-from rectiformer.studies.shapes import measure_shapes
 from rectiformer.studies.tables import Claim, Table, claims_table, signed
 from rectiformer.translate.align import Row
 from rectiformer.translate.directions import align_direction

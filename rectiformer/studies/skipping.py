@@ -6,10 +6,9 @@ from pathlib import Path
 
 from rectiformer.studies.documents import DOCUMENT_LENGTH
 from rectiformer.studies.figures import draw_panels
-from rectiformer.studies.measures import KINDS
+from rectiformer.studies.measures import KINDS, SHAPES
 from rectiformer.studies.plan import Study
 from rectiformer.studies.results import Results, estimate
-from rectiformer.studies.shapes import SHAPES
 from rectiformer.studies.tables import Table
 
 

@@ -7,7 +7,7 @@ import pytest
 import sacrebleu
 
 from rectiformer.measure.bleu import compare
-from rectiformer.studies.bootstrap import (
+from rectiformer.studies.measures import (
     SAMPLES,
     SEED,
     corpus_bleu,

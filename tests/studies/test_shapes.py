@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rectiformer.model.observation import Observation
-from rectiformer.studies.shapes import SHAPES, ShapeMeter
+from rectiformer.studies.measures import SHAPES, ShapeMeter
 from rectiformer.studies.speed import Load, measure_speed
 from rectiformer.toml import load_config
 

@@ -29,7 +29,7 @@ from training import seconds_of
 
 from rectiformer import VARIANTS
 from rectiformer.model.transformer import Transformer
-from rectiformer.studies.speed import without_kernels
+from rectiformer.studies.efficiency import without_kernels
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
 from rectiformer.translate.translator import hold_weights

@@ -26,7 +26,7 @@ from points import append_point, describe_machine
 from rectiformer import VARIANTS
 from rectiformer.config import Config, TrainingConfig
 from rectiformer.model.transformer import Transformer
-from rectiformer.studies.speed import without_kernels
+from rectiformer.studies.efficiency import without_kernels
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
 

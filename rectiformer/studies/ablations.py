@@ -7,7 +7,7 @@ from typing import Any
 from rectiformer.studies.corpora import held_out
 from rectiformer.studies.measures import (
     HEADS_NOTE,
-    KINDS,
+    SITES,
     heads_of,
     measure_attention,
     measure_translation,
@@ -26,7 +26,6 @@ SETTINGS = {"smoke": GRAMMAR_TINY, "small": (*MULTI30K_NARROW, *LONGER), "paper"
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
 SMOKE_ROWS = 2
 RELA = "model.variant=rela-g"
-SITES = ("encoder", "decoder", "cross")
 HEADS = (2, 4, 8, 16)
 POST = ("model.norm=post", "training.learning_rate=1e-3", "training.warmup=1000")
 """The papers' order of norms, which learns slowly with a short warm-up (docs/log.md)."""
@@ -89,12 +88,12 @@ def tables(results: Results) -> list[Table]:
         (name, results.labels(name)["settings"], results.cell(name, "bleu"), results.cell(name, "valid_bleu"))
         for name in results.names()
     ]
-    heads = [(name, *(results.means(name, heads_of(kind)) for kind in KINDS)) for name in results.names()]
+    heads = [(name, *(results.means(name, heads_of(site)) for site in SITES)) for name in results.names()]
     columns = ("row", "settings", "test BLEU", "validation BLEU")
     return [
         Table("Ablations", columns, rows, ("Mean and 95 % interval over seeds; beam 4.",)),
         claims_table("What the paper claims", CLAIMS, results, "bleu", "test BLEU"),
-        Table("What their heads do", ("row", *KINDS), heads, (HEADS_NOTE,)),
+        Table("What their heads do", ("row", *SITES), heads, (HEADS_NOTE,)),
     ]
 
 

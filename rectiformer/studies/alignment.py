@@ -7,11 +7,18 @@ from typing import Any
 
 from rectiformer.studies.corpora import CORPORA, Gold
 from rectiformer.studies.figures import draw_panels
-from rectiformer.studies.heads import OURS, SiteValue, by_layer, variant_of
 from rectiformer.studies.plan import Study
-from rectiformer.studies.quality import BASELINE, PANELS, TRANSLATION_QUALITY, corpora_of, rows_of
 from rectiformer.studies.results import Result, Results, estimate
+from rectiformer.studies.sparsity import OURS, ValuesByLayer, by_layer
 from rectiformer.studies.tables import Claim, Table, claims_table
+from rectiformer.studies.translation_quality import (
+    BASELINE,
+    PANELS,
+    TRANSLATION_QUALITY,
+    corpora_of,
+    rows_of,
+    variant_of,
+)
 
 
 def gold_sets(results: Results) -> list[tuple[str, Gold]]:
@@ -69,7 +76,7 @@ def alignment_figures(results: Results, folder: Path) -> list[Path]:
     return made
 
 
-def panel_values(gold: Gold, panel: str) -> SiteValue:
+def panel_values(gold: Gold, panel: str) -> ValuesByLayer:
     def values(entry: Result) -> Any:
         return entry.measures[f"alignment_{gold.name}"]["panels"][panel]
 

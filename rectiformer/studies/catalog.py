@@ -5,15 +5,14 @@ from __future__ import annotations
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.studies.ablations import ABLATIONS
 from rectiformer.studies.alignment import ALIGNMENT
-from rectiformer.studies.documents import DOCUMENT_LENGTH
+from rectiformer.studies.document_length import DOCUMENT_LENGTH
 from rectiformer.studies.efficiency import EFFICIENCY
-from rectiformer.studies.heads import SPARSITY
-from rectiformer.studies.memory import MEMORY_DIAGNOSTICS, MEMORY_SWAP, SLOT_SWEEP
+from rectiformer.studies.learning_rate import LEARNING_RATE
+from rectiformer.studies.memories import MEMORY_DIAGNOSTICS, MEMORY_SWAP, SLOT_SWEEP
 from rectiformer.studies.plan import Study
-from rectiformer.studies.quality import TRANSLATION_QUALITY
-from rectiformer.studies.rates import LEARNING_RATE
-from rectiformer.studies.search import RELUFORMER_SEARCH
-from rectiformer.studies.skipping import SKIPPING
+from rectiformer.studies.reluformer_search import RELUFORMER_SEARCH
+from rectiformer.studies.sparsity import SKIPPING, SPARSITY
+from rectiformer.studies.translation_quality import TRANSLATION_QUALITY
 
 STUDIES: dict[str, Study] = {
     study.name: study

@@ -1,39 +1,64 @@
-"""Efficiency: the speed of training and decoding of every variant vs. softmax, and of training by length."""
+"""Efficiency: how fast every variant trains and decodes compared with softmax, and how fast it trains by length."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from rectiformer.config import Config
+from rectiformer.model.transformer import Transformer
+from rectiformer.ops import add_norm, fused_norm, launching
 from rectiformer.studies.corpora import EVERY
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import DOCUMENT_FOLDERS, DOCUMENTS
 from rectiformer.studies.results import Results
-from rectiformer.studies.speed import Load, measure_speed, measure_updates
 from rectiformer.studies.tables import Table
+from rectiformer.text.batches import Batch
+from rectiformer.train.update import Updater
+from rectiformer.translate.device import hold_weights
+from rectiformer.translate.options import SearchOptions, Specials
+from rectiformer.translate.search import search
 from rectiformer.translate.translator import find_device
 
-LENGTHS = (128, 256, 512, 1024, 2048)
-UNUSED = (
-    "data.segment_length=64",
-    "training.batch_tokens=1024",
-    "training.steps=10",
-    "validation.every=10",
-    "checkpoint.every=10",
-)
-"""What is trained before timing, in ten updates: every study trains something, and here nothing reads it."""
-CAPTURED = "training.compile=capture"
-"""Compiling would take a minute for each of two dozen timed models."""
+SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
+BEAM = 4
+
+
+@dataclass(frozen=True)
+class Load:
+    """The random sentences that are timed."""
+
+    vocabulary: int
+    length: int
+    """Tokens of every sentence."""
+    sentences: int
+    """Sentences per update."""
+    decoded: int
+    """Sentences per beam search."""
+    repeats: int
+    """Calls in a row that are timed as one turn."""
+    turns: int
+
+
 LOADS = {
-    "smoke": Load(vocabulary=50, length=6, sentences=4, searched=2, repeats=1, turns=1),
-    "small": Load(vocabulary=8000, length=32, sentences=384, searched=128, repeats=5, turns=3),
-    "paper": Load(vocabulary=32_000, length=32, sentences=768, searched=32, repeats=10, turns=5),
+    "smoke": Load(vocabulary=50, length=6, sentences=4, decoded=2, repeats=1, turns=1),
+    "small": Load(vocabulary=8000, length=32, sentences=384, decoded=128, repeats=5, turns=3),
+    "paper": Load(vocabulary=32_000, length=32, sentences=768, decoded=32, repeats=10, turns=5),
 }
-BY_LENGTH = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15")
-"""What is timed at every length of documents."""
-UPDATE = {"smoke": 64, "small": 16_384, "paper": 16_384}
-"""Subwords of such an update on each side, whatever the length."""
 TIMED = {"smoke": ("softmax", "rela-g"), "small": EVERY, "paper": EVERY}
+LENGTHS = (128, 256, 512, 1024, 2048)
+BY_LENGTH = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15")
+"""The variants whose updates are timed at every length."""
+UPDATE_TOKENS = {"smoke": 64, "small": 16_384, "paper": 16_384}
+"""Subwords of such an update on each side, whatever the length."""
 BASE = (
     "model.hidden_size=512",
     "model.num_heads=8",
@@ -41,14 +66,33 @@ BASE = (
     "model.decoder_layers=6",
     "model.ffn_size=2048",
 )
-"""The size of the models that are timed, but at smoke."""
+"""The size of the timed models, except at smoke."""
+UNUSED = (
+    "data.segment_length=64",
+    "training.batch_tokens=1024",
+    "training.steps=10",
+    "validation.every=10",
+    "checkpoint.every=10",
+)
+"""Every study trains something; here it is a model that nothing reads."""
+CAPTURED = "training.compile=capture"
+"""Compiling would take a minute for each of two dozen timed models."""
 PAPER = {
     "softmax": ("1.00x", "1.00x"),
     "sparsemax": ("0.26x", "0.54x"),
     "entmax15": ("0.27x", "0.49x"),
     "rela-g": ("0.93x", "0.98x"),
 }
-"""Training and decoding beside softmax [S]."""
+"""Training and decoding relative to softmax [S]."""
+
+
+class EndlessTransformer(Transformer):
+    """A model that never ends a sentence, so that all hypotheses are equally long."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        logits = super().logits(states)
+        logits.select(-1, SPECIALS.eos).fill_(-torch.inf)
+        return logits
 
 
 def trainings(scale: Scale) -> list[Training]:
@@ -57,25 +101,109 @@ def trainings(scale: Scale) -> list[Training]:
 
 
 def measure(run: Trained) -> dict[str, Any]:
-    """Milliseconds of an update and of decoding for each variant, and of updates by length."""
+    """Milliseconds of an update and of a beam search for each variant, and of updates by length."""
     config, device = run.training.config, find_device(run.training.config.training.device)
     timed = replace(config, model=replace(config.model, positions="sequence"))  # random words have no separators
+    load = LOADS[run.scale.name]
     if run.scale.name != "smoke":
         sized = configure(BASE, Scale("smoke"), f"model.norm={config.model.norm}").model
         timed = replace(config, model=sized, training=replace(config.training, grad_accumulation=1))
-    # Documents are trained without attention dropout, with which softmax has no kernel for more than 128 keys.
+    # With attention dropout softmax has no kernel for more than 128 keys, and documents are trained without it.
     documents = replace(timed, model=replace(timed.model, attention_dropout=0.0))
+    lengths = [length // 64 for length in LENGTHS] if run.scale.name == "smoke" else LENGTHS
+    tokens = UPDATE_TOKENS[run.scale.name]
+    by_length = [replace(load, length=length, sentences=tokens // length) for length in lengths]
     return {
-        "speed": measure_speed(timed, TIMED[run.scale.name], LOADS[run.scale.name], device),
-        "updates": measure_updates(documents, BY_LENGTH, loads_by_length(run.scale), device),
+        "speed": measure_speed(timed, TIMED[run.scale.name], load, device),
+        "updates": measure_updates(documents, BY_LENGTH, by_length, device),
     }
 
 
-def loads_by_length(scale: Scale) -> dict[int, Load]:
-    """Updates of as many subwords, in ever longer segments."""
-    lengths = [length // 64 for length in LENGTHS] if scale.name == "smoke" else LENGTHS
-    tokens = UPDATE[scale.name]
-    return {length: replace(LOADS[scale.name], length=length, sentences=tokens // length) for length in lengths}
+def measure_speed(config: Config, variants: Sequence[str], load: Load, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of an update and of a beam search for each variant, with and without our kernels."""
+    found: dict[str, Any] = {}
+    for variant in variants:
+        own = replace(config, model=replace(config.model, variant=variant))
+        for kernels in ("fused", "plain") if device.type == "cuda" else ("plain",):
+            with without_kernels() if kernels == "plain" else nullcontext():
+                found[f"{variant} {kernels}"] = {
+                    "update": milliseconds(build_update(own, load, device), load, device),
+                    "decoding": milliseconds(build_decoding(own, load, device), load, device),
+                }
+    return found
+
+
+def measure_updates(
+    config: Config, variants: Sequence[str], loads: Sequence[Load], device: torch.device
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of an update for each variant and length."""
+    found: dict[str, dict[str, float]] = {}
+    for variant in variants:
+        own = replace(config, model=replace(config.model, variant=variant))
+        found[variant] = {
+            str(load.length): milliseconds(build_update(own, load, device), load, device) for load in loads
+        }
+    return found
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Take no fused kernel, as where Triton is not installed."""
+    modules: Sequence[Any] = (launching, fused_norm, add_norm)
+    before = [module.TRITON for module in modules]
+    for module in modules:
+        module.TRITON = False
+    try:
+        yield
+    finally:
+        for module, had in zip(modules, before, strict=True):
+            module.TRITON = had
+
+
+def build_update(config: Config, load: Load, device: torch.device) -> Callable[[], object]:
+    """One update on full sentences of random words."""
+    torch.manual_seed(1)
+    model = Transformer(config.model, load.vocabulary, load.vocabulary, start=SPECIALS.bos).to(device)
+    updater, batch = Updater(model, config, device), draw_batch(load)
+    steps = iter(range(1, 1_000_000))
+    return lambda: updater.update(next(steps), [batch])
+
+
+def draw_batch(load: Load) -> Batch:
+    """Random words without padding, so that every variant computes the same number of tokens."""
+    shape = (load.sentences, load.length)
+    source, target = (torch.randint(4, load.vocabulary, shape) for _ in range(2))
+    lengths = torch.full(shape[:1], load.length)
+    shifted = torch.cat([torch.full((load.sentences, 1), SPECIALS.bos), target[:, :-1]], 1)
+    return Batch(np.arange(load.sentences), source, lengths, shifted, target, lengths, target.numel(), full=True)
+
+
+def build_decoding(config: Config, load: Load, device: torch.device) -> Callable[[], object]:
+    """Beam search for sources of random words; each translation is as long as its source."""
+    torch.manual_seed(1)
+    model = EndlessTransformer(config.model, load.vocabulary, load.vocabulary, start=SPECIALS.bos).to(device).eval()
+    if device.type == "cuda":
+        hold_weights(model, torch.bfloat16)
+    ids = torch.randint(4, load.vocabulary, (load.decoded, load.length - 1))
+    sources = [[*row, SPECIALS.eos] for row in ids.tolist()]
+    options = SearchOptions(beam=BEAM, extra_length=1)
+    return lambda: search(model, sources, options, SPECIALS)
+
+
+def milliseconds(work: Callable[[], object], load: Load, device: torch.device) -> float:
+    """Time of one call: the median over turns, after some calls to warm up."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    for _ in range(min(3, load.repeats)):
+        work()
+    turns = []
+    for _ in range(load.turns):
+        wait()
+        start = time.perf_counter()
+        for _ in range(load.repeats):
+            work()
+        wait()
+        turns.append((time.perf_counter() - start) / load.repeats)
+    return round(1e3 * median(turns), 4)
 
 
 def tables(results: Results) -> list[Table]:
@@ -83,26 +211,25 @@ def tables(results: Results) -> list[Table]:
 
 
 def speed_table(measures: dict[str, Any]) -> Table:
-    """Each kind of attention relative to softmax with the same kernels."""
+    """Each variant relative to softmax with the same kernels."""
     speed: dict[str, dict[str, float]] = measures["speed"]
     rows = []
     for name, found in speed.items():
         variant, _, kernels = name.partition(" ")
         base = speed[f"softmax {kernels}"]
         paper = PAPER.get(variant, ("", "")) if kernels == "plain" else ("", "")
-        ratios = [f"{base[what] / found[what]:.2f}x" for what in ("update", "search")]
-        rows.append(
-            (variant, kernels, paper[0], ratios[0], paper[1], ratios[1], *(f"{found[what]:.2f}" for what in found))
-        )
+        ratios = [f"{base[what] / found[what]:.2f}x" for what in ("update", "decoding")]
+        times = [f"{found[what]:.2f}" for what in ("update", "decoding")]
+        rows.append((variant, kernels, paper[0], ratios[0], paper[1], ratios[1], *times))
     columns = (
-        "attention", "kernels", "paper, training", "ours, training", "paper, decoding", "ours, decoding",
-        "ms an update", "ms a search",
+        "variant", "kernels", "paper, training", "ours, training", "paper, decoding", "ours, decoding",
+        "ms per update", "ms per beam search",
     )  # fmt: skip
-    notes = (
+    note = (
         "Speed relative to softmax with the same kernels; above 1, faster. plain: torch's own operators, as in the "
-        "paper; fused: our kernels, where the variant has any. Random text and weights; search with beam 4.",
+        "paper; fused: our kernels, where the variant has any. Random text and weights; beam 4."
     )
-    return Table("Training and decoding beside softmax", columns, rows, notes)
+    return Table("Training and decoding vs. softmax", columns, rows, (note,))
 
 
 def lengths_table(measures: dict[str, Any]) -> Table:
@@ -114,10 +241,10 @@ def lengths_table(measures: dict[str, Any]) -> Table:
         for variant, found in updates.items()
     ]
     note = (
-        "Milliseconds, and speed relative to softmax: above 1, faster. As many subwords an update at every length, "
-        "with our kernels where the variant has any; random text and weights, nothing compiled."
+        "Milliseconds, and speed relative to softmax: above 1, faster. An update has the same number of subwords at "
+        "every length; our kernels where the variant has any; random text and weights, nothing compiled."
     )
-    return Table("Updates by length of a segment", ("attention", *base), rows, (note,))
+    return Table("Updates by segment length", ("variant", *base), rows, (note,))
 
 
 EFFICIENCY = Study(

@@ -35,7 +35,7 @@ TRANSLATED_TOKENS = 32_768
 """Padded source tokens that are translated together: whole documents too are many at a time."""
 SIGNATURE = "signature"
 """The measure that is no number: how BLEU was counted."""
-KINDS = ("encoder", "decoder", "cross")
+SITES = ("encoder", "decoder", "cross")
 HEADS = {"zeros": "sparsity", "null": "null_rate", "mass": "mass", "entropy": "entropy"}
 """What is measured of attention, and what it is called in analyze/sparsity.py."""
 HEADS_NOTE = (
@@ -106,7 +106,7 @@ def describe_sites(found: Findings) -> dict[str, Any]:
     """What each attention did: means over heads, and for each kind of attention means over its layers."""
     sites: list[dict[str, Any]] = [
         {
-            "kind": site.kind,
+            "site": site.kind,
             "layer": site.layer,
             **{short: rounded(fmean(getattr(site, measure))) for short, measure in HEADS.items()},
             "null_by_head": [rounded(rate) for rate in site.null_rate],
@@ -118,8 +118,8 @@ def describe_sites(found: Findings) -> dict[str, Any]:
     ]
     shares = (*HEADS, "js", "js_zero", "overlap")
     means = {
-        f"{kind}_{share}": rounded(fmean(site[share] for site in sites if site["kind"] == kind))
-        for kind in dict.fromkeys(site["kind"] for site in sites)
+        f"{kind}_{share}": rounded(fmean(site[share] for site in sites if site["site"] == kind))
+        for kind in dict.fromkeys(site["site"] for site in sites)
         for share in shares
     }
     return {"sites": sites, **means}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rectiformer.studies.results import Estimate, Results, difference
+from rectiformer.studies.results import Estimate, Results, difference, estimate
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class Table:
         for note in self.notes:
             lines += ["", note]
         return "\n".join(lines) + "\n"
+
+
+def describe_all(values: Iterable[Sequence[float]], digits: int) -> list[str]:
+    """A cell for each list of values of all seeds: mean and interval, or nothing."""
+    return ["" if (found := estimate(each)) is None else found.describe(digits) for each in values]
 
 
 def row_of(cells: Iterable[str]) -> str:

@@ -15,13 +15,13 @@ from rectiformer.config import Config
 from rectiformer.errors import ArgumentError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.corpora import CORPORA, gold_pairs, held_out, held_out_documents, held_out_pairs
-from rectiformer.studies.heads import pairing_table
 from rectiformer.studies.measures import translate_pairs
 from rectiformer.studies.plan import Scale, hash_config, locate_start
-from rectiformer.studies.quality import PANELS, PENALTIES
 from rectiformer.studies.report import write_report
 from rectiformer.studies.running import load_results
 from rectiformer.studies.single import Places, run_single
+from rectiformer.studies.sparsity import pairing_table
+from rectiformer.studies.translation_quality import PANELS, PENALTIES
 from rectiformer.text.prepared import Prepared
 from rectiformer.train.reporting import Silent
 from rectiformer.translate.align import alignment_table
@@ -122,11 +122,11 @@ def test_heads_are_those_that_analyze_finds(out):
     found = analyze(open_run(out, "translation-quality", key), held_out_pairs(SMOKE, corpus), quality=False)
     measures = measures_of(out, "translation-quality", key)
     for site, expected in zip(measures["sites"], found.sites, strict=True):
-        assert (site["kind"], site["layer"]) == (expected.kind, expected.layer)
+        assert (site["site"], site["layer"]) == (expected.kind, expected.layer)
         assert site["zeros"] == pytest.approx(fmean(expected.sparsity), abs=1e-5)
         assert site["null_by_head"] == pytest.approx(expected.null_rate, abs=1e-5)
         assert site["js"] == pytest.approx(expected.diversity.js, abs=1e-5)
-        assert measures["shapes"][site["kind"]]["cells"] == pytest.approx(site["zeros"], abs=1e-5)
+        assert measures["shapes"][site["site"]]["cells"] == pytest.approx(site["zeros"], abs=1e-5)
     assert measures["null_gold"] == pytest.approx(found.shuffled.gold.null_rate, abs=1e-5)
     assert measures["null_shuffled"] == pytest.approx(found.shuffled.shuffled.null_rate, abs=1e-5)
     (row,) = pairing_table(load_results(STUDIES["sparsity"], SMOKE, out)).rows

@@ -1,7 +1,7 @@
 """Figures of studies: who is shown, and by which look."""
 
 from rectiformer.studies.figures import MARKED, draw_panels, look
-from rectiformer.studies.heads import above_zero
+from rectiformer.studies.sparsity import above_zero
 
 
 def colors(svg):

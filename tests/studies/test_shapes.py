@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rectiformer.model.observation import Observation
+from rectiformer.studies.efficiency import Load, measure_speed
 from rectiformer.studies.measures import SHAPES, ShapeMeter
-from rectiformer.studies.speed import Load, measure_speed
 from rectiformer.toml import load_config
 
 
@@ -51,7 +51,7 @@ def test_padding_counts_nowhere():
 @pytest.mark.gpu
 def test_speed_is_measured_with_and_without_kernels():
     config = load_config(None, ["training.precision=bf16", "model.hidden_size=64"])
-    load = Load(vocabulary=100, length=8, sentences=16, searched=4, repeats=2, turns=2)
+    load = Load(vocabulary=100, length=8, sentences=16, decoded=4, repeats=2, turns=2)
     found = measure_speed(config, ("softmax", "rela-g", "sparsemax"), load, torch.device("cuda"))
     assert list(found) == [f"{name} {how}" for name in ("softmax", "rela-g", "sparsemax") for how in ("fused", "plain")]
     assert all(0 < each < 1e4 for row in found.values() for each in row.values())

@@ -8,7 +8,7 @@ from typing import Any
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import (
     HEADS_NOTE,
-    KINDS,
+    SITES,
     curve_of,
     heads_of,
     measure_attention,
@@ -124,10 +124,10 @@ def tables(results: Results) -> list[Table]:
     """All rows, the best first: what was reached, and what the heads do."""
     names = sorted(results.names(), key=lambda name: -max(results.values(name, "valid_bleu"), default=-1.0))
     reached = [(name, results.cell(name, "valid_bleu"), results.labels(name)["settings"]) for name in names]
-    heads = [(name, *(results.means(name, heads_of(kind)) for kind in KINDS)) for name in names]
+    heads = [(name, *(results.means(name, heads_of(site)) for site in SITES)) for name in names]
     return [
         Table("Settings, the best first", ("row", "validation BLEU", "settings"), reached, ("Beam 4.",)),
-        Table("What their heads do", ("row", *KINDS), heads, (HEADS_NOTE,)),
+        Table("What their heads do", ("row", *SITES), heads, (HEADS_NOTE,)),
     ]
 
 

@@ -13,8 +13,8 @@ from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import (
     BEAM,
     HEADS_NOTE,
-    KINDS,
     SIGNATURE,
+    SITES,
     TRANSLATED_TOKENS,
     curve_of,
     heads_of,
@@ -166,9 +166,9 @@ def heads_table(results: Results) -> Table:
     for name in results.names():
         labels = results.labels(name)
         rows.append(
-            (labels["variant"], str(labels["length"]), *(results.means(name, heads_of(kind)) for kind in KINDS))
+            (labels["variant"], str(labels["length"]), *(results.means(name, heads_of(site)) for site in SITES))
         )
-    return Table("What the heads do", ("attention", "length", *KINDS), rows, (HEADS_NOTE,))
+    return Table("What the heads do", ("attention", "length", *SITES), rows, (HEADS_NOTE,))
 
 
 def cost_table(results: Results) -> Table:

@@ -157,6 +157,10 @@ def rows_of(results: Results, corpus: str) -> list[str]:
     return [known[variant] for variant in plan.seeds if variant in known]
 
 
+def variant_of(results: Results, name: str) -> str:
+    return str(results.labels(name)["variant"])
+
+
 def tables(results: Results) -> list[Table]:
     quality = [quality_table(results, corpus) for corpus in corpora_of(results)]
     lengths = [table for table in [length_table(results)] if table.rows]

@@ -1,0 +1,216 @@
+"""Sparsity: zeros, queries that attend to nothing and head diversity by site and layer; zeros by shape and length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rectiformer.studies.document_length import DOCUMENT_LENGTH
+from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.measures import SHAPES, SITES
+from rectiformer.studies.plan import Study
+from rectiformer.studies.results import Result, Results, estimate
+from rectiformer.studies.tables import CLAIM, Claim, Table, claims_table, describe_all, signed, verdict
+from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, corpora_of, rows_of, variant_of
+
+SITE_MEASURES = {
+    "zeros": "share of weights that are exactly 0",
+    "null": "share of queries that attend to nothing",
+    "js": "head diversity, JS divergence (nats)",
+}
+OURS = "rela-g"
+SHAPES_NOTE = "Of the shapes that a query sees in part: the share that is zeros throughout, all layers and heads. "
+ValuesByLayer = Callable[[Result], Iterable[float]]
+Lines = dict[str, dict[float, list[float]]]
+"""Values of all seeds at each x, by variant."""
+
+
+def sparsity_tables(results: Results) -> list[Table]:
+    found = []
+    for corpus in corpora_of(results):
+        found += [heads_table(results, corpus), shapes_table(results, corpus)]
+    return [*found, pairing_table(results), pairing_claims(results), diversity_claims(results)]
+
+
+def heads_table(results: Results, corpus: str) -> Table:
+    """Zeros, null rate and diversity at each site."""
+    columns = [(site, short) for site in SITES for short in SITE_MEASURES]
+    rows = [
+        (variant_of(results, name), *(results.cell(name, f"{site}_{short}", 3) for site, short in columns))
+        for name in rows_of(results, corpus)
+    ]
+    note = (
+        "Test pairs under forced decoding, means over layers and heads, 95 % interval over seeds. zeros: share of "
+        "weights that are exactly 0; null: share of queries that attend to nothing; js: JS divergence (nats) of the "
+        "heads that attend to something."
+    )
+    return Table(f"Heads, {corpus}", ("variant", *(f"{site} {short}" for site, short in columns)), rows, (note,))
+
+
+def shape_shares(results: Results, name: str, site: str) -> list[list[float]]:
+    """For each shape its share of zeros in every seed."""
+    return [[entry.measures["shapes"][site][shape] for entry in results.of(name)] for shape in SHAPES]
+
+
+def shapes_table(results: Results, corpus: str) -> Table:
+    """Zeros by shape at every site that has zeros."""
+    rows = [
+        (variant_of(results, name), site, *describe_all(shares, 3))
+        for name in rows_of(results, corpus)
+        for site in SITES
+        if any((shares := shape_shares(results, name, site))[0])
+    ]
+    note = f"{SHAPES_NOTE}Pages are of keys of one query."
+    return Table(f"Zeros by shape, {corpus}", ("variant", "site", *SHAPES), rows, (note,))
+
+
+def pairing_table(results: Results) -> Table:
+    """Whether heads attend to nothing more often when given the source of another pair."""
+    rows = []
+    for corpus in corpora_of(results):
+        for name in rows_of(results, corpus):
+            entries = [entry for entry in results.of(name) if any(entry.measures.get("null_shuffled", ()))]
+            if rise := estimate([entry.measures["null_rise"] for entry in entries]):
+                sides = [[fmean(entry.measures[side]) for entry in entries] for side in ("null_gold", "null_shuffled")]
+                rows.append((corpus, variant_of(results, name), *describe_all(sides, 3), signed(rise, 3)))
+    columns = ("corpus", "variant", "gold pairs", "shuffled pairs", "rise")
+    note = "Cross-attention, all layers and heads: share of target positions that attend to nothing."
+    return Table("Null rate with the right source and with another one", columns, rows, (note,))
+
+
+def pairing_claims(results: Results) -> Table:
+    """Whether the null rate of our cross-attention rises, on every corpus."""
+    rows = []
+    for corpus in corpora_of(results):
+        claim = Claim(f"{corpus}-{OURS}, shuffled pairs", "gold pairs", "above", "above [R-]")
+        if (rise := results.estimate(f"{corpus}-{OURS}", "null_rise")) is not None:
+            rows.append((claim.describe(), claim.paper, signed(rise, 3), verdict(rise, claim)))
+    return Table("Null rate, claims", (CLAIM, "paper, null rate", "ours, null rate", "verdict"), rows)
+
+
+def diversity_claims(results: Results) -> Table:
+    claims = [
+        Claim(f"{corpus}-{OURS}", f"{corpus}-{variant}", "above", "highest of all [S]")
+        for corpus in corpora_of(results)
+        for variant in (BASELINE, "sparsemax", "entmax15")
+    ]
+    return claims_table("Diversity of heads, cross-attention", claims, results, "cross_js", "JS divergence (nats)")
+
+
+def sparsity_figures(results: Results, folder: Path) -> list[Path]:
+    """Each measure by layer, and zeros by source length, one panel per site.
+
+    A variant without zeros, or that always attends to something, is not drawn as a line along the floor.
+    """
+    made, variants = [], [variant_of(results, name) for name in results.names()]
+    for corpus in corpora_of(results):
+        for measure, about in SITE_MEASURES.items():
+            panels = above_zero([by_layer(results, corpus, site_values(site, measure)) for site in SITES], variants)
+            made += draw_panels(folder / f"{corpus}-{measure}.svg", list(SITES), panels, "layer", about)
+        panels = above_zero([by_length(results, corpus, site) for site in SITES], variants)
+        made += draw_panels(
+            folder / f"{corpus}-zeros-by-length.svg", list(SITES), panels, "source length in subwords", "zeros"
+        )
+    return made
+
+
+def above_zero(panels: Sequence[Lines], names: Iterable[str]) -> list[Lines]:
+    """The panels with every name, so that it looks the same in all figures, but no points where it is 0 throughout."""
+
+    def has_any(name: str) -> bool:
+        return any(value for panel in panels for several in panel.get(name, {}).values() for value in several)
+
+    return [{name: panel.get(name, {}) if has_any(name) else {} for name in names} for panel in panels]
+
+
+def site_values(site: str, measure: str) -> ValuesByLayer:
+    """What gives a measure of each layer at a site."""
+
+    def values(entry: Result) -> list[float]:
+        return [found[measure] for found in entry.measures["sites"] if found["site"] == site]
+
+    return values
+
+
+def by_layer(results: Results, corpus: str, values: ValuesByLayer) -> Lines:
+    """Lines of a figure: one value per layer, all seeds."""
+    lines: Lines = {}
+    for name in rows_of(results, corpus):
+        for entry in results.of(name):
+            for layer, value in enumerate(values(entry), 1):
+                lines.setdefault(variant_of(results, name), {}).setdefault(layer, []).append(value)
+    return lines
+
+
+def by_length(results: Results, corpus: str, site: str) -> Lines:
+    """The same of zeros: one value per bin of lengths, at the length where the bin begins."""
+    lines: Lines = {}
+    for name in rows_of(results, corpus):
+        for entry in results.of(name):
+            found = entry.measures["zeros_by_length"][site]
+            for start, share in zip(found["from"], found["zeros"], strict=False):  # after the starts comes the end
+                lines.setdefault(variant_of(results, name), {}).setdefault(start, []).append(share)
+    return lines
+
+
+def rows_with_zeros(results: Results) -> list[str]:
+    """The rows of models of documents whose attention has zeros, by variant and length."""
+    sparse = [name for name in results.names() if any(value > 0 for value in results.values(name, "cross_zeros"))]
+    return sorted(sparse, key=lambda name: (variant_of(results, name), results.labels(name)["length"]))
+
+
+def skipping_tables(results: Results) -> list[Table]:
+    rows = [
+        (
+            variant_of(results, name),
+            str(results.labels(name)["length"]),
+            site,
+            *describe_all(shape_shares(results, name, site), 3),
+        )
+        for name in rows_with_zeros(results)
+        for site in SITES
+    ]
+    note = (
+        f"Validation segments under forced decoding. {SHAPES_NOTE}Pages are of keys of one query, tiles of as many "
+        "queries as keys."
+    )
+    return [Table("Zeros by shape and length", ("variant", "length", "site", *SHAPES), rows, (note,))]
+
+
+def skipping_figures(results: Results, folder: Path) -> list[Path]:
+    """Zeros of each shape against the length: one figure per variant, one panel per site."""
+    found: dict[str, list[Lines]] = {}
+    for name in rows_with_zeros(results):
+        panels = found.setdefault(variant_of(results, name), [{} for _ in SITES])
+        for panel, site in zip(panels, SITES, strict=True):
+            for shape, shares in zip(SHAPES, shape_shares(results, name, site), strict=True):
+                panel.setdefault(shape, {})[results.labels(name)["length"]] = shares
+    made = []
+    for variant, panels in found.items():
+        path, titles = folder / f"shapes-{variant}.svg", [f"{variant}, {site}" for site in SITES]
+        made += draw_panels(path, titles, panels, "segment length in subwords", "share that is zeros", log=True)
+    return made
+
+
+SPARSITY = Study(
+    name="sparsity",
+    title="Zeros, null rate and diversity of heads",
+    question="How sparse is trained attention, how often does a head attend to nothing, how much do heads differ?",
+    paper="Zhang et al. 2021: ReLA is sparsest or near sparsemax, its heads are the most diverse, and some attend to "
+    "nothing for many queries, more so where source and target do not belong together [S claim; R+, R- details].",
+    folders=TRANSLATION_QUALITY.folders,
+    shows=TRANSLATION_QUALITY,
+    tables=sparsity_tables,
+    figures=sparsity_figures,
+)
+SKIPPING = Study(
+    name="skipping",
+    title="Zeros that could be skipped",
+    question="How many zeros of trained models fill whole pages and tiles, which are all that a kernel can skip?",
+    paper="Neither paper skips zeros. What skipping them gained is in docs/log.md.",
+    folders=DOCUMENT_LENGTH.folders,
+    shows=DOCUMENT_LENGTH,
+    tables=skipping_tables,
+    figures=skipping_figures,
+)

@@ -17,7 +17,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from rectiformer.text.lines import can_be_read_once_only, read_lines
+from rectiformer.text.lines import is_stream, read_lines
 
 Item = TypeVar("Item")
 
@@ -44,7 +44,7 @@ def with_progress(items: Iterable[Item], what: str, total: int | None) -> Iterat
 def count_lines(file: str, out: Path | None) -> int | None:
     """Lines of `file`, for a bar; None where nobody would see it, or what is seen would be what is written."""
     watched = sys.stderr.isatty() and (out is not None or not sys.stdout.isatty())
-    if not watched or can_be_read_once_only(file):
+    if not watched or is_stream(file):
         return None
     return sum(1 for _ in read_lines(file, "skip"))
 

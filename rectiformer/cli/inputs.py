@@ -68,10 +68,10 @@ def only_rank0_prints(ranks: Ranks) -> Iterator[None]:
 
 def refuse_pipes(ranks: Ranks, *files: str) -> None:
     """ArgumentError where several processes would have to read what can be read once."""
-    from rectiformer.text.lines import can_be_read_once_only, display_name
+    from rectiformer.text.lines import display_name, is_stream
 
     for file in files:
-        if ranks.world_size > 1 and file and can_be_read_once_only(file):
+        if ranks.world_size > 1 and file and is_stream(file):
             raise ArgumentError(
                 f"{ranks.world_size} processes cannot all read {display_name(file)}; write it to a file first"
             )

@@ -392,9 +392,9 @@ def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None,
 def spool_once(file: str, folder: Path) -> str:
     """A file that every process can read: a copy in `folder` where this can be read once only."""
     from rectiformer.files import remove
-    from rectiformer.text.lines import can_be_read_once_only, spool
+    from rectiformer.text.lines import is_stream, spool
 
-    if not can_be_read_once_only(file):
+    if not is_stream(file):
         return file
     remove(folder / "input")
     (folder / "input").mkdir()

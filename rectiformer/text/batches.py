@@ -1,20 +1,104 @@
-"""Token-budget batches in a few shapes. Which pairs stand in which batch is a pure function of (data, seed, index).
+"""Batches of a token budget in a few shapes; which pairs are in which batch is a pure function of (data, seed, index).
 
-Nothing is remembered between batches, so a run that goes on at batch i reads what an uninterrupted run would have read.
+Nothing is remembered between batches, so a run that resumes at batch i reads what an uninterrupted run would have read.
+
+A corpus of weight w contributes w times its pairs to each epoch, those of every padded length in proportion: of the n
+pairs it has of one length, floor(w * n * e) are drawn before epoch e. They are drawn from an endless sequence of
+shuffled passes, so none is drawn again before all others were. Weight 1 is each pair once per epoch, weight 3 three
+times, weight 0.5 every other epoch.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rectiformer.text.mixture import Part, draw_pairs, drawn_before, shuffled
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Part(NamedTuple):
+    """A corpus among others: its first pair, how many it has, and its weight."""
+
+    first: int
+    pairs: int
+    weight: float = 1.0
+
+
+def mix(words: np.ndarray) -> np.ndarray:
+    """A bijective hash of 64-bit words (the finalizer of SplitMix64), in place: the same on every machine and numpy."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def sort_keys(numbers: np.ndarray, *parts: object) -> np.ndarray:
+    """A key for each number, by which sorting is shuffling; no two numbers have the same."""
+    digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
+    words = numbers.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        words *= GOLDEN
+        words += np.uint64(int.from_bytes(digest[:8], "little"))
+        return mix(words)
+
+
+def shuffled(count: int, *parts: object) -> np.ndarray:
+    """A permutation of 0 to count - 1 that depends on `parts` and nothing else."""
+    return np.argsort(sort_keys(np.arange(count, dtype=np.uint64), *parts))
+
+
+def drawn_before(weight: float | np.ndarray, pairs: int | np.ndarray, epoch: int) -> np.ndarray:
+    """How many pairs of one length were drawn before an epoch."""
+    return np.floor(np.asarray(weight) * (np.asarray(pairs) * epoch)).astype(np.int64)
+
+
+def draw_pairs(padded: np.ndarray, length: int, parts: Sequence[Part], name: str, epoch: int) -> np.ndarray:
+    """The pairs of one padded length that an epoch has, shuffled.
+
+    Args:
+        padded: the padded lengths of all pairs.
+        name: what the order depends on beside epoch and length.
+    """
+    found = [np.empty(0, dtype=np.int64)]
+    copies = [np.empty(0, dtype=np.int64)]
+    for number, part in enumerate(parts):
+        members = np.flatnonzero(padded[part.first : part.first + part.pairs] == length)
+        times = count_draws(len(members), part.weight, epoch, name, number, length)
+        members += part.first
+        if times is None:
+            found.append(members)
+            copies.append(np.zeros(len(members), dtype=np.int64))
+            continue
+        found.append(np.repeat(members, times))
+        copies.append(np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times))
+    pairs = np.concatenate(found)
+    keys = np.concatenate(copies) * len(padded)  # a pair drawn twice has two places
+    keys += pairs
+    return pairs[np.argsort(sort_keys(keys, name, epoch, "pairs"))]
+
+
+def count_draws(pairs: int, weight: float, epoch: int, *name: object) -> np.ndarray | None:
+    """How often each of these pairs is drawn in an epoch; None where each is drawn once."""
+    if not pairs:
+        return None
+    start, stop = (int(drawn_before(weight, pairs, number)) for number in (epoch, epoch + 1))
+    (first, skipped), (last, rest) = divmod(start, pairs), divmod(stop, pairs)
+    if last == first + 1 and not skipped and not rest:
+        return None
+    times = np.full(pairs, last - first, dtype=np.int64)
+    times[shuffled(pairs, *name, first, "corpus")[:skipped]] -= 1
+    times[shuffled(pairs, *name, last, "corpus")[:rest]] += 1
+    return times
+
 
 STEPS = tuple((2**power, 2 ** (power - 3)) for power in range(5, 13))
 """Up to 32 tokens lengths are rounded up to multiples of 4, up to 64 of 8, and so on; beyond 4,096, of 1,024."""

@@ -13,13 +13,83 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rectiformer.config import DataConfig, Files
-from rectiformer.errors import DataError
+from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.documents import DOCUMENT_MARKER, Row, is_boundary, join_debates
-from rectiformer.text.files import check_files, files_of, has_split, input_files
-from rectiformer.text.lines import can_be_read_once_only, display_name, read_lines, spool
+from rectiformer.text.grammar import Pair, draw_documents, draw_sentences
+from rectiformer.text.lines import DATASET, display_name, is_stream, parse_address, read_lines, spool
 
-NO_LINE = "\n"  # what `zip_longest` pads with: no line can be it
+NO_LINE = "\n"  # what `zip_longest` pads with: no line is equal to it
 BATCH_PAIRS, BATCH_CHARACTERS = 4_096, 4_000_000
+
+
+def has_split(config: DataConfig, split: str) -> bool:
+    """Whether there are pairs of this split, "train" or "valid"."""
+    return bool(files_of(config, split)[0]) or not (config.source or config.stream)
+
+
+def has_documents(config: DataConfig) -> bool:
+    """Whether the text says where documents start."""
+    return config.documents != "none" or (config.grammar == "documents" and not config.source)
+
+
+def files_of(config: DataConfig, split: str) -> tuple[Files, Files]:
+    """Source and target files of a split."""
+    return (config.source, config.target) if split == "train" else (config.valid_source, config.valid_target)
+
+
+def input_files(config: DataConfig) -> Files:
+    """All files of all splits."""
+    texts = config.source + config.target + config.valid_source + config.valid_target
+    return texts + config.document_tables
+
+
+def check_files(config: DataConfig) -> None:
+    """Raise a ConfigError if the configured files cannot belong together, whatever they contain."""
+    for split, prefix in (("train", "data."), ("valid", "data.valid_")):
+        sources, targets = files_of(config, split)
+        if config.format == "tsv" and targets:
+            raise ConfigError(f'{prefix}target is given, but with data.format = "tsv" {prefix}source holds both sides')
+        if config.format == "lines" and len(sources) != len(targets):
+            raise ConfigError(
+                f"{prefix}source names {len(sources)} files but {prefix}target {len(targets)}; name one for each"
+            )
+    if config.stream and config.source:
+        raise ConfigError(
+            f"data.stream reads the training text from standard input, but data.source names {len(config.source)} "
+            "files; leave it empty, or prepare them first and name the folder with --data"
+        )
+    if config.weights and len(config.weights) != max(1, len(config.source)):
+        raise ConfigError(
+            f"data.weights has {len(config.weights)} numbers but data.source {len(config.source)} files; give one for "
+            "each, or none"
+        )
+    if config.documents == "column" and config.format != "tsv":
+        raise ConfigError(f'data.documents = "column" needs data.format = "tsv", not "{config.format}"')
+    if config.document_tables and len(config.document_tables) != len(config.source):
+        raise ConfigError(
+            f"data.document_tables names {len(config.document_tables)} files but data.source {len(config.source)}; "
+            "name one for each, or none"
+        )
+    if config.source and config.documents == "none" and (config.segment_length or config.document_tables):
+        key = "segment_length" if config.segment_length else "document_tables"
+        raise ConfigError(f'data.{key} needs documents: say where they start in data.documents, now "none"')
+    if config.mixed and not config.segment_length:
+        raise ConfigError(
+            "data.mixed = true, but data.segment_length = 0: there are no lengths to mix; set the longest one"
+        )
+    if config.segment_length == 1:
+        raise ConfigError(
+            "data.segment_length = 1, but a sentence needs a subword and its separator; use 2 or more, or 0"
+        )
+    if config.segment_length and not config.source and config.grammar != "documents":
+        raise ConfigError(
+            f'data.segment_length needs documents: use data.grammar = "documents", not "{config.grammar}"'
+        )
+    if input_files(config).count("-") > 1:
+        raise ConfigError("standard input (`-`) is named more than once in [data], but it can be read only once")
+    for name in input_files(config):
+        if name.startswith(DATASET):
+            parse_address(name.removeprefix(DATASET))
 
 
 class TextPair(NamedTuple):
@@ -28,9 +98,9 @@ class TextPair(NamedTuple):
     source: str
     target: str
     document_start: bool
-    """True of the first pair of a document; without documents, of the very first pair alone."""
+    """True for the first pair of a document; without documents, only for the very first pair."""
     corpus: int = 0
-    """Which of the files it is from, or files side by side."""
+    """The index of the file, or pair of files, it comes from."""
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -49,7 +119,7 @@ class Counts:
     too_long: int = 0
     truncated: int = 0
     segments: int = 0
-    """Into which the pairs were joined; 0 where each stands by itself."""
+    """How many segments the pairs were joined into; 0 where each pair stands by itself."""
 
     def describe(self) -> str:
         """One line, such as "9 pairs in 2 documents; dropped 1 empty, 0 not UTF-8, 3 too long; truncated 0"."""
@@ -61,11 +131,11 @@ class Counts:
 
 
 def read_pairs(config: DataConfig, split: str, counts: Counts) -> Iterator[TextPair]:
-    """The pairs of `split`, "train" or "valid", in the order of the files; `counts` is brought up to date on the way.
+    """The pairs of `split`, "train" or "valid", in the order of the files; `counts` is updated on the way.
 
-    Pairs with a blank side and, where `bad_utf8` is "skip", with a line that is not UTF-8 are dropped and counted.
-    Files of different length are a DataError, but only once both have been read to the end; so is a split without any
-    pair. There are no pairs where files are given for training and none for validation.
+    Pairs with a blank side are dropped and counted, and so, where `bad_utf8` is "skip", are lines that are not UTF-8.
+    Files of different lengths raise a DataError, once both have been read to the end, and so does a split without any
+    pair. There are no validation pairs where files are configured for training only.
     """
     check_files(config)
     sources, targets = files_of(config, split)
@@ -77,12 +147,6 @@ def read_pairs(config: DataConfig, split: str, counts: Counts) -> Iterator[TextP
 
 
 def read_grammar(config: DataConfig, split: str, counts: Counts) -> Iterator[TextPair]:
-    from rectiformer.text.grammar import (
-        Pair,
-        draw_documents,
-        draw_sentences,
-    )  # only for those without text of their own
-
     number = config.sentences if split == "train" else config.valid_sentences
     drawn: Iterable[Iterable[Pair]] = [draw_sentences(number, config.seed, split)]
     if config.grammar == "documents":
@@ -125,9 +189,9 @@ def read_two_files(source: str, target: str, config: DataConfig) -> Iterator[Row
 
 
 def look_unlike(left: str | None, right: str | None) -> bool:
-    """Whether two lines are hardly translations of each other: one is blank, or over four times longer than the other.
+    """Whether two lines are unlikely to be translations: one is blank, or over four times longer than the other.
 
-    Sixteen characters are granted first, so that "Yes." may have a long translation.
+    Sixteen characters do not count, so that "Yes." may have a long translation.
     """
     if left is None or right is None:
         return False
@@ -177,14 +241,14 @@ def keep_pairs(
 
 @contextmanager
 def spool_inputs(config: DataConfig, folder: Path, meanwhile: Callable[[], None]) -> Iterator[DataConfig]:
-    """The configuration with standard input and pipes copied into `folder` for a while, so that all can be reread.
+    """The configuration with standard input and pipes copied into `folder` meanwhile, so that all can be read again.
 
-    `meanwhile` is called all the time that copying takes.
+    `meanwhile` is called for every block that is copied.
     """
     check_files(config)
     spooled = folder / "spool"
     copies = {}
-    for index, path in enumerate(filter(can_be_read_once_only, dict.fromkeys(input_files(config)))):
+    for index, path in enumerate(filter(is_stream, dict.fromkeys(input_files(config)))):
         (spooled / str(index)).mkdir(parents=True)
         copies[path] = spool(path, spooled / str(index), meanwhile)
 
@@ -203,9 +267,9 @@ def spool_inputs(config: DataConfig, folder: Path, meanwhile: Callable[[], None]
 
 
 def sample_lines(config: DataConfig, size: int, characters: int) -> tuple[list[str], list[str]]:
-    """Source and target lines of `size` training pairs, any as likely as any other, cut to so many characters.
+    """Source and target lines of `size` training pairs drawn uniformly, each cut to `characters`.
 
-    Where those will come from a stream, of validation pairs.
+    Drawn from the validation pairs where training text comes from a stream.
     """
     split = "valid" if config.stream else "train"
     generator = random.Random(config.seed)
@@ -216,13 +280,13 @@ def sample_lines(config: DataConfig, size: int, characters: int) -> tuple[list[s
         if index < size:
             sources.append(source)
             targets.append(target)
-        elif (place := generator.randrange(index + 1)) < size:
-            sources[place], targets[place] = source, target
+        elif (slot := generator.randrange(index + 1)) < size:
+            sources[slot], targets[slot] = source, target
     return sources, targets
 
 
 def in_batches(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:
-    """Pairs in groups of `BATCH_PAIRS`, or fewer where they are long: never many more than `BATCH_CHARACTERS`."""
+    """Pairs in groups of `BATCH_PAIRS`, or of about `BATCH_CHARACTERS` where they are long."""
     batch: list[TextPair] = []
     characters = 0
     for pair in pairs:
@@ -236,7 +300,7 @@ def in_batches(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:
 
 
 def read_ahead(batches: Iterator[list[TextPair]]) -> Iterator[list[TextPair]]:
-    """The same, each read by a thread of its own while the one before is worked on."""
+    """The same batches, the next one read by a thread while the caller works on this one."""
     with ThreadPoolExecutor(max_workers=1) as reader:
         coming: Future[list[TextPair]] = reader.submit(next, batches, [])
         while found := coming.result():

@@ -13,15 +13,15 @@ from rectiformer.errors import DataError
 from rectiformer.text.lines import display_name, read_lines
 
 DOCUMENT_MARKER = "<d>"
-SHORTEST = 64
-"""The least limit of `halvings`: two or three sentences."""
+MIN_LIMIT = 64
+"""The smallest limit of `halvings`: two or three sentences."""
 TABLE_COLUMNS = ("lines", "date", "section")
 
 Row = tuple[str | None, str | None, str]  # source, target, name of the document; None where a line is not UTF-8
 
 
 def is_boundary(documents: str, source: str, target: str, where: str) -> bool:
-    """Whether a row is no pair but the border of two documents; a marker on one side alone is a DataError."""
+    """Whether a row is the border of two documents instead of a pair; a marker on one side only is a DataError."""
     if documents == "blank":
         return not source.strip() and not target.strip()
     if documents == "marker" and DOCUMENT_MARKER in (source, target):
@@ -33,17 +33,17 @@ def is_boundary(documents: str, source: str, target: str, where: str) -> bool:
 
 @dataclass(frozen=True)
 class DocumentLines:
-    """A document of a file, and the lines before it that only say that one starts."""
+    """A document of a file, and the lines before it that only mark its start."""
 
     borders: list[str] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
 
 
 def split_documents(lines: Iterable[str | None], documents: str) -> Iterator[DocumentLines]:
-    """Lines in documents, as `data.documents` "blank" and "marker" say; laid end to end they are the lines again.
+    """Lines grouped into documents, as `data.documents` = "blank" or "marker" says; concatenated, they are the lines.
 
-    None stands for a line that was not UTF-8: an empty sentence, never a border. Borders at the end belong to a last
-    document without sentences.
+    None is a line that was not UTF-8: an empty sentence, never a border. Borders at the end belong to a last document
+    without sentences.
     """
     found = DocumentLines()
     for line in lines:
@@ -59,20 +59,20 @@ def split_documents(lines: Iterable[str | None], documents: str) -> Iterator[Doc
 
 
 def read_table(path: str) -> Iterator[tuple[int, str]]:
-    """Lines and debate of every document of a table that has any: TSV, its columns named in the first line.
+    """Number of lines and debate of every document of a TSV table, empty documents left out.
 
-    The debate is date and section; other columns are not read.
+    The first line names the columns. A debate is a date and a section; other columns are not read.
     """
     name = display_name(path)
     rows = (line.split("\t") for line in read_lines(path) if line)
     header = next(rows, [])
     if missing := [column for column in TABLE_COLUMNS if column not in header]:
         raise DataError(f"{name}:1: no column {missing[0]!r}; the first line must name {', '.join(TABLE_COLUMNS)}")
-    places = [header.index(column) for column in TABLE_COLUMNS]
+    columns = [header.index(column) for column in TABLE_COLUMNS]
     for number, cells in enumerate(rows, 2):
         if len(cells) != len(header):
             raise DataError(f"{name}:{number}: {len(cells)} columns, but its first line has {len(header)}")
-        lines, date, section = (cells[place] for place in places)
+        lines, date, section = (cells[column] for column in columns)
         if not (lines.isascii() and lines.isdigit()):
             raise DataError(f"{name}:{number}: {lines!r} lines; write a whole number")
         if int(lines):
@@ -80,9 +80,9 @@ def read_table(path: str) -> Iterator[tuple[int, str]]:
 
 
 def join_debates(rows: Iterable[Row], table: str, documents: str, names: tuple[str, str]) -> Iterator[Row]:
-    """The rows without borders, named by their debate, so that consecutive documents of one debate are one.
+    """The rows without borders, named by their debate, so that consecutive documents of one debate become one.
 
-    A DataError where table and rows do not have the same documents, each of as many lines.
+    A DataError unless table and rows have the same documents, with the same numbers of lines.
     """
     entries = read_table(table)
     number = 0
@@ -102,7 +102,7 @@ def join_debates(rows: Iterable[Row], table: str, documents: str, names: tuple[s
 
 
 def number_rows(rows: Iterable[Row], documents: str, names: tuple[str, str]) -> Iterator[tuple[int, Row]]:
-    """The rows that are no borders, each with the number of its document, from 1."""
+    """The rows that are not borders, each with the number of its document, from 1."""
     number, ended, name = 0, True, ""
     for line, row in enumerate(rows, 1):
         source, target, column = row
@@ -120,15 +120,15 @@ def build_segments(
     document_starts: Sequence[int] | np.ndarray,
     limits: Sequence[int],
 ) -> list[tuple[int, int]]:
-    """Cut documents greedily into segments of whole sentences: `first` and `last`, exclusive, of each.
+    """Cut documents greedily into segments of whole sentences; the first and last sentence, exclusive, of each.
 
-    A sentence is added while the subwords of the larger side, with one separator a sentence, stay within a limit. A
-    sentence that is longer by itself is a segment of its own. No segment crosses the start of a document.
+    A sentence is added while the longer side, one separator per sentence included, stays within the limit. A sentence
+    that is longer by itself becomes a segment of its own. No segment crosses the start of a document.
 
     Args:
         lengths: [sentences, sides], without separators.
-        document_starts: rising, the first of them 0.
-        limits: of the first document, of the second, and so on, from the first limit again after the last.
+        document_starts: increasing, the first of them 0.
+        limits: subwords per segment of the first document, of the second, and so on, cyclically.
     """
     totals = running_totals(lengths)
     segments = []
@@ -142,13 +142,13 @@ def build_segments(
 
 
 def halvings(limit: int) -> list[int]:
-    """`limit`, half of it, and so on as long as a few sentences fit; then 1, which is a sentence each."""
-    return [*takewhile(lambda part: part >= SHORTEST, (limit >> times for times in count())), 1]
+    """`limit`, half of it, and so on while a few sentences fit; then 1, for single sentences."""
+    return [*takewhile(lambda part: part >= MIN_LIMIT, (limit >> times for times in count())), 1]
 
 
 @dataclass(frozen=True)
 class Window:
-    """Sentences that go through a model together: those before `first` are context, translated before."""
+    """Sentences that are translated together; those from `context` to `first` were translated before."""
 
     context: int
     first: int
@@ -158,7 +158,7 @@ class Window:
 def build_windows(lengths: Sequence[int], limit: int, overlap: int) -> list[Window]:
     """The segments of one document, each after the first with up to `overlap` sentences of context.
 
-    Context is given up where it would leave no room for a sentence that is still to be translated.
+    Context is left out where no new sentence would fit after it.
     """
     totals = running_totals([[length] for length in lengths])
     windows: list[Window] = []
@@ -173,13 +173,13 @@ def build_windows(lengths: Sequence[int], limit: int, overlap: int) -> list[Wind
 
 
 def running_totals(lengths: Sequence[Sequence[int]] | np.ndarray) -> list[np.ndarray]:
-    """For each side the subwords before each sentence, separators included, and before the end."""
-    sides = np.atleast_2d(np.asarray(lengths, dtype=np.int64)).T  # [sides, sentences], or nothing of nothing
+    """For each side, how many subwords precede each sentence, and the end, separators included."""
+    sides = np.atleast_2d(np.asarray(lengths, dtype=np.int64)).T  # [sides, sentences]
     return [np.concatenate([[0], np.cumsum(side + 1)]) for side in sides]
 
 
 def reach(totals: Sequence[np.ndarray], first: int, stop: int, limit: int) -> int:
-    """Where a segment that begins with sentence `first` ends, at least one sentence on."""
+    """Where a segment that begins with sentence `first` ends: at least one sentence later."""
     ends = (int(np.searchsorted(total, total[first] + limit, side="right")) - 1 for total in totals)
     return min(stop, max(first + 1, min(ends)))
 
@@ -190,6 +190,6 @@ def join_ids(sentences: Sequence[Sequence[int]], separator: int) -> list[int]:
 
 
 def split_ids(ids: Sequence[int], separator: int) -> list[list[int]]:
-    """The ids between separators: one part more than there are separators, empty ones included."""
-    borders = [-1, *(place for place, id in enumerate(ids) if id == separator), len(ids)]
+    """The ids between separators: one part more than there are separators, some perhaps empty."""
+    borders = [-1, *(index for index, id in enumerate(ids) if id == separator), len(ids)]
     return [list(ids[left + 1 : right]) for left, right in pairwise(borders)]

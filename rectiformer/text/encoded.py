@@ -15,10 +15,9 @@ import numpy as np
 
 from rectiformer.config import DataConfig
 from rectiformer.errors import DataError
-from rectiformer.text.batches import BLOCK
+from rectiformer.text.batches import BLOCK, Part
 from rectiformer.text.corpus import Counts, TextPair
 from rectiformer.text.documents import build_segments, halvings
-from rectiformer.text.mixture import Part
 from rectiformer.text.vocabulary import Vocabulary
 
 SIDES = ("source", "target")

@@ -1,8 +1,8 @@
 """Batches of an endless stream of pairs, as OpusTrainer feeds them: `source<TAB>target` lines of standard input.
 
-Some thousand pairs at a time are read, encoded, sorted by length and cut into batches of the same few shapes as those
-of prepared text. The same lines give the same batches, however fast they come. What has to be remembered to go on later
-is two numbers: how many lines were read, and how many batches made of them, before the pairs at hand.
+A few thousand pairs at a time are read, encoded, sorted by length and cut into batches of the same few shapes as those
+of prepared text. The same lines give the same batches, however fast they arrive. To resume, two numbers are enough:
+how many lines were read, and how many batches were made of them, before the current window of pairs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from operator import itemgetter
 
 import numpy as np
 
-from rectiformer.config import DataConfig
-from rectiformer.errors import DataError
-from rectiformer.text.batches import Batch, Symbols, collate, padded_lengths, round_up
+from rectiformer.config import Config, DataConfig
+from rectiformer.errors import ConfigError, DataError
+from rectiformer.text.batches import Batch, BatchPlan, Symbols, collate, padded_lengths, round_up, shuffled
 from rectiformer.text.corpus import BATCH_PAIRS, Counts
 from rectiformer.text.encoded import SIDES, Ids, cut_ids, fit_lengths, lay_out
-from rectiformer.text.lines import BOM, LONGEST_LINE, replace_bad
-from rectiformer.text.mixture import shuffled
+from rectiformer.text.lines import BOM, MAX_LINE, replace_bad, standard_input
+from rectiformer.text.prepared import Prepared
 from rectiformer.text.vocabulary import Vocabulary
 
 WINDOW = 64
@@ -51,8 +51,8 @@ def read_stream(descriptor: int, check: Callable[[], None]) -> Iterator[bytes]:
         *lines, kept = (kept + block).split(b"\n")
         yield from lines
         number += len(lines)
-        if len(kept) > LONGEST_LINE:
-            raise DataError(f"stdin:{number}: line is longer than {LONGEST_LINE:,} bytes; split or remove it")
+        if len(kept) > MAX_LINE:
+            raise DataError(f"stdin:{number}: line is longer than {MAX_LINE:,} bytes; split or remove it")
         if not block:
             break
     if kept:
@@ -254,3 +254,38 @@ class StreamPlan:
             start = stop
         turn = shuffled(len(batches), self.name, before, "batches")
         return [batches[number] for number in turn]
+
+
+def plan_batches(
+    config: Config, prepared: Prepared, symbols: Symbols, check: Callable[[], None], ranks: int = 1
+) -> BatchPlan | StreamPlan:
+    """The batches that `config` trains on.
+
+    Args:
+        check: called while a stream is read or waited for; what it raises ends that.
+        ranks: how many processes train together.
+    """
+    require_stream(config, ranks)
+    name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.batch_tokens
+    if not config.data.stream:
+        prepared.weigh(config.data.weights)
+        return BatchPlan(prepared.train, tokens, symbols, name)
+    return StreamPlan(
+        standard_input().fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check
+    )
+
+
+def require_stream(config: Config, ranks: int) -> None:
+    """ConfigError where a stream is asked for what it cannot do."""
+    if not config.data.stream:
+        return
+    for key, value in {"segment_length": config.data.segment_length, "weights": config.data.weights}.items():
+        if value:
+            raise ConfigError(f"data.{key} needs prepared text, but data.stream = true; leave one of them out")
+    if config.vocabulary.sampling:
+        raise ConfigError(
+            f"vocabulary.sampling = {config.vocabulary.sampling} needs prepared text, but data.stream = true: sampled "
+            "again, a stream would not be the same"
+        )
+    if ranks > 1:
+        raise ConfigError(f"data.stream = true, but {ranks} ranks cannot share standard input; train on one")

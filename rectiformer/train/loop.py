@@ -18,9 +18,8 @@ from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
 from rectiformer.files import damaged, replace_file, writing
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
 from rectiformer.runs.folder import Run, inherit_weights, require_own, weights_of
-from rectiformer.text.plans import plan_batches
 from rectiformer.text.prepared import Prepared
-from rectiformer.text.stream import StreamEndedError, StreamPlan
+from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches
 from rectiformer.train.health import newly_dead, summarize
 from rectiformer.train.optimizer import learning_rate
 from rectiformer.train.parallel import build_updater

@@ -13,9 +13,9 @@ from rectiformer.config import Config
 from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.folder import adopt_vocabularies, require_fit
-from rectiformer.text.files import check_files, has_documents, has_split
-from rectiformer.text.plans import require_stream
+from rectiformer.text.corpus import check_files, has_documents, has_split
 from rectiformer.text.prepared import Prepared, require_text
+from rectiformer.text.stream import require_stream
 from rectiformer.text.vocabulary import Vocabulary, load_named
 from rectiformer.train.loss import require_weights
 from rectiformer.train.parallel import require_parallel

@@ -16,7 +16,7 @@ from rectiformer.studies.corpora import CORPORA
 from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
 from rectiformer.studies.recipes import IWSLT14, MULTI30K, OPEN, THRESHOLD, attention_settings
 from rectiformer.studies.running import choose, list_tasks
-from rectiformer.text.files import check_files
+from rectiformer.text.corpus import check_files
 from rectiformer.toml import load_config
 from rectiformer.train.refusals import require_model
 

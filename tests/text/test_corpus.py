@@ -6,8 +6,7 @@ import pytest
 
 from rectiformer.config import DataConfig
 from rectiformer.errors import ConfigError, DataError
-from rectiformer.text.corpus import Counts, in_batches, read_pairs, sample_lines
-from rectiformer.text.files import has_split
+from rectiformer.text.corpus import Counts, has_split, in_batches, read_pairs, sample_lines
 
 LINES = {"source": "a.de", "target": "a.en"}
 

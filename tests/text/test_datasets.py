@@ -7,13 +7,12 @@ import pytest
 from rectiformer.cli.translating import hash_lines
 from rectiformer.config import Config, DataConfig, VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
-from rectiformer.text.datasets import ROWS
-from rectiformer.text.lines import read_lines
+from rectiformer.text.lines import DATASET_ROWS, read_lines
 from rectiformer.text.prepared import Prepared, prepare
 
 datasets = pytest.importorskip("datasets", exc_type=ImportError)
 
-PAIRS = [(f"der Hund {n}", f"the dog {n}") for n in range(ROWS + 7)] + [
+PAIRS = [(f"der Hund {n}", f"the dog {n}") for n in range(DATASET_ROWS + 7)] + [
     ("zwei\nZeilen\u2028", "two lines"),
     (None, "x"),
 ]
@@ -76,7 +75,7 @@ def test_what_is_wrong_is_named(folder, address, error, message):
 
 def test_a_file_of_another_kind_and_no_dataset_are_refused(folder, tmp_path):
     (tmp_path / "a.txt").write_text("text\n")
-    with pytest.raises(ConfigError, match="of none of these kinds"):
+    with pytest.raises(ConfigError, match="its name ends in none of"):
         list(read_lines(f"hf:{tmp_path / 'a.txt'}?column=a"))
     with pytest.raises(DataError, match="cannot read hf:"):
         list(read_lines(f"hf:{tmp_path}?column=a"))

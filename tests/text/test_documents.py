@@ -250,7 +250,7 @@ def test_a_sentence_longer_than_a_segment_follows_too_long(tmp_path, too_long, p
         ({"segment_length": 64, "source": ("a",), "target": ("b",)}, "data.segment_length needs documents"),
         ({"source": ("a",), "target": ("b",), "document_tables": ("t",)}, "data.document_tables needs documents"),
         ({"source": ("a",), "target": ("b",), "documents": "blank", "document_tables": ("t", "u")}, "names 2 files"),
-        ({"segment_length": 1, "grammar": "documents"}, "a sentence needs a subword beside its separator"),
+        ({"segment_length": 1, "grammar": "documents"}, "a sentence needs a subword and its separator"),
         ({"document_tables": ("t",)}, "data.document_tables names 1 files but data.source 0"),
     ],
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import rectiformer.text.lines as lines_module
 from rectiformer.errors import DataError, NoSpaceError
-from rectiformer.text.lines import can_be_read_once_only, read_lines, spool
+from rectiformer.text.lines import is_stream, read_lines, spool
 
 HOSTILE = "a\rb\r\nc\u2028d\u2029e\u0085f\x0bg\x0ch\x1c\x00i\n\n\u202eזה e\u0301\u0301 😀"
 
@@ -116,7 +116,7 @@ def test_bad_utf8_of_standard_input_is_named(monkeypatch):
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_line_beyond_the_limit_is_named(tmp_path, monkeypatch, end):
-    monkeypatch.setattr(lines_module, "LONGEST_LINE", 10)
+    monkeypatch.setattr(lines_module, "MAX_LINE", 10)
     assert list(read_lines(write(tmp_path, b"a\n" + b"x" * 10 + end))) == ["a", "x" * 10]
     with pytest.raises(DataError, match=r"text\.txt:2: line is longer than 10 bytes"):
         list(read_lines(write(tmp_path, b"a\n" + b"x" * 11 + end)))
@@ -126,12 +126,12 @@ def test_a_pipe_is_spooled_once_and_read_often(tmp_path):
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     (tmp_path / "copies").mkdir()
-    assert can_be_read_once_only(str(fifo))
+    assert is_stream(str(fifo))
     writer = threading.Thread(target=fifo.write_bytes, args=(b"a\nb\n",))
     writer.start()
     copy = spool(str(fifo), tmp_path / "copies")
     writer.join()
-    assert not can_be_read_once_only(copy)
+    assert not is_stream(copy)
     assert list(read_lines(copy)) == list(read_lines(copy)) == ["a", "b"]
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rectiformer.config import Config, DataConfig, VocabularyConfig
 from rectiformer.errors import ConfigError
-from rectiformer.text.batches import BatchPlan, Symbols, padded_lengths
-from rectiformer.text.mixture import Part
+from rectiformer.text.batches import BatchPlan, Part, Symbols, padded_lengths
 from rectiformer.text.prepared import Prepared, prepare
 from rectiformer.toml import load_config
 

@@ -17,8 +17,7 @@ import pytest
 from rectiformer.config import Config, DataConfig, VocabularyConfig
 from rectiformer.errors import ConfigError, DataError, NoSpaceError
 from rectiformer.text.corpus import Counts
-from rectiformer.text.manifest import hash_data
-from rectiformer.text.prepared import Prepared, prepare
+from rectiformer.text.prepared import Prepared, hash_data, prepare
 from rectiformer.text.vocabulary import Vocabulary
 
 SOURCE = ["der alte Hund", "ein kleines Haus", "sie sieht den Fluss\u2028 und", "das Haus ist alt\0", "\ufeffHunde"] * 4

@@ -18,9 +18,8 @@ from rectiformer.errors import ConfigError, DataError
 from rectiformer.text import stream
 from rectiformer.text.batches import Symbols
 from rectiformer.text.grammar import draw_sentences
-from rectiformer.text.plans import plan_batches
 from rectiformer.text.prepared import Prepared, prepare
-from rectiformer.text.stream import StreamEndedError, StreamPlan, read_stream
+from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches, read_stream
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
@@ -170,7 +169,7 @@ def test_a_bad_line_is_named_by_its_number(vocabulary, content, data, message):
 
 
 def test_a_line_without_an_end_is_refused(vocabulary, monkeypatch):
-    monkeypatch.setattr(stream, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(stream, "MAX_LINE", 1 << 20)
     with pytest.raises(DataError, match="stdin:2: line is longer than 1,048,576 bytes"):
         list(read_stream(feed(b"a\tb\n" + b"x" * (3 << 20), piece=1 << 16), lambda: None))
 

@@ -88,7 +88,7 @@ def run_demo(folder: Path, terminal: Terminal) -> list[Look]:
             looks.append(look(Translator.from_run(folder / variant, device="cpu"), variant, pairs))
     print_looks(looks, terminal)
     findings = [each.findings.to_json() for each in looks]
-    page = write_report(folder / "report.html", [each.record for each in looks], findings, " beside ".join(VARIANTS))
+    page = write_report(folder / "report.html", [each.record for each in looks], findings, " vs. ".join(VARIANTS))
     terminal.note(f"\nreport: {page}    runs: {', '.join(str(folder / name) for name in VARIANTS)}")
     terminal.note(f"try: echo {pairs[0].source!r} | rectiformer translate {folder / VARIANTS[0]}")
     terminal.note(f"took {time.monotonic() - start:.0f} s")

@@ -13,7 +13,7 @@ from end_to_end.tiny import overrides
 
 from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.record import read_record
-from rectiformer.cli import test_sets
+from rectiformer.cli import analyzing
 from rectiformer.measure.alignment import read_gold
 from rectiformer.runs import record as run_record
 from rectiformer.toml import load_config, override_config
@@ -86,7 +86,9 @@ def test_two_runs_share_a_report_and_keep_their_own_files(world, rectiformer, tm
         tmp_path / "f.json",
     ]
     arguments += ["--examples", 3]
-    found = rectiformer("analyze", world / "rela-g", "--beside", world / "softmax", *files(world), *arguments, "--json")
+    found = rectiformer(
+        "analyze", world / "rela-g", "--compare", world / "softmax", *files(world), *arguments, "--json"
+    )
     assert found.code == 0
     assert [json.loads(line)["model"]["name"] for line in found.out.splitlines()] == ["rela-g", "softmax"]
     names = ["f.json", "seen.json.gz", "f-2.json", "seen-2.json.gz", "page.html"]
@@ -104,7 +106,7 @@ def test_two_runs_share_a_report_and_keep_their_own_files(world, rectiformer, tm
             assert example.translation == own[sources.index(example.source.text)].text
     assert [e.source.text for e in records[0].examples] == [e.source.text for e in records[1].examples]
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<title>rela-g beside softmax: test.de</title>" in page
+    assert "<title>rela-g vs. softmax: test.de</title>" in page
     assert records[0].model.id in page
     assert records[1].model.id in page
 
@@ -130,14 +132,14 @@ def test_the_seed_decides_the_examples(world, rectiformer, tmp_path):
 
 def test_kinds_and_layers_are_all_that_is_shown(world, rectiformer, tmp_path):
     path = tmp_path / "seen.json"
-    asked = ["--kinds", "cross,decoder", "--layers", "1", "--record", path, "--examples", 1]
+    asked = ["--sites", "cross,decoder", "--layers", "1", "--record", path, "--examples", 1]
     found = rectiformer("analyze", world / "rela-g", *files(world, ""), *asked)
     assert {(site.kind, site.layer) for site in read_record(path).examples[0].sites} == {("cross", 0), ("decoder", 0)}
     assert [line.split()[1] for line in found.out.split("\n") if line.startswith("rela-g  ")] == ["cross", "decoder"]
 
 
 def test_the_built_in_corpus_comes_with_links(world, rectiformer, monkeypatch):
-    monkeypatch.setattr(test_sets, "BUILT_IN", 10)
+    monkeypatch.setattr(analyzing, "BUILT_IN", 10)
     found = json.loads(rectiformer("analyze", world / "rela-g", "--json", "--seed", 3).out)
     assert found["data"]["name"] == "built-in grammar, seed 3"
     assert found["data"]["sentences"] == 10
@@ -150,7 +152,7 @@ def test_a_run_of_other_text_is_not_measured_on_the_built_in_grammar(world, rect
         own = run_record.read_record(world / "rela-g")
         other = dataclasses.replace(own, config=override_config(own.config, [f"data.{key}={value}"]))
         run_record.change_record(tmp_path / "run", run_record.read_record(tmp_path / "run"), other)
-        found = rectiformer("analyze", world / "rela-g", "--beside", tmp_path / "run")
+        found = rectiformer("analyze", world / "rela-g", "--compare", tmp_path / "run")
         line = f"{tmp_path / 'run'} was trained on {text}, not on the built-in grammar; name sentences of your own by "
         assert (found.code, found.out) == (2, "")
         assert found.err == f"rectiformer: {line}--source, and their translations by --target\n"
@@ -158,7 +160,7 @@ def test_a_run_of_other_text_is_not_measured_on_the_built_in_grammar(world, rect
 
 def test_without_targets_each_model_decodes_its_own_translations(world, rectiformer, tmp_path):
     arguments = ["--source", world / "test.de", "--json", "--record", tmp_path / "seen.json", "--examples", 2]
-    found = rectiformer("analyze", world / "rela-g", "--beside", world / "softmax", *arguments)
+    found = rectiformer("analyze", world / "rela-g", "--compare", world / "softmax", *arguments)
     assert found.code == 0, found.err
     for number, (line, run) in enumerate(zip(found.out.splitlines(), ("rela-g", "softmax"), strict=True)):
         rectiformer("translate", world / run, world / "test.de", "--out", tmp_path / run)
@@ -185,14 +187,14 @@ def test_an_attention_without_weights_is_left_out_and_named(world, rectiformer):
 
 def test_runs_of_the_same_name_are_called_by_their_paths(world, rectiformer, tmp_path):
     shutil.copytree(world / "softmax", tmp_path / "rela-g")
-    found = rectiformer("analyze", world / "rela-g", "--beside", tmp_path / "rela-g", *files(world), "--json")
+    found = rectiformer("analyze", world / "rela-g", "--compare", tmp_path / "rela-g", *files(world), "--json")
     names = [json.loads(line)["model"]["name"] for line in found.out.splitlines()]
     assert names == [str(world / "rela-g"), str(tmp_path / "rela-g")]
 
 
 WRONG = {
     "no such run": (4, ["analyze", "{}/nothing"], "there is no run folder {}/nothing; "),
-    "unknown kind": (2, ["--kinds", "crosss"], "{}/rela-g: unknown kind of attention 'crosss'; did you mean 'cross'?"),
+    "unknown kind": (2, ["--sites", "crosss"], "{}/rela-g: unknown kind of attention 'crosss'; did you mean 'cross'?"),
     "layer that is not there": (
         2,
         ["--layers", "1,5"],
@@ -210,8 +212,8 @@ WRONG = {
     ),
     "kind without weights": (
         2,
-        ["--beside", "{}/inhibitor", "--kinds", "cross"],
-        "{}/inhibitor: cross attention is 'inhibitor', which has no weights; ask for other --kinds",
+        ["--compare", "{}/inhibitor", "--sites", "cross"],
+        "{}/inhibitor: cross attention is 'inhibitor', which has no weights; ask for other --sites",
     ),
     "gold of other count": (
         3,
@@ -232,7 +234,7 @@ WRONG = {
         ["--source", "{}/empty", "--target", "{}/empty"],
         "0 sentence pairs; there is nothing to analyze",
     ),
-    "too long": (3, ["--longest", "2"], "pair 1: "),
+    "too long": (3, ["--max-length", "2"], "pair 1: "),
     "report in no folder": (
         2,
         ["--report", "{}/no/page.html"],

@@ -47,7 +47,7 @@ def analyze(world, rectiformer):
 
     def run(name, *arguments, files="test", documents="marker", beside=None):
         given = [world / name, "--source", world / f"{files}.de", "--target", world / f"{files}.en"]
-        given += ["--beside", world / beside] if beside else []
+        given += ["--compare", world / beside] if beside else []
         return rectiformer("analyze", *given, "--documents", documents, *arguments)
 
     return run
@@ -141,7 +141,7 @@ def test_blank_lines_are_borders_and_pairs_with_a_blank_side_are_left_out(world,
         (2, {"more": ["--gold", "x"]}, "--gold is about single lines; leave it or --documents out"),
         (3, {"files": "odd"}, "{}/odd.de:"),
         (3, {"files": "empty"}, "0 sentence pairs; there is nothing to analyze"),
-        (3, {"more": ["--longest", "4"]}, "document 1, sentence "),
+        (3, {"more": ["--max-length", "4"]}, "document 1, sentence "),
     ],
     ids=["unknown", "gold", "marker on one side", "no sentences", "too long"],
 )

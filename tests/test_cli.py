@@ -17,6 +17,7 @@ from commands import lines, run_main
 from rich.console import Console
 
 from rectiformer import VARIANTS, __version__
+from rectiformer import __main__ as entry
 from rectiformer.cli.options import app
 from rectiformer.terminal import Terminal
 
@@ -141,7 +142,7 @@ def test_help_names_every_command(rectiformer):
 
 def test_the_installed_script_is_main_with_an_end_for_ranks():
     (script,) = entry_points(group="console_scripts", name="rectiformer")
-    assert script.load() is start
+    assert script.load() is entry.start
 
 
 def test_version_is_the_packages(rectiformer):
@@ -311,9 +312,7 @@ def test_generated_links_fit_the_words(rectiformer, tmp_path, documents):
         assert max(int(j) for _, j in pairs) < len(target.split(" "))
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["--beam", 1], ["--sample", "--top-k", 5], ["--no-cache", "--longest", 3]], ids=str
-)
+@pytest.mark.parametrize("options", [[], ["--beam", 1], ["--sample", "--top-k", 5], ["--max-length", 3]], ids=str)
 def test_as_many_lines_come_out_as_go_in(world, rectiformer, options):
     found = rectiformer("translate", world.run, world.folder / "hostile", *options)
     assert found.code == 0, found.err

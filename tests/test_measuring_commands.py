@@ -7,7 +7,7 @@ import torch
 from commands import lines, run_main
 from end_to_end.tiny import overrides
 
-from rectiformer.cli import progress
+from rectiformer.cli import output
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 
@@ -123,7 +123,7 @@ def test_a_long_evaluation_says_now_and_then_how_far_it_is(world, rectiformer, m
     texts = ["--source", tmp_path / "de", "--reference", tmp_path / "en", "--documents", documents]
     how = ["--beam", 1, "--batch-tokens", 20]
     assert rectiformer("evaluate", world / "run", *texts, *how).err == ""
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(output, "SECONDS", 0.0)
     lines_said = lines(rectiformer("evaluate", world / "run", *texts, *how).err)
     assert len(lines_said) > 1
     assert lines_said[-1] == said
@@ -132,8 +132,8 @@ def test_a_long_evaluation_says_now_and_then_how_far_it_is(world, rectiformer, m
 def test_on_a_terminal_there_is_a_bar(monkeypatch, capfd):
     monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich take any stream for a terminal
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
-    with progress.counting("translating") as tell:
+    monkeypatch.setattr(output, "SECONDS", 0.0)
+    with output.counting("translating") as tell:
         tell(1, 4)
         tell(4, 4)
     shown = capfd.readouterr().err

@@ -49,7 +49,7 @@ def analyze_command(
     form: LinkFormat = "pharaoh",
     documents: Documents = "none",
     tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
-    beside: Annotated[Path | None, option("Another run, to compare.")] = None,
+    compare: Annotated[Path | None, option("Another run to compare with.", metavar="RUN2")] = None,
     as_json: AsJson = False,
     report: Annotated[NewFile, option("One HTML page to explore, offline.", panel=WRITTEN)] = None,
     figures: Annotated[NewFile, option("Folder of figures for papers, SVG and PDF.", panel=WRITTEN)] = None,
@@ -57,9 +57,9 @@ def analyze_command(
     out: Annotated[NewFile, option("All measures, as JSON.", panel=WRITTEN)] = None,
     examples: Annotated[int, option("Sentences in report, record and figures.", panel=SHOWN, min=0)] = 20,
     seed: Annotated[int, option("Decides which sentences.", panel=SHOWN, min=0)] = 1,
-    kinds: Annotated[str, option("Any of cross, encoder and decoder, with commas between.", panel=SHOWN)] = "",
-    layers: Annotated[str, option("Their layers, from 1, with commas between; all unless given.", panel=SHOWN)] = "",
-    longest: Annotated[
+    sites: Annotated[str, option("Any of cross, encoder and decoder, comma-separated.", panel=SHOWN)] = "",
+    layers: Annotated[str, option("Their layers, from 1, comma-separated; default: all.", panel=SHOWN)] = "",
+    max_length: Annotated[
         int | None, option("Most subwords of a sentence or document; 1024 or a run's segment, unless given.", min=1)
     ] = None,
     checkpoint: Checkpoint = "best",
@@ -71,14 +71,14 @@ def analyze_command(
     Over a test set, under forced decoding: shares of zeros and of queries that attend to nothing, how much heads
     differ, and with links the alignment error. --source alone is translated first, and each model decodes its own
     translations. --out has more. A second run's files end in -2. With --documents, runs
-    read segments of whole documents as in training, and it is shown how far attention to the source reaches. Processes
+    read segments of whole documents as in training, and it is shown how far cross-attention reaches. Processes
     of torchrun share the work and add up what they saw.
 
-        rectiformer analyze runs/rela --beside runs/softmax --source test.de --target test.en --report look.html
+        rectiformer analyze runs/rela --compare runs/softmax --source test.de --target test.en --report look.html
     """
-    view = View(parse_kinds(kinds), parse_layers(layers), examples, seed, tokenized)
+    view = View(parse_sites(sites), parse_layers(layers), examples, seed, tokenized)
     check_outputs([report, record, out], [source, target, gold])
-    runs = [run] if beside is None else [run, beside]
+    runs = [run] if compare is None else [run, compare]
     with join_ranks(device) as (ranks, own_device), only_rank0_prints(ranks):
         refuse_pipes(ranks, source, target, gold)
         if not source:
@@ -86,7 +86,7 @@ def analyze_command(
         test = read_test_set(source, target, gold, form, tokenized, seed, documents)
         translators = [open_run_translator(folder, checkpoint, own_device, precision) for folder in runs]
         for folder, translator in zip(runs, translators, strict=True):
-            translator.longest, translator.ranks = longest or translator.longest, ranks
+            translator.longest, translator.ranks = max_length or translator.longest, ranks
             view.check(translator, folder)
         names = distinct_names(runs)
         tests = [with_own_translations(test, each) if test.own else test for each in translators]
@@ -106,7 +106,7 @@ def analyze_command(
 class View:
     """Which attentions and sentences are shown."""
 
-    kinds: tuple[str, ...] | None
+    sites: tuple[str, ...] | None
     layers: tuple[int, ...] | None
     examples: int
     seed: int
@@ -118,27 +118,27 @@ class View:
         from rectiformer.analyze.record import KINDS
         from rectiformer.ops.variants import find_variant
 
-        kinds, config = self.kinds or KINDS, translator.model.config
+        sites, config = self.sites or KINDS, translator.model.config
         try:
-            choose_sites(translator.model, kinds, None)
+            choose_sites(translator.model, sites, None)
         except ArgumentError as error:
             raise ArgumentError(f"{run}: {error}") from error
-        most = max(config.encoder_layers if kind == "encoder" else config.decoder_layers for kind in kinds)
+        most = max(config.encoder_layers if site == "encoder" else config.decoder_layers for site in sites)
         for layer in self.layers or ():
             if layer >= most:
                 raise ArgumentError(
                     f"{run}: layer {layer + 1} does not exist; layers count from 1, and the encoder has "
                     f"{config.encoder_layers}, the decoder {config.decoder_layers}"
                 )
-        for kind in self.kinds or ():
-            variant = translator.model.config.variant_of(kind)
+        for site in self.sites or ():
+            variant = translator.model.config.variant_of(site)
             if not find_variant(variant).has_weights:
                 raise ArgumentError(
-                    f"{run}: {kind} attention is {variant!r}, which has no weights; ask for other --kinds"
+                    f"{run}: {site} attention is {variant!r}, which has no weights; ask for other --sites"
                 )
 
     def shows(self, site: SiteFindings) -> bool:
-        return site.kind in (self.kinds or (site.kind,)) and site.layer in (self.layers or (site.layer,))
+        return site.kind in (self.sites or (site.kind,)) and site.layer in (self.layers or (site.layer,))
 
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
@@ -149,14 +149,14 @@ class View:
         if shown is not None:
             segments = take([test.pairs], shown)
             return record_segments(
-                translator, segments, self.kinds or KINDS, self.layers, name=name, tokenized=self.tokenized
+                translator, segments, self.sites or KINDS, self.layers, name=name, tokenized=self.tokenized
             )
         chosen = sample(self.examples, len(test.pairs), self.seed)
         return record_examples(
             translator,
             [test.pairs[index] for index in chosen],
             None if test.gold is None else [test.gold[index] for index in chosen],
-            self.kinds or KINDS,
+            self.sites or KINDS,
             self.layers,
             name=name,
             tokenized=self.tokenized,
@@ -164,8 +164,8 @@ class View:
         )
 
 
-def parse_kinds(text: str) -> tuple[str, ...] | None:
-    """Kinds with commas between; whether they exist is for `View.check` to say."""
+def parse_sites(text: str) -> tuple[str, ...] | None:
+    """Comma-separated attention sites; `View.check` says whether they exist."""
     return tuple(dict.fromkeys(text.split(","))) if text else None
 
 
@@ -183,7 +183,7 @@ def measure(translator: Translator, test: TestSet, segments: Cut | None, name: s
     """All findings, with a bar on the way."""
     from rectiformer.analyze.findings import analyze, analyze_documents
 
-    with watching(name) as progress:
+    with measuring_bar(name) as progress:
         if segments is not None:
             return analyze_documents(
                 translator, test.documents, segments, name=test.name, progress=progress, model_name=name, warn=warn
@@ -195,7 +195,7 @@ def measure(translator: Translator, test: TestSet, segments: Cut | None, name: s
 
 
 @contextmanager
-def watching(name: str) -> Iterator[Callable[[int, int], None]]:
+def measuring_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error while sentences are measured, then a word on what comes after them."""
     from rectiformer.terminal import Terminal
 
@@ -242,7 +242,7 @@ def write_files(found: list[Findings], records: list[AttentionRecord], outputs: 
     if outputs.report:
         from rectiformer.analyze.report import write_report
 
-        title = f"{' beside '.join(each.model.name for each in found)}: {found[0].data.name}"
+        title = f"{' vs. '.join(each.model.name for each in found)}: {found[0].data.name}"
         written.append(write_report(outputs.report, records, contents, title))
     if outputs.figures:
         from rectiformer.analyze.plots import write_figures
@@ -306,18 +306,18 @@ def describe(found: Findings, site: SiteFindings) -> list[str]:
     return [*cells, f"{best.aer:.3f}", f"{head}, {best.induction}"]
 
 
-def print_distances(terminal: Terminal, places: list[tuple[Findings, int]]) -> None:
-    """Of documents, a row an attention to the source: how far it reaches."""
+def print_distances(terminal: Terminal, layers: list[tuple[Findings, int]]) -> None:
+    """Of documents, one row per cross-attention: how far it reaches."""
     columns = ["model", "segments", "layer", "aligned sentence", "neighbors", "farther", "between", "null rows"]
     rows = []
-    for found, layer in places:
+    for found, layer in layers:
         for each in found.distances or ():
             if each.layer == layer:
                 shares = (each.aligned, each.neighbors, each.farther, each.between, each.null_rate)
                 cells = [found.model.name, f"{found.data.segments:,}", str(layer + 1)]
                 rows.append([*cells, *(f"{share:.1%}" for share in shares)])
     if rows:
-        terminal.note("\nwhere attention to the source goes (between: separators and the end)\n")
+        terminal.note("\nwhere cross-attention goes (between: separators and the end)\n")
         terminal.table(columns, rows, numbers=columns[1:])
 
 

@@ -201,7 +201,7 @@ def describe_segments(documents: int, segments: int, fallbacks: int) -> str:
 
 
 def print_agreement(found: AgreementEvaluation, as_json: bool) -> None:
-    """A row a kind of word that earlier sentences decide, and one of all."""
+    """One row per type of word that earlier sentences decide, and one for all."""
     from rectiformer.cli.output import to_json, write_all
     from rectiformer.terminal import Terminal
 

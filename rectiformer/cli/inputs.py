@@ -148,15 +148,15 @@ def parse_index(name: str, text: str) -> int | str:
     return int(text) - 1
 
 
-def parse_place(text: str) -> tuple[Any, Any, str]:
-    """Indices of LAYER and HEAD, and the INDUCTION, of LAYER:HEAD:INDUCTION; see `require_place`."""
+def parse_head(text: str) -> tuple[Any, Any, str]:
+    """Indices of LAYER and HEAD, and the INDUCTION, of LAYER:HEAD:INDUCTION; see `require_head`."""
     parts = text.split(":")
     if len(parts) != 3:
         raise ArgumentError(f"--alignments {text!r} is not of the form LAYER:HEAD:INDUCTION, such as 1:average:normal")
     return parse_index("--alignments", parts[0]), parse_index("--alignments", parts[1]), parts[2]
 
 
-def require_place(translator: Translator, layer: int | str, head: int | str, words: tuple[str, ...] = ()) -> None:
+def require_head(translator: Translator, layer: int | str, head: int | str, words: tuple[str, ...] = ()) -> None:
     """ArgumentError, in numbers from 1, for an index that the decoder lacks and for a word that is none of these."""
     from rectiformer.translate.align import AVERAGE, cross_sites, ordinal
 

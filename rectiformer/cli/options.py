@@ -62,7 +62,7 @@ BadUtf8 = Annotated[
 ]
 TooLong = Annotated[
     str,
-    option("Lines of more than --longest: split, cut or error.", "--too-long", one_of=("split", "cut", "error")),
+    option("Lines of more than --max-length: split, cut or error.", "--too-long", one_of=("split", "cut", "error")),
 ]
 BatchSentences = Annotated[
     int, option("Sentences in a batch, instead of tokens; 1 also answers each line at once.", panel=MODEL, min=0)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rectiformer.cli.inputs import distinct_names, open_run_translator, parse_place, require_place, warn
+from rectiformer.cli.inputs import distinct_names, open_run_translator, parse_head, require_head, warn
 from rectiformer.cli.options import BatchTokens, Checkpoint, Device, Precision, RunFolder, app, option
 
 REQUEST, QUEUE = "Limits of a request", "Limits of the server"
@@ -69,10 +69,10 @@ def serve(
     limits, token = fit_files(limits, warn), read_token(host, token_file)
     with bind(host, port) as bound:  # a port that is taken shows before the model is read
         translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)
-        place = parse_place(alignments) if alignments else None
-        if place is not None:
-            require_place(translator, *place[:2])
-        served = Served(translator, run.resolve().name, limits, token, place)
+        align_by = parse_head(alignments) if alignments else None
+        if align_by is not None:
+            require_head(translator, *align_by[:2])
+        served = Served(translator, run.resolve().name, limits, token, align_by)
         terminal = Terminal()
 
         def announce() -> None:

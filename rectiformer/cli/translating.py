@@ -26,14 +26,14 @@ from rectiformer.cli.inputs import (
     only_rank0_prints,
     open_run_translator,
     open_translator,
+    parse_head,
     parse_index,
-    parse_place,
     read_aligned,
     read_nbest,
     read_pairs,
     read_text,
     refuse_line_options,
-    require_place,
+    require_head,
     warn,
 )
 from rectiformer.cli.options import (
@@ -88,14 +88,13 @@ def translate(
     heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
     bad_utf8: BadUtf8 = "error",
     too_long: TooLong = "split",
-    longest: Annotated[
+    max_length: Annotated[
         int | None, option("Most subwords that go through the model at once; 1024 or the run's segment.", min=1)
     ] = None,
     beam: Beam = 4,
     length_penalty: Penalty = 0.6,
     nbest: Annotated[int, option("Translations a line; as text, `line ||| text ||| score`.", panel=SEARCH, min=1)] = 1,
     prefix: Annotated[str, option("File: how each translation has to begin.", panel=SEARCH)] = "",
-    no_cache: Annotated[bool, option("Compute everything again at each step.", "--no-cache", panel=SEARCH)] = False,
     sample: Annotated[bool, option("Draw translations instead of searching.", "--sample", panel=SAMPLING)] = False,
     temperature: Annotated[float, option("Divides the logits.", panel=SAMPLING)] = 1.0,
     top_k: Annotated[int, option("Draw from this many likeliest subwords; 0 from all.", panel=SAMPLING)] = 0,
@@ -117,8 +116,8 @@ def translate(
 
         rectiformer translate runs/tiny input.de --out output.en
 
-    Processes of torchrun share the lines. What they finish is kept in a folder beside the output, so that the same
-    command goes on where it was killed.
+    Processes of torchrun share the lines. What they finish is kept in a folder next to the output, so that the
+    same command continues where it was killed.
 
         torchrun --nproc-per-node 8 -m rectiformer translate runs/tiny input.de --out output.en
     """
@@ -126,7 +125,7 @@ def translate(
     from rectiformer.translate.options import SearchOptions
 
     options = SearchOptions(
-        beam=beam, length_penalty=length_penalty, nbest=nbest, cache=not no_cache, sample=sample,
+        beam=beam, length_penalty=length_penalty, nbest=nbest, sample=sample,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
     if (alignments or heads) and not as_json:
@@ -138,12 +137,13 @@ def translate(
         refuse_line_options(prefix=prefix, alignments=alignments, heads=heads, too_long=too_long != "split")
         how |= {"limit": segment, "overlap": overlap}
     at_once = batch_sentences == 1 or (file == "-" and standard_input().isatty())
-    forced, place = read_text(prefix) if prefix else None, parse_place(alignments) if alignments else None
-    job = Job(file, bad_utf8, options, as_json, at_once, how, documents, forced, place, heads)
+    forced = read_text(prefix) if prefix else None
+    align_by = parse_head(alignments) if alignments else None
+    job = Job(file, bad_utf8, options, as_json, at_once, how, documents, forced, align_by, heads)
     with join_ranks(device) as (ranks, own_device):
         with only_rank0_prints(ranks):
             translator = open_translator(run, checkpoint, own_device, precision)
-        translator.longest = longest or translator.longest
+        translator.longest = max_length or translator.longest
         run_job(job, translator, ranks, out, [file, prefix], shard_source)
 
 
@@ -206,7 +206,7 @@ def align(
 ) -> None:
     """Link words of sentences and their translations.
 
-    Attention to the source decides. A link is `i-j`, or `ipj` where --gold only allows it; words count from 0 (pharaoh)
+    Cross-attention decides. A link is `i-j`, or `ipj` where --gold only allows it; words count from 0 (pharaoh)
     or 1 (talp), a line a pair. A line of naacl is a link, `pair i j S`, or `P` where allowed, all counted from 1.
 
     Default, without --gold: the last layer, the average of its heads and normal induction, by which a word looks where
@@ -236,7 +236,7 @@ def align(
     for folder, follow in ((run, align_direction), (reverse, align_backward)):
         if folder is not None:
             model = open_run_translator(folder, checkpoint, device, precision)
-            require_place(model, options["layer"], options["head"], ("", "best"))
+            require_head(model, options["layer"], options["head"], ("", "best"))
             ways.append(follow(model, pairs, truth, **options, tokenized=tokenized, batch_tokens=batch_tokens))
     links = ways[0].links
     if how:
@@ -261,8 +261,8 @@ def report_scores(
         if way.best is not None:
             if table:
                 print_alignments(report, way.rows, way.best)
-            place = f"{name}layer {ordinal(way.best.layer)}, head {ordinal(way.best.head)}, {way.best.induction}"
-            report.note(f"{place}: {score_with_intervals(way.links, gold).describe(intervals)}")
+            head = f"{name}layer {ordinal(way.best.layer)}, head {ordinal(way.best.head)}, {way.best.induction}"
+            report.note(f"{head}: {score_with_intervals(way.links, gold).describe(intervals)}")
     if how:
         report.note(f"{how}: {score_with_intervals(links, gold).describe(intervals)}")
 
@@ -281,7 +281,7 @@ class Job:
     """As in `Translator.translate`; of documents, as in `translate_documents`."""
     documents: str = "none"
     prefixes: list[str] | None = None
-    place: tuple[Any, Any, str] | None = None
+    align_by: tuple[Any, Any, str] | None = None
     """Layer and head to align by, from 0, and the induction."""
     heads: bool = False
 
@@ -305,7 +305,7 @@ class Job:
         if not self.as_json:
             return (format_candidates(each, self.options.nbest) for each in found)
         size = 1 if self.at_once else 64
-        return map(to_json, to_records(translator, found, align=self.place, heads=self.heads, buffer=size))
+        return map(to_json, to_records(translator, found, align=self.align_by, heads=self.heads, buffer=size))
 
     def key(self, translator: Translator, file: str) -> str:
         """The same for the same content of the file, weights and options."""
@@ -338,8 +338,8 @@ def run_job(
     job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str], shard_source: bool
 ) -> None:
     """Translate and write, by this process alone or by all ranks; `out` must be none of `inputs`."""
-    if job.place is not None:
-        require_place(translator, *job.place[:2])
+    if job.align_by is not None:
+        require_head(translator, *job.align_by[:2])
     if shard_source:
         run_together(job, translator, ranks, out, inputs)
     elif ranks.world_size > 1:
@@ -359,8 +359,8 @@ def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[s
     write_all(with_progress(texts, "translating", total), out, inputs)
 
 
-def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
-    """Chunks are shared by the ranks through a folder beside `out`; rank 0 writes them in order."""
+def run_shared(job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str]) -> None:
+    """Chunks are shared by the processes of a team through a folder next to `out`; rank 0 writes them in order."""
     from rectiformer.cli.output import write_all
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.chunks import WorkFolder, do_chunks, finish_job, gather_chunks, hold_folder, open_job

@@ -292,7 +292,10 @@ def test_explore_says_what_to_install(world, rectiformer, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, "rectiformer.explore.server", raising=False)
     found = rectiformer("explore", world / "rela-g", "--no-browser")
-    assert (found.code, found.err) == (2, f'rectiformer: explore needs {missing}; pip install "rectiformer[serve]"\n')
+    assert (found.code, found.err) == (
+        2,
+        f"rectiformer: {missing} is not installed; pip install 'rectiformer[serve]'\n",
+    )
 
 
 def test_explore_of_no_run_is_one_line(world, rectiformer):

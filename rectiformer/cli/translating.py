@@ -359,8 +359,8 @@ def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[s
     write_all(with_progress(texts, "translating", total), out, inputs)
 
 
-def run_shared(job: Job, translator: Translator, team: Team, out: Path | None, inputs: list[str]) -> None:
-    """Chunks are shared by the processes of a team through a folder next to `out`; rank 0 writes them in order."""
+def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
+    """Ranks share the chunks through a folder next to `out`; rank 0 writes them in order."""
     from rectiformer.cli.output import write_all
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.chunks import WorkFolder, do_chunks, finish_job, gather_chunks, hold_folder, open_job

@@ -62,7 +62,7 @@ def contenders(shape: Shape, names: list[str]) -> Iterator[Contender]:
     """The chosen variants, then the entmax package's two maps on plain scores."""
     q = torch.empty(1, 1, 1, shape.size)
     for name in names:
-        call = check_call(q, q, q, name, shape.causal, None, None, None, None, None, 0.0, None, {})
+        call = check_call(q, q, q, name, causal=shape.causal)
         implementation = choose(q, q, q, call, "auto")
         widest = 40 * shape.size if not call.variant.has_weights else 40 if implementation == "reference" else 0
         yield Contender(
@@ -105,7 +105,7 @@ def check(contender: Contender, tensors: list[Tensor], shape: Shape) -> float:
 
     def reference(precision: torch.dtype) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            call = check_call(q, k, v, contender.variant, shape.causal, *[None] * 5, 0.0, None, {})
+            call = check_call(q, k, v, contender.variant, causal=shape.causal)
             return reference_attention(q, k, v, call, precision=precision)
 
         return attend

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from kernel_timing import Attend, both_work, forward_work
@@ -17,7 +18,8 @@ from closeness import assert_no_worse
 
 from rectiformer.ops.cached import follow
 from rectiformer.ops.dispatch import check_call
-from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.reference import AttentionCall, reference_attention
+from rectiformer.ops.variants import VARIANTS
 
 NAMES = ("out", "d_q", "d_k", "d_v")
 
@@ -48,12 +50,10 @@ def worst(results: list[Tensor], exact: list[Tensor]) -> float:
     return max(((r.double() - e).norm() / e.norm()).item() for r, e in zip(results, exact, strict=True))
 
 
-def describe_call(q: Tensor, k: Tensor, v: Tensor, variant: str, **arguments: object) -> Call:
+def describe_call(q: Tensor, k: Tensor, v: Tensor, variant: str, **arguments: Any) -> AttentionCall:
     """The checked call of `attention` with these arguments."""
-    names = {"causal": False, "key_lengths": None, "attn_mask": None, "bias": None, "window": None}
-    names |= {"scale": None, "dropout": 0.0, "seed": None}
-    options = {name: value for name, value in arguments.items() if name not in names}
-    return check_call(q, k, v, variant, *(arguments.get(name, value) for name, value in names.items()), options)
+    options = {name: arguments.pop(name) for name in VARIANTS[variant].options if name in arguments}
+    return check_call(q, k, v, variant, options=options, **arguments)
 
 
 def part_errors(

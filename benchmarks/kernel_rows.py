@@ -78,9 +78,9 @@ def variant_cases(bench: Bench) -> dict[str, tuple[str, Case]]:
         "relu2": ("relu2", {}),
         "reluformer, a gamma a head": ("reluformer", {"gamma": torch.linspace(0.5, 2, heads, device=bench.device)}),
         "relu-seqlen": ("relu-seqlen", {}),
-        "dropout 0.1": ("rela", {"dropout": 0.1, "seed": 1}),
+        "dropout 0.1": ("rela", {"dropout_p": 0.1, "seed": 1}),
         "key lengths": ("rela", {"key_lengths": lengths.to(bench.device)}),
-        "causal window": ("rela", {"causal": True, "window": length // 8}),
+        "causal window": ("rela", {"causal": True, "window_size": length // 8}),
     }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rectiformer.ops.dispatch import check_call, run
 from rectiformer.ops.reference import reference_attention
+from rectiformer.ops.variants import VARIANTS
 
 
 def grid(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -30,16 +31,14 @@ def outputs_and_gradients(inputs: list[Tensor], dtype: torch.dtype, how: str, va
     """Output and gradients of one call. `how`: a backend, or "eager" for plain torch without wider inner sums."""
     q, k, v, upstream = (tensor.to(dtype) for tensor in inputs)
     leaves = {"d_q": q, "d_k": k, "d_v": v}
-    if arguments.get("bias") is not None:
-        arguments["bias"] = leaves["d_bias"] = arguments["bias"].to(dtype)
+    if arguments.get("attn_bias") is not None:
+        arguments["attn_bias"] = leaves["d_bias"] = arguments["attn_bias"].to(dtype)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
     q, k, v = leaves["d_q"], leaves["d_k"], leaves["d_v"]
     if "d_bias" in leaves:
-        arguments["bias"] = leaves["d_bias"]
-    keys = ["causal", "key_lengths", "attn_mask", "bias", "window", "scale", "dropout", "seed"]
-    defaults = {"causal": False, "dropout": 0.0}
-    options = {name: value for name, value in arguments.items() if name not in keys}
-    call = check_call(q, k, v, variant, *(arguments.get(key, defaults.get(key)) for key in keys), options)
+        arguments["attn_bias"] = leaves["d_bias"]
+    options = {name: arguments.pop(name) for name in VARIANTS[variant].options if name in arguments}
+    call = check_call(q, k, v, variant, options=options, **arguments)
     out = reference_attention(q, k, v, call, precision=dtype) if how == "eager" else run(q, k, v, call, how)
     gradients = torch.autograd.grad(out, list(leaves.values()), upstream, allow_unused=True)
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}

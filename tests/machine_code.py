@@ -104,10 +104,8 @@ def attend(how, variant, sizes, dtype="bfloat16", heads=(4, 4), **arguments):
     M, N, D = sizes
     shapes = (heads[0], M), (heads[1], N), (heads[1], N)
     leaves = [torch.zeros(2, n, h, D, dtype=getattr(torch, dtype)).transpose(1, 2).requires_grad_() for h, n in shapes]
-    given = ("causal", "key_lengths", "attn_mask", "bias", "window", "scale", "dropout", "seed")
-    defaults = {"causal": False, "dropout": 0.0, "seed": 3}
     options = {"gamma": torch.ones(heads[0])} if variant == "reluformer" else {}
-    call = check_call(*leaves, variant, *({**defaults, **arguments}.get(name) for name in given), options)
+    call = check_call(*leaves, variant, seed=3, options=options, **arguments)
     out = how(*leaves, call)
     out.backward(torch.zeros_like(out))
 
@@ -121,7 +119,7 @@ def launch_short():
             ("softmax", {"key_lengths": [N, N - 3]}),
             ("rela", {"key_lengths": [N, N - 3]}),
             ("reluformer", {"causal": True}),
-            ("relu2", {"dropout": 0.1}),
+            ("relu2", {"dropout_p": 0.1}),
         ]
         for variant, arguments in (cases[place % 2], cases[2 + place // 2 % 2]):
             attend(short_attention, variant, (M, N, 64), **arguments)
@@ -142,8 +140,8 @@ def launch_long():
             ("rela", {}),
             ("rela", {"causal": True}),
             ("relu2", {"key_lengths": [300, 200]}),
-            ("reluformer", {"causal": True, "key_lengths": [300, 200], "dropout": 0.1}),
-            ("relu-seqlen", {"causal": True, "bias": torch.zeros(1, 4, 256, 300)}),
+            ("reluformer", {"causal": True, "key_lengths": [300, 200], "dropout_p": 0.1}),
+            ("relu-seqlen", {"causal": True, "attn_bias": torch.zeros(1, 4, 256, 300)}),
         ):
             attend(long_attention, variant, (256, 300, D), **arguments)
 
@@ -153,7 +151,7 @@ def launch_decode():
     import torch
 
     from rectiformer.ops.decode import fused_decoding
-    from rectiformer.ops.reference import Call
+    from rectiformer.ops.reference import AttentionCall
     from rectiformer.ops.variants import VARIANTS
     from rectiformer.ops.visibility import Visibility
 
@@ -163,7 +161,7 @@ def launch_decode():
         q = torch.zeros(4, heads, queries, 64, dtype=torch.bfloat16)
         keys, values = (torch.zeros(4, key_heads, room, 64, dtype=torch.bfloat16) for _ in range(2))
         seen = Visibility(queries, room, key_lengths=torch.full((1,), room - 3), first=room - queries)
-        fused_decoding(q, keys, values, Call(VARIANTS[variant], seen, {}, 0.125), *[None] * 6)
+        fused_decoding(q, keys, values, AttentionCall(VARIANTS[variant], seen, {}, 0.125), *[None] * 6)
 
 
 def launch_simplex():

@@ -135,7 +135,7 @@ def refusals(rank):
     last = rank == dist.get_world_size() - 1
     calls = {
         "softmax": lambda: context_parallel_attention(q, k, v, "softmax"),
-        "unknown option": lambda: context_parallel_attention(q, k, v, dropout=0.1),
+        "unknown option": lambda: context_parallel_attention(q, k, v, dropout_p=0.1),
         "odd shard": lambda: context_parallel_attention(q[:, :, 1:], k, v),
         "empty shard": lambda: context_parallel_attention(q[:, :, :0], k, v),
         "long lengths": lambda: context_parallel_attention(q, k, v, key_lengths=[3, 17]),

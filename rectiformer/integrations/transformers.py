@@ -207,12 +207,12 @@ def attend(
         "causal": band.causal,
         "key_lengths": band.key_lengths,
         "attn_mask": None if band.attn_mask is None else band.attn_mask.to(query.device),  # layers may be on several
-        "bias": None if bias is None else bias.to(query.dtype),
-        "window": band.window,
+        "attn_bias": None if bias is None else bias.to(query.dtype),
+        "window_size": band.window,
         "scale": scaling,
         **options,
     }
-    z = attention(query, key, value, variant, dropout=dropout, **asked)
+    z = attention(query, key, value, variant, dropout_p=dropout, **asked)
     seen = Observation(variant, query, key, z, asked)
     for observer in OBSERVERS:
         observer(module, seen)

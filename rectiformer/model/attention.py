@@ -132,7 +132,7 @@ class RectifiedAttention(nn.Module):
         key_lengths: Tensor | None = None,
         attn_mask: Tensor | None = None,
         attn_bias: Tensor | None = None,
-        window: Window | None = None,
+        window_size: Window | None = None,
         cache: Cache | None = None,
         rotary: SentenceRotary = NO_ROTARY,
     ) -> Tensor:
@@ -154,7 +154,17 @@ class RectifiedAttention(nn.Module):
             attn_bias = torch.where(shown, scaled, -torch.inf)
         dropout = self.dropout if self.training else 0.0
         call = check_call(
-            q, k, v, self.variant, causal, key_lengths, attn_mask, attn_bias, window, None, dropout, None, options
+            q,
+            k,
+            v,
+            self.variant,
+            causal=causal,
+            key_lengths=key_lengths,
+            attn_mask=attn_mask,
+            attn_bias=attn_bias,
+            window_size=window_size,
+            dropout_p=dropout,
+            options=options,
         )
         if self.row_observer is None:
             mixed = run(q, k, v, call, "auto")
@@ -162,8 +172,8 @@ class RectifiedAttention(nn.Module):
             mixed, rows = attention_with_rows(q, k, v, call)
             self.row_observer(rows)
         if self.observer is not None:
-            asked = {"causal": causal, "key_lengths": key_lengths, "attn_mask": attn_mask, "bias": attn_bias}
-            self.observer(Observation(self.variant, q, k, mixed, {**asked, "window": window, **options}))
+            asked = {"causal": causal, "key_lengths": key_lengths, "attn_mask": attn_mask, "attn_bias": attn_bias}
+            self.observer(Observation(self.variant, q, k, mixed, {**asked, "window_size": window_size, **options}))
         return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
 
     def attend_shards(self, q: Tensor, k: Tensor, v: Tensor, own: bool, key_lengths: Tensor | None) -> Tensor:

@@ -94,15 +94,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         seen, bias = self._masks(attn_mask, key_padding_mask, (q.shape[0], q.shape[2], keys.shape[1]), k.shape[2])
         options = {} if self.learned is None else {self.learned.name: self.learned()}
         dropout = self.dropout if self.training else 0.0
-        mixed = attention(q, k, v, self.variant, attn_mask=seen, bias=bias, dropout=dropout, **options)
+        mixed = attention(q, k, v, self.variant, attn_mask=seen, attn_bias=bias, dropout_p=dropout, **options)
         if self.observer is not None:
-            self.observer(Observation(self.variant, q, k, mixed, {"attn_mask": seen, "bias": bias, **options}))
+            self.observer(Observation(self.variant, q, k, mixed, {"attn_mask": seen, "attn_bias": bias, **options}))
         out = self.out_proj(self.norm(mixed.transpose(1, 2).flatten(2)))  # [B, M, E]
         if not self.batch_first and batched:
             out = out.transpose(0, 1)
         weights = None
         if need_weights:
-            weights = attention_weights(q, k, self.variant, attn_mask=seen, bias=bias, **options)
+            weights = attention_weights(q, k, self.variant, attn_mask=seen, attn_bias=bias, **options)
             weights = weights.mean(1) if average_attn_weights else weights
         return (out, weights) if batched else (out[0], None if weights is None else weights[0])
 

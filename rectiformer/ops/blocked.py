@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.dropout import keep_cells
-from rectiformer.ops.reference import Call, clear_padding, repeat_heads
+from rectiformer.ops.reference import AttentionCall, clear_padding, repeat_heads
 from rectiformer.ops.visibility import Visibility
 
 SCORE_BYTES = 4 << 20
@@ -188,10 +188,10 @@ def carve(buffer: Tensor, *shape: int) -> Tensor:
     return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
 
 
-def prepare(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Scores, Tensor]:
+def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Scores, Tensor]:
     """Flatten sequences and heads, repeat grouped heads, clear padding: the scores to be, and values [B * H, N, Dv]."""
     B, H = q.shape[:2]
-    visibility, bias = call.seen, call.bias
+    visibility, bias = call.seen, call.attn_bias
     mask, lengths = visibility.attn_mask, visibility.key_lengths
     k, v = (repeat_heads(clear_padding(kv, visibility), H).flatten(0, 1) for kv in (k, v))
     if bias is not None:
@@ -202,14 +202,14 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Scores, Tensor
         mask = real if mask is None else real & mask
     inner, outer = (1.0, call.scale) if bias is None else (call.scale, 1.0)
     q = q.flatten(0, 1)
-    return Scores(q, k, bias, mask, call.seed, visibility, B, H, inner, outer, call.dropout, call.origin), v
+    return Scores(q, k, bias, mask, call.seed, visibility, B, H, inner, outer, call.dropout_p, call.origin), v
 
 
-def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """sum over visible keys of [x]+ ** power v, without the row scale: [B, H, M, Dv]. The scale is not negative."""
     scores, values = prepare(q, k, v, call)
     power = call.variant.power
-    factor = scores.outer**power / (1 - call.dropout)
+    factor = scores.outer**power / (1 - call.dropout_p)
     out = q.new_zeros(values.shape[0], q.shape[2], v.shape[3])
     buffer = q.new_empty(0)
     for block in scores.blocks(buffers=1):
@@ -223,7 +223,7 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     return out.view(*q.shape[:3], v.shape[3])
 
 
-def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, ...]:
+def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, ...]:
     """Gradients of `blocked_forward` for q, k, v and the bias (empty without one). Needs nothing but its inputs.
 
     Blocks are [n, m] here, keys first: four of the five matrix products then read them without a transpose.
@@ -231,7 +231,7 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call)
     scores, values = prepare(q, k, v, call)
     d_out = d_out.flatten(0, 1)
     power = call.variant.power
-    factor = scores.outer**power / (1 - call.dropout)
+    factor = scores.outer**power / (1 - call.dropout_p)
     # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide. A row of d_q
     # is one block's alone where blocks span all keys, as they do in 16 bits.
     wide = torch.float32 if q.element_size() == 2 else q.dtype
@@ -258,7 +258,7 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call)
                 target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
                 del cells
             del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
-    d_bias = q.new_zeros(0) if d_bias is None or call.bias is None else d_bias.to(call.bias.dtype)
+    d_bias = q.new_zeros(0) if d_bias is None or call.attn_bias is None else d_bias.to(call.attn_bias.dtype)
     d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
     return d_q.view(q.shape), d_k, d_v, d_bias
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rectiformer.ops import launching
 from rectiformer.ops.decode import LARGEST_HEAD, MOST_QUERIES, TILE, count_splits, queries_a_key_head
 from rectiformer.ops.products import plain_weights
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.simplex_rows import kernels_suit, simplex_weights
 
 MOST_POSITIONS = 128
@@ -21,7 +21,7 @@ MOST_PROGRAMS = 256
 """Programs that share the scores of a key head."""
 
 
-def cache_suits(q: Tensor, keys: Tensor, values: Tensor, call: Call) -> bool:
+def cache_suits(q: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> bool:
     """Whether the kernels can take this call."""
     if not launching.TRITON or "products" not in call.variant.implementations or launching.transforms_active():
         return False
@@ -37,7 +37,9 @@ def cache_suits(q: Tensor, keys: Tensor, values: Tensor, call: Call) -> bool:
     return fits and 0 not in (*q.shape, *values.shape)
 
 
-def cache_attention(q: Tensor, keys: Tensor, values: Tensor, call: Call, left: int, ancestors: Tensor | None) -> Tensor:
+def cache_attention(
+    q: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, left: int, ancestors: Tensor | None
+) -> Tensor:
     """Mixed values [R, H, Q, Dv] of a call whose visibility has the length of every row, and a mask if `left` asks."""
     lengths = call.visibility.key_lengths
     assert lengths is not None

@@ -17,7 +17,7 @@ from rectiformer.ops.cache_rows import cache_attention, cache_suits
 from rectiformer.ops.decode import OutputNorm, decode_obstacle, fused_decoding, norm_heads
 from rectiformer.ops.dispatch import check_head_options, run, transform_obstacle
 from rectiformer.ops.pages import PageBounds, check_bounds
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.shapes import describe, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
@@ -70,7 +70,7 @@ def decode_attention(
             )
     visibility = Visibility(Q, room, left, UNBOUNDED, lengths, first=room - Q)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    call = Call(row, visibility, check_head_options(row.resolve_options(options), q.shape[1]), scale)
+    call = AttentionCall(row, visibility, check_head_options(row.resolve_options(options), q.shape[1]), scale)
     if decode_obstacle(q, keys, values, call) or transform_obstacle():
         out = plain_decoding(q, keys, values, call, new, ancestors)
         return out if norm is None else norm_heads(out, norm)
@@ -104,7 +104,12 @@ def check_decoding(
 
 
 def plain_decoding(
-    q: Tensor, keys: Tensor, values: Tensor, call: Call, new: tuple[Tensor, Tensor] | None, ancestors: Tensor | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    call: AttentionCall,
+    new: tuple[Tensor, Tensor] | None,
+    ancestors: Tensor | None,
 ) -> Tensor:
     """Write and attend one after the other: any variant on any device, to a copy of the keys where no kernel reads
     the cache itself."""

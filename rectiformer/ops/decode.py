@@ -15,7 +15,7 @@ from torch import Tensor
 from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
 from rectiformer.ops.launching import block, heads_last, kernel_obstacle, row_scale_parts
 from rectiformer.ops.pages import SMALLEST_PAGE, PageBounds
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 
 LARGEST_HEAD = 256
 MOST_QUERIES = 64
@@ -44,7 +44,7 @@ class OutputNorm:
     epsilon: float
 
 
-def decode_obstacle(q: Tensor, keys: Tensor, values: Tensor, call: Call) -> str:
+def decode_obstacle(q: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> str:
     """Why the kernels cannot take this call; empty when they can."""
     obstacle = kernel_obstacle(q, keys, values, call)
     if obstacle:
@@ -64,7 +64,7 @@ def fused_decoding(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    call: Call,
+    call: AttentionCall,
     new: tuple[Tensor, Tensor] | None,
     ancestors: Tensor | None,
     norm: OutputNorm | None,

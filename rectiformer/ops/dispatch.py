@@ -14,7 +14,7 @@ from rectiformer.ops.fused import fused_attention, fused_obstacle
 from rectiformer.ops.launching import transforms_active
 from rectiformer.ops.operators import rectified_attention
 from rectiformer.ops.products import products_attention
-from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.reference import AttentionCall, reference_attention
 from rectiformer.ops.row_blocks import attention_by_rows, rows_at_once
 from rectiformer.ops.sdpa import sdpa_attention, sdpa_obstacle
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
@@ -39,10 +39,10 @@ def attention(
     causal: bool = False,
     key_lengths: Tensor | Sequence[int] | None = None,
     attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: Window | None = None,
+    attn_bias: Tensor | None = None,
+    window_size: Window | None = None,
     scale: float | None = None,
-    dropout: float = 0.0,
+    dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     backend: str = "auto",
     **options: Value,
@@ -62,23 +62,37 @@ def attention(
         key_lengths: [B], how many leading keys of each sequence are real; the rest is padding. Checked against N where
             it costs nothing, that is on the CPU and outside `torch.compile`.
         attn_mask: boolean, True where a query may see a key; broadcasts to [B, H, M, N].
-        bias: added to the scaled scores, with a gradient; broadcasts to [B, H, M, N]. -5,000 or less hides a key, as
-            a mask does: it weighs exactly 0 and does not count in n, whatever the variant.
-        window: (left, right): query m sees keys from left before to right after its own position m + (N - M). One
+        attn_bias: added to the scaled scores, with a gradient; broadcasts to [B, H, M, N]. -5,000 or less hides a key,
+            as a mask does: it weighs exactly 0 and does not count in n, whatever the variant.
+        window_size: (left, right): query m sees keys from left before to right after its own position m + (N - M). One
             number stands for both.
         scale: factor of the scores, 1 / sqrt(D) unless given.
-        dropout: probability with which a weight is set to zero; the others grow by 1 / (1 - dropout).
+        dropout_p: probability with which a weight is set to zero; the others grow by 1 / (1 - dropout_p).
         seed: decides which weights are dropped, the same for every backend; drawn from torch's generator unless given.
         backend: "auto", or one of the implementations the variant has.
         options: the variant's own numbers (`gamma`, `alpha`, `exponent`, `keep`, `degree`); `gamma` and `alpha` may be
             tensors, one number or one a head, and receive gradients. A number out of range is refused; in a tensor on
             a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
     """
-    call = check_call(q, k, v, variant, causal, key_lengths, attn_mask, bias, window, scale, dropout, seed, options)
+    call = check_call(
+        q,
+        k,
+        v,
+        variant,
+        causal=causal,
+        key_lengths=key_lengths,
+        attn_mask=attn_mask,
+        attn_bias=attn_bias,
+        window_size=window_size,
+        scale=scale,
+        dropout_p=dropout_p,
+        seed=seed,
+        options=options,
+    )
     return run(q, k, v, call, backend)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> Tensor:
+def run(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> Tensor:
     """Hand a checked call to the implementation that `backend` names or that suits it best."""
     if k.shape[2] == 0:
         return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
@@ -89,7 +103,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> Tensor:
     return IMPLEMENTATIONS[name](q, k, v, call)
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> str:
+def choose(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> str:
     """The name of the implementation to use; a forced one that cannot do the call is refused with the reason."""
     if backend not in BACKENDS:
         raise ArgumentError(unknown_name("backend", backend, BACKENDS))
@@ -101,7 +115,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> str:
     return next(name for name in preferences(q, call) if not OBSTACLES[name](q, k, v, call))
 
 
-def preferences(q: Tensor, call: Call) -> list[str]:
+def preferences(q: Tensor, call: AttentionCall) -> list[str]:
     """Implementations in the order in which `auto` tries them."""
     if q.device.type == "cpu":
         return ["blocked", "reference"]
@@ -111,7 +125,7 @@ def preferences(q: Tensor, call: Call) -> list[str]:
     return ["fused", "sdpa", "products", "reference"]
 
 
-def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why the blocked implementation cannot take this call; empty when it can."""
     if not call.variant.rectified:
         return f"variant {call.variant.name!r} is not rectified"
@@ -120,19 +134,19 @@ def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return transform_obstacle()
 
 
-def products_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def products_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why two matrix products cannot do this call; empty when they can."""
     if "products" not in call.variant.implementations:
         return f"variant {call.variant.name!r} is not made of two matrix products"
     return ""
 
 
-def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why the fused kernels cannot take this call; empty when they can."""
     return fused_obstacle(q, k, v, call) or transform_obstacle()
 
 
-def softmax_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def softmax_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why torch's own kernels cannot take this call; empty when they can."""
     return sdpa_obstacle(q, k, v, call) or transform_obstacle()
 
@@ -164,16 +178,17 @@ def check_call(
     k: Tensor,
     v: Tensor | None,
     variant: str,
-    causal: bool,
-    key_lengths: Tensor | Sequence[int] | None,
-    attn_mask: Tensor | None,
-    bias: Tensor | None,
-    window: Window | None,
-    scale: float | None,
-    dropout: float,
-    seed: int | Tensor | None,
-    options: dict[str, Value],
-) -> Call:
+    *,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attn_mask: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    window_size: Window | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    options: dict[str, Value] | None = None,
+) -> AttentionCall:
     """Refuse what does not fit, in one line that names it; gather the rest."""
     row = find_variant(variant)
     sizes = check_tensors(q, k, v)
@@ -182,21 +197,21 @@ def check_call(
     if attn_mask is not None:
         if attn_mask.dtype != torch.bool:
             raise ArgumentError(
-                f"attn_mask holds {attn_mask.dtype}, not booleans; a term to add to scores goes in bias"
+                f"attn_mask holds {attn_mask.dtype}, not booleans; a term to add to scores goes in attn_bias"
             )
         attn_mask = match_broadcast("attn_mask", attn_mask, cells)
-    if bias is not None:
-        match_floating(bias=bias)
-        bias = match_broadcast("bias", bias, cells)
-    left, right = check_window(window, causal)
+    if attn_bias is not None:
+        match_floating(attn_bias=attn_bias)
+        attn_bias = match_broadcast("attn_bias", attn_bias, cells)
+    left, right = check_window(window_size, causal)
     lengths = None if key_lengths is None else check_lengths(key_lengths, B, N, q.device)
     visibility = Visibility(M, N, left, right, lengths, attn_mask, first=N - M)
     scale = D**-0.5 if scale is None else check_number("scale", scale)
-    if not 0 <= check_number("dropout", dropout) < 1:
-        raise ArgumentError(f"dropout = {dropout}, but it is a probability below 1")
-    resolved = check_head_options(row.resolve_options(options), H)
-    drop = drop_seed(seed, q.device) if dropout else None
-    return Call(row, visibility, resolved, scale, bias, float(dropout), drop)
+    if not 0 <= check_number("dropout_p", dropout_p) < 1:
+        raise ArgumentError(f"dropout_p = {dropout_p}, but it is a probability below 1")
+    resolved = check_head_options(row.resolve_options(options or {}), H)
+    drop = drop_seed(seed, q.device) if dropout_p else None
+    return AttentionCall(row, visibility, resolved, scale, attn_bias, float(dropout_p), drop)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, int]:
@@ -210,13 +225,13 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, int]:
     return sizes
 
 
-def check_window(window: Window | None, causal: bool) -> tuple[int, int]:
+def check_window(window_size: Window | None, causal: bool) -> tuple[int, int]:
     """How many keys before and after its own position a query sees."""
-    if window is None:
+    if window_size is None:
         return UNBOUNDED, 0 if causal else UNBOUNDED
-    left, right = (window, window) if isinstance(window, int) else window
+    left, right = (window_size, window_size) if isinstance(window_size, int) else window_size
     if left < 0 or right < 0:
-        raise ArgumentError(f"window = {window}, but a query cannot see a negative number of keys to a side")
+        raise ArgumentError(f"window_size = {window_size}, but a query cannot see a negative number of keys to a side")
     return left, 0 if causal else right
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rectiformer.ops.activations import Value
 from rectiformer.ops.dispatch import MOST_SCORES, OBSTACLES, Window, check_call, choose
 from rectiformer.ops.long_launch import describable
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.short import short_obstacle
 from rectiformer.ops.tilings import Tiling, find_tiling
 
@@ -64,16 +64,30 @@ def explain(
     causal: bool = False,
     key_lengths: Tensor | Sequence[int] | None = None,
     attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: Window | None = None,
+    attn_bias: Tensor | None = None,
+    window_size: Window | None = None,
     scale: float | None = None,
-    dropout: float = 0.0,
+    dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     backend: str = "auto",
     **options: Value,
 ) -> Explanation:
     """Which implementation `attention` takes for these arguments, and why; nothing is computed."""
-    call = check_call(q, k, v, variant, causal, key_lengths, attn_mask, bias, window, scale, dropout, seed, options)
+    call = check_call(
+        q,
+        k,
+        v,
+        variant,
+        causal=causal,
+        key_lengths=key_lengths,
+        attn_mask=attn_mask,
+        attn_bias=attn_bias,
+        window_size=window_size,
+        scale=scale,
+        dropout_p=dropout_p,
+        seed=seed,
+        options=options,
+    )
     taken = choose(q, k, v, call, backend)
     auto = backend == "auto"
     reason = REASONS[taken] if auto else f"asked for by backend={backend!r}"
@@ -88,7 +102,7 @@ def explain(
     return Explanation(taken, "long", tilings(q, v, call), declined, reason, notes(q, k, v, call))
 
 
-def why_not(name: str, q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def why_not(name: str, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why `auto` does not take an implementation; empty for one that is not meant for this device."""
     on_cpu = q.device.type == "cpu"
     if name == ("products" if on_cpu else "blocked"):
@@ -100,14 +114,14 @@ def why_not(name: str, q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return f"in float32, two matrix products are faster for up to {MOST_SCORES:,} scores"
 
 
-def tilings(q: Tensor, v: Tensor, call: Call) -> dict[str, Tiling]:
+def tilings(q: Tensor, v: Tensor, call: AttentionCall) -> dict[str, Tiling]:
     """Tiles of the kernels that a call and its gradient run."""
     edges = call.visibility.banded
-    names = ["forward", "keys", "queries", *(["bias"] if call.bias is not None else [])]
+    names = ["forward", "keys", "queries", *(["bias"] if call.attn_bias is not None else [])]
     return {name: find_tiling(name, q, v, edges and name != "bias") for name in names}
 
 
-def notes(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[str, ...]:
+def notes(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[str, ...]:
     found = []
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not describable(tensor):

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 
 TRITON = find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why no fused kernel can take this call; empty when one may."""
     if not (call.variant.rectified or call.variant.name == "softmax"):
         return f"variant {call.variant.name!r} has no fused kernel"
@@ -39,7 +39,7 @@ def transforms_active() -> bool:
     return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def row_scale_parts(q: Tensor, call: Call) -> tuple[float, float, Tensor | None]:
+def row_scale_parts(q: Tensor, call: AttentionCall) -> tuple[float, float, Tensor | None]:
     """The row scale as exponent of the count, factor of all rows, and factors of the heads [H] if they have any."""
     row = call.variant.row_scale
     if row is None:

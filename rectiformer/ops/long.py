@@ -18,7 +18,7 @@ from rectiformer.ops.launching import heads_last, kernel_obstacle, row_scale_par
 from rectiformer.ops.long_launch import LongCall
 from rectiformer.ops.operators import recall, remember, scale_rows
 from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.second import Describe, second_derivatives
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.visibility import Visibility
@@ -32,7 +32,7 @@ INPUTS = (
 """What every operator on `LongCall` takes: its fields, as torch wants them named."""
 
 
-def long_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def long_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why these kernels cannot take this call; empty when they can."""
     obstacle = kernel_obstacle(q, k, v, call)
     if obstacle:
@@ -47,7 +47,7 @@ def long_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
 
 
 def long_attention(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None, tiles: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None, tiles: Tensor | None = None
 ) -> Tensor:
     """`reference_attention` for rectified rows of any length.
 
@@ -56,16 +56,16 @@ def long_attention(
     """
     q, call = with_positive_scale(q, call)
     tables, numbers, sizes = long_arguments(q, k, call, packing)
-    return scale_late(long(q, k, v, call.bias, *tables, tiles, numbers, sizes), k, call)
+    return scale_late(long(q, k, v, call.attn_bias, *tables, tiles, numbers, sizes), k, call)
 
 
-def with_positive_scale(q: Tensor, call: Call) -> tuple[Tensor, Call]:
+def with_positive_scale(q: Tensor, call: AttentionCall) -> tuple[Tensor, AttentionCall]:
     """The same scores: a positive scale leaves the ReLU, a negative one must not."""
     return (-q, replace(call, scale=-call.scale)) if call.scale < 0 else (q, call)
 
 
 def long_arguments(
-    q: Tensor, k: Tensor, call: Call, packing: Packing | None
+    q: Tensor, k: Tensor, call: AttentionCall, packing: Packing | None
 ) -> tuple[tuple[Tensor | None, ...], list[float], list[int]]:
     """What an operator is told: mask, factors, key lengths, seed and bounds; then its numbers; then its sizes."""
     seen = call.visibility
@@ -75,10 +75,10 @@ def long_arguments(
     bounds = (None, None) if packing is None else (packing.bounds_q, packing.bounds_k)
     tables = (seen.attn_mask, None if grouped else factors, seen.key_lengths, call.seed, *bounds)
     sizes = [call.variant.power, seen.left, seen.right, *call.origin, *longest(call, packing)]
-    return tables, [call.scale, call.dropout, exponent, factor], sizes
+    return tables, [call.scale, call.dropout_p, exponent, factor], sizes
 
 
-def scale_late(out: Tensor, k: Tensor, call: Call) -> Tensor:
+def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     """Mixed values with what the kernels left out of the row scale, and why they did."""
     if call.counts_cells:
         return scale_rows(out, call).to(out.dtype)
@@ -88,7 +88,7 @@ def scale_late(out: Tensor, k: Tensor, call: Call) -> Tensor:
     return out
 
 
-def longest(call: Call, packing: Packing | None) -> tuple[int, int]:
+def longest(call: AttentionCall, packing: Packing | None) -> tuple[int, int]:
     """No sequence has more queries and keys than this."""
     queries, keys = call.visibility.queries, call.visibility.keys
     if packing is None:
@@ -153,7 +153,7 @@ def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
     M, N = q.shape[2], k.shape[2]
     visibility = Visibility(M, N, sizes[1], sizes[2], key_lengths, mask, first=N - M)
 
-    def describe(factors: Tensor | None) -> Call:
+    def describe(factors: Tensor | None) -> AttentionCall:
         return describe_call(visibility, factors, seed, numbers, sizes)
 
     inputs = [d_out, q, k, v, bias, factors]
@@ -170,12 +170,12 @@ def describe_call(
     seed: Tensor | None,
     numbers: Sequence[float],
     sizes: Sequence[int],
-) -> Call:
+) -> AttentionCall:
     """The call that the operator's flat arguments stand for, without its bias."""
     scale, dropout, exponent, factor = numbers
     row = RowScale(lambda options: exponent, lambda options: factor if factors is None else factor * factors)
     variant = replace(VARIANTS["rela"], power=sizes[0], row_scale=row)
-    return Call(variant, visibility, {}, scale, None, dropout, seed, (sizes[3], sizes[4]))
+    return AttentionCall(variant, visibility, {}, scale, None, dropout, seed, (sizes[3], sizes[4]))
 
 
 def packed_second_derivatives(
@@ -189,7 +189,7 @@ def packed_second_derivatives(
         rows = slice(None), slice(None), slice(start, start + q_part.shape[2])
         keys = slice(None), slice(None), slice(key_start, key_start + k_part.shape[2])
 
-        def describe_alone(factors: Tensor | None, alone: Call = alone) -> Call:
+        def describe_alone(factors: Tensor | None, alone: AttentionCall = alone) -> AttentionCall:
             return replace(describe(factors), visibility=alone.visibility, origin=alone.origin)
 
         parts = [d_out[rows], q_part, k_part, v_part, None, inputs[5]]

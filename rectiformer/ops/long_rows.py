@@ -24,18 +24,18 @@ from rectiformer.ops.long import (
 from rectiformer.ops.long_launch import LongCall, scales_inside
 from rectiformer.ops.operators import recall, remember
 from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 
 
-def long_rows_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def long_rows_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why these kernels cannot take this call; empty when they can."""
-    if call.bias is not None:
+    if call.attn_bias is not None:
         return "a bias gets no gradient from the sums of rows"
     return long_obstacle(q, k, v, call) or ("" if call.scale else "a scale of 0 leaves no weights to sum up")
 
 
 def long_rows_attention(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`long_attention`, and of each row of [scale q k]+ ** power its sum and the entropy of the row divided by it:
     float32 [B, H, M]. Rows of zeros have 0 for both."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.dispatch import check_call, transform_obstacle
 from rectiformer.ops.long import long_attention, long_obstacle
-from rectiformer.ops.reference import Call, reference_weights
+from rectiformer.ops.reference import AttentionCall, reference_weights
 
 TILE = 64
 """Queries and keys of a tile."""
@@ -101,10 +101,9 @@ def sparsity_by_shape(q: Tensor, k: Tensor, variant: str = "rela", **arguments: 
     return {name: zeros[name] / max(1, seen_counts[name]) for name in zeros}
 
 
-def describe(q: Tensor, k: Tensor, v: Tensor | None, variant: str, arguments: dict[str, Any]) -> Call:
+def describe(q: Tensor, k: Tensor, v: Tensor | None, variant: str, arguments: dict[str, Any]) -> AttentionCall:
     """The call that `attention` would make of these arguments."""
-    given: dict[str, Any] = dict.fromkeys(("key_lengths", "attn_mask", "bias", "window", "scale", "seed"))
-    given |= {"causal": False, "dropout": 0.0, **arguments}
+    given = dict(arguments)
     options = {name: given.pop(name) for name in set(arguments) - set(inspect.signature(check_call).parameters)}
     call = check_call(q, k, v, variant, options=options, **given)
     if not call.variant.rectified:

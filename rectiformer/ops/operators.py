@@ -14,13 +14,13 @@ from torch import Tensor
 
 from rectiformer.ops.activations import Rows
 from rectiformer.ops.blocked import blocked_backward, blocked_forward
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.second import second_derivatives
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.visibility import Visibility
 
 
-def rectified_attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def rectified_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """`reference_attention` for rectified variants, without ever holding M x N scores."""
     dtype = q.dtype
     if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
@@ -28,13 +28,13 @@ def rectified_attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
         q, call = -q, replace(call, scale=-call.scale)
     seen = call.visibility
-    numbers = [call.scale, call.dropout]
+    numbers = [call.scale, call.dropout_p]
     sizes = [call.variant.power, seen.left, seen.right, *call.origin]
-    out = rectified(q, k, v, call.bias, seen.attn_mask, seen.key_lengths, call.seed, numbers, sizes)
+    out = rectified(q, k, v, call.attn_bias, seen.attn_mask, seen.key_lengths, call.seed, numbers, sizes)
     return scale_rows(out, call).to(dtype)
 
 
-def scale_rows(out: Tensor, call: Call) -> Tensor:
+def scale_rows(out: Tensor, call: AttentionCall) -> Tensor:
     """The mixed values times the variant's row scale: it is linear, so it can come last."""
     if call.variant.row_scale is None:
         return out
@@ -52,14 +52,14 @@ def describe_call(
     seed: Tensor | None,
     numbers: Sequence[float],
     sizes: Sequence[int],
-) -> Call:
+) -> AttentionCall:
     """The call that an operator's flat arguments stand for; its variant has the right power and no row scale."""
     power, left, right, *origin = sizes
     M, N = q.shape[2], k.shape[2]
     visibility = Visibility(M, N, left, right, key_lengths, mask, first=N - M)
     variant = replace(VARIANTS["rela"], power=power) if power else VARIANTS["softmax"]
     scale, dropout = numbers
-    return Call(variant, visibility, {}, scale, bias, dropout, seed, (origin[0], origin[1]))
+    return AttentionCall(variant, visibility, {}, scale, bias, dropout, seed, (origin[0], origin[1]))
 
 
 @torch.library.custom_op("rectiformer::rectified", mutates_args=(), device_types="cpu")

@@ -12,7 +12,7 @@ from rectiformer.ops.activations import Value
 from rectiformer.ops.dispatch import Window, check_call, run, transform_obstacle
 from rectiformer.ops.fused import fused_attention, fused_obstacle
 from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.shapes import match_shapes
 from rectiformer.ops.visibility import Visibility
 
@@ -28,9 +28,9 @@ def attention_varlen(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     causal: bool = False,
-    window: Window | None = None,
+    window_size: Window | None = None,
     scale: float | None = None,
-    dropout: float = 0.0,
+    dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     backend: str = "auto",
     **options: Value,
@@ -60,12 +60,23 @@ def attention_varlen(
             "both need one entry more than there are sequences"
         )
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, total, D]
-    call = check_call(q, k, v, variant, causal, None, None, None, window, scale, dropout, seed, options)
+    call = check_call(
+        q,
+        k,
+        v,
+        variant,
+        causal=causal,
+        window_size=window_size,
+        scale=scale,
+        dropout_p=dropout_p,
+        seed=seed,
+        options=options,
+    )
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return run_packed(q, k, v, call, packing, backend)[0].transpose(0, 1)
 
 
-def run_packed(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing, backend: str) -> Tensor:
+def run_packed(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing, backend: str) -> Tensor:
     """Hand a checked call over [1, H, total, D] to the implementation that `backend` names or that suits it best."""
     if backend == "fused" or (backend == "auto" and q.device.type == "cuda"):
         obstacle = fused_obstacle(q, k, v, call, packing) or transform_obstacle()
@@ -98,7 +109,7 @@ def check_bounds(side: str, bounds: Tensor, total: int, most: int | None) -> Non
         )
 
 
-def own_keys(call: Call, packing: Packing) -> Tensor:
+def own_keys(call: AttentionCall, packing: Packing) -> Tensor:
     """True where a query and a key belong to one sequence, within its window: [1, 1, total queries, total keys]."""
     bounds_q, bounds_k, seen = packing.bounds_q, packing.bounds_k, call.visibility
     query = torch.arange(seen.queries, dtype=bounds_q.dtype, device=bounds_q.device)

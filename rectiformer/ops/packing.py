@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.visibility import Visibility
 
 
@@ -20,7 +20,9 @@ class Packing:
     most_q: int | None = None
     most_k: int | None = None
 
-    def split(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor, Tensor, Call]]:
+    def split(
+        self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionCall]]:
         """One call for each sequence of [1, H, total, D]; reads the bounds on the host."""
         starts, key_starts = self.bounds_q.tolist(), self.bounds_k.tolist()
         for start, stop, key_start, key_stop in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):

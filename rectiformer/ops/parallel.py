@@ -18,7 +18,7 @@ from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Rows, Value
 from rectiformer.ops.dispatch import check_call, check_lengths, run
 from rectiformer.ops.ranks import AddOverRanks, Gather, Ranks, SumOverRanks, own_lengths, own_shard
-from rectiformer.ops.reference import Call, working_dtype
+from rectiformer.ops.reference import AttentionCall, working_dtype
 from rectiformer.ops.variants import VARIANTS, find_variant
 from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
@@ -109,7 +109,7 @@ def attention_to_shards(
         key_lengths: [B], how many leading keys of each whole sequence are real; the same on every rank.
     """
     ranks = Ranks.of(group)
-    call = check_call(q, k, v, require_rectified(variant), False, None, None, None, None, scale, 0.0, None, options)
+    call = check_call(q, k, v, require_rectified(variant), scale=scale, options=options)
     M, N = q.shape[2], k.shape[2]
     seen = Visibility(M, N, key_lengths=own_lengths(key_lengths, N * ranks.size, ranks), first=N - M)
     bare = replace(call, variant=replace(call.variant, row_scale=None), options={}, visibility=seen)
@@ -141,9 +141,9 @@ def check_shards(
     scale: float | None,
     options: dict[str, Value],
     ranks: int,
-) -> tuple[Call, dict[str, float]]:
+) -> tuple[AttentionCall, dict[str, float]]:
     """The call over the whole sequence that these shards are a part of, and what all ranks must agree on."""
-    call = check_call(q, k, v, require_rectified(variant), causal, None, None, None, None, scale, 0.0, None, options)
+    call = check_call(q, k, v, require_rectified(variant), causal=causal, scale=scale, options=options)
     for name, shard in (("q", q), ("k", k)):
         if shard.shape[2] == 0 or shard.shape[2] % 2:
             raise ShapeError(
@@ -190,7 +190,7 @@ def local_parts(seen: Visibility, ranks: Ranks) -> list[Part]:
     return parts
 
 
-def scale_own_rows(mixed: Tensor, call: Call, ranks: Ranks) -> Tensor:
+def scale_own_rows(mixed: Tensor, call: AttentionCall, ranks: Ranks) -> Tensor:
     """Sums over all ranks times the row scale, with n the keys that a row sees on all of them."""
     if call.variant.row_scale is None:
         return mixed

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rectiformer.ops.launching import transforms_active
 from rectiformer.ops.reference import (
-    Call,
+    AttentionCall,
     clear_padding,
     dropout_factor,
     repeat_heads,
@@ -22,14 +22,14 @@ from rectiformer.ops.reference import (
 from rectiformer.ops.simplex_rows import kernels_suit, simplex_weights
 
 
-def products_attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def products_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """Mixed values [B, H, M, Dv] in the dtype of q."""
     k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
     v = repeat_heads(clear_padding(v, call.visibility), q.shape[1])
     products = q @ k.mT  # [B, H, M, N]
     by_kernel = kernels_suit(q, call) and not transforms_active()
     weights = simplex_weights(products, call) if by_kernel else plain_weights(products, call)
-    if call.dropout:
+    if call.dropout_p:
         weights = weights.to(working_dtype(q.dtype))
         drop = dropout_factor(call, weights)
         assert drop is not None
@@ -37,11 +37,11 @@ def products_attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     return weights.to(q.dtype) @ v
 
 
-def plain_weights(products: Tensor, call: Call) -> Tensor:
+def plain_weights(products: Tensor, call: AttentionCall) -> Tensor:
     """Weights in the working dtype, by the variant's own formula."""
     x = products.to(working_dtype(products.dtype)) * call.scale
-    if call.bias is not None:
-        x = x + call.bias.to(x.dtype)
+    if call.attn_bias is not None:
+        x = x + call.attn_bias.to(x.dtype)
     seen, rows = visible_rows(call, x)
     if seen is None:
         return call.variant.weights(x, rows)

@@ -17,15 +17,15 @@ from rectiformer.ops.visibility import Visibility, shown_by
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """One attention call after its arguments were checked: what every implementation is handed."""
 
     variant: Variant
     visibility: Visibility
     options: dict[str, Value]
     scale: float
-    bias: Tensor | None = None  # four axes, broadcasts to [B, H, M, N]
-    dropout: float = 0.0
+    attn_bias: Tensor | None = None  # four axes, broadcasts to [B, H, M, N]
+    dropout_p: float = 0.0
     seed: Tensor | None = None
     origin: tuple[int, int] = (0, 0)
     """Row and column of cell (0, 0) in the dropout pattern of a packed batch."""
@@ -33,23 +33,23 @@ class Call:
     @property
     def seen(self) -> Visibility:
         """What `visibility` shows, less the keys that the bias hides. Its mask is as large as the bias: ask once."""
-        if self.bias is None:
+        if self.attn_bias is None:
             return self.visibility
-        shown, mask = shown_by(self.bias), self.visibility.attn_mask
+        shown, mask = shown_by(self.attn_bias), self.visibility.attn_mask
         return replace(self.visibility, attn_mask=shown if mask is None else mask & shown)
 
     @property
     def counts_cells(self) -> bool:
         """Whether a row's keys can only be counted one by one: a mask or a bias may hide any of them."""
-        return self.bias is not None or self.visibility.attn_mask is not None
+        return self.attn_bias is not None or self.visibility.attn_mask is not None
 
-    def rows(self, start: int, stop: int) -> Call:
+    def rows(self, start: int, stop: int) -> AttentionCall:
         """The same call for queries `start` to `stop` only."""
-        bias = self.bias
-        if bias is not None and bias.shape[2] > 1:
-            bias = bias[:, :, start:stop]
+        attn_bias = self.attn_bias
+        if attn_bias is not None and attn_bias.shape[2] > 1:
+            attn_bias = attn_bias[:, :, start:stop]
         origin = (self.origin[0] + start, self.origin[1])
-        return replace(self, visibility=self.visibility.rows(start, stop), bias=bias, origin=origin)
+        return replace(self, visibility=self.visibility.rows(start, stop), attn_bias=attn_bias, origin=origin)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -74,7 +74,7 @@ def clear_padding(kv: Tensor, visibility: Visibility) -> Tensor:
     return torch.where(real[:, None, :, None], kv, 0)
 
 
-def visible_rows(call: Call, like: Tensor) -> tuple[Tensor | None, Rows]:
+def visible_rows(call: AttentionCall, like: Tensor) -> tuple[Tensor | None, Rows]:
     """The visibility mask, and what weight functions may know of each row."""
     visibility = call.seen
     seen = visibility.mask(like.device)
@@ -83,21 +83,23 @@ def visible_rows(call: Call, like: Tensor) -> tuple[Tensor | None, Rows]:
     return seen, Rows(safe, count, call.options)
 
 
-def reference_weights(q: Tensor, k: Tensor, call: Call, precision: torch.dtype | None = None) -> Tensor:
+def reference_weights(q: Tensor, k: Tensor, call: AttentionCall, precision: torch.dtype | None = None) -> Tensor:
     """Weights [B, H, M, N] before dropout, in `precision` (the working dtype of q unless given), whatever autocast."""
     precision = precision or working_dtype(q.dtype)
     k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
     with torch.autocast(q.device.type, enabled=False):
         x = call.variant.score(q.to(precision), k.to(precision)) * call.scale  # [B, H, M, N]
-        if call.bias is not None:
-            x = x + call.bias.to(precision)
+        if call.attn_bias is not None:
+            x = x + call.attn_bias.to(precision)
         seen, rows = visible_rows(call, x)
         if seen is None:
             return call.variant.weights(x, rows)
         return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
 
 
-def reference_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, precision: torch.dtype | None = None) -> Tensor:
+def reference_attention(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, precision: torch.dtype | None = None
+) -> Tensor:
     """Mixed values [B, H, M, Dv] in the dtype of q."""
     weights = reference_weights(q, k, call, precision)
     v = repeat_heads(clear_padding(v, call.visibility), q.shape[1]).to(weights.dtype)
@@ -105,20 +107,20 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, precision: 
         return call.variant.mix(weights, v, dropout_factor(call, weights)).to(q.dtype)
 
 
-def dropout_factor(call: Call, weights: Tensor) -> Tensor | None:
+def dropout_factor(call: AttentionCall, weights: Tensor) -> Tensor | None:
     """0 for dropped cells and 1 / (1 - dropout) for the rest, or None without dropout."""
-    if not call.dropout:
+    if not call.dropout_p:
         return None
     assert call.seed is not None
     batch, heads, queries, keys = weights.shape
     row, column = call.origin
     keep = keep_cells(
         call.seed,
-        call.dropout,
+        call.dropout_p,
         (0, batch),
         (0, heads),
         (row, row + queries),
         (column, column + keys),
         all_heads=heads,
     )
-    return keep.to(weights.dtype) / (1 - call.dropout)
+    return keep.to(weights.dtype) / (1 - call.dropout_p)

@@ -13,7 +13,7 @@ from rectiformer.ops.activations import Rows
 from rectiformer.ops.dispatch import transform_obstacle
 from rectiformer.ops.long_rows import long_rows_attention, long_rows_obstacle
 from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import Call, clear_padding, dropout_factor, reference_weights, repeat_heads
+from rectiformer.ops.reference import AttentionCall, clear_padding, dropout_factor, reference_weights, repeat_heads
 
 BLOCK_CELLS = 1 << 20
 """Weights computed at once where no kernel does it."""
@@ -37,7 +37,7 @@ class RowStatistics:
 
 
 def attention_with_rows(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
 ) -> tuple[Tensor, RowStatistics]:
     """What `dispatch.run` returns, and the statistics of each row of weights; both are differentiable.
 
@@ -53,7 +53,9 @@ def attention_with_rows(
     return join([plain_rows(*alone) for alone in packing.split(q, k, v, call)])
 
 
-def fused_rows(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None) -> tuple[Tensor, RowStatistics]:
+def fused_rows(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None
+) -> tuple[Tensor, RowStatistics]:
     """By the kernels for long sequences, whatever the length."""
     out, total, entropy = long_rows_attention(q, k, v, call, packing)
     visible = call.seen.counts(q.device) if packing is None else packed_counts(call, packing)
@@ -64,7 +66,7 @@ def fused_rows(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | N
     return out, RowStatistics(scale * total, entropy, visible)
 
 
-def packed_counts(call: Call, packing: Packing) -> Tensor:
+def packed_counts(call: AttentionCall, packing: Packing) -> Tensor:
     """Keys that each query of sequences laid end to end sees, without waiting for their lengths: [1, 1, total]."""
     bounds_q, bounds_k, seen = packing.bounds_q, packing.bounds_k, call.visibility
     query = torch.arange(seen.queries, dtype=bounds_q.dtype, device=bounds_q.device)
@@ -75,7 +77,7 @@ def packed_counts(call: Call, packing: Packing) -> Tensor:
     return (stop - (position - seen.left).clamp_min(0)).clamp_min(0)[None, None]
 
 
-def plain_rows(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, RowStatistics]:
+def plain_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
     """By the reference, a block of query rows at a time; of several, none is kept for the backward pass."""
     M = q.shape[2]
     step = max(1, BLOCK_CELLS // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
@@ -90,7 +92,7 @@ def plain_rows(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Row
     return join(parts)
 
 
-def sum_rows(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, RowStatistics]:
+def sum_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
     """Mixed values and sums of some rows from all their weights, in the dtype the reference works in."""
     with torch.autocast(q.device.type, enabled=False):
         weights = reference_weights(q, k, call)

@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rectiformer.ops.reference import Call, clear_padding
+from rectiformer.ops.reference import AttentionCall, clear_padding
 
 
-def sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why torch's kernels cannot take this call; empty when they can."""
     if call.variant.name != "softmax":
         return f"variant {call.variant.name!r} is not a softmax"
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"it is for 16-bit inputs, and q is {q.dtype}"
-    if call.dropout:
+    if call.dropout_p:
         return "its dropout drops other cells"
-    if call.bias is not None:
+    if call.attn_bias is not None:
         return "it has no gradient for a bias"
     return ""
 
 
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """Mixed values [B, H, M, Dv]; a row that sees no key is zero, where torch's own would be the mean or nothing."""
     seen, view = call.visibility, None
     causal = seen.hides_later and not seen.hides_earlier and seen.right == 0 and seen.queries == seen.keys

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.reference import AttentionCall, reference_attention
 
 SCORE_BYTES = 1 << 22
 """Scores held at once."""
 
-Describe = Callable[[Tensor | None], Call]
+Describe = Callable[[Tensor | None], AttentionCall]
 
 
 def second_derivatives(
@@ -53,7 +53,7 @@ def _add_rows(
         ]
         bias, factors = leaves[4:]
         d_out, q, k, v = (leaf for leaf in leaves[:4] if leaf is not None)
-        call = replace(describe(factors).rows(rows.start, rows.stop), bias=bias)
+        call = replace(describe(factors).rows(rows.start, rows.stop), attn_bias=bias)
         out = reference_attention(q, k, v, call)
         wanted = [leaf for leaf in leaves[1:] if leaf is not None]
         first = iter(torch.autograd.grad(out, wanted, d_out, create_graph=True))

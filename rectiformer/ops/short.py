@@ -18,7 +18,7 @@ from rectiformer.ops.activations import RowScale
 from rectiformer.ops.launching import block, heads_last, kernel_obstacle, row_scale_parts, table
 from rectiformer.ops.operators import recall, remember
 from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import Call, reference_attention
+from rectiformer.ops.reference import AttentionCall, reference_attention
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.visibility import Visibility
 
@@ -33,7 +33,7 @@ INPUTS = (
 """What every operator on a `Problem` takes: its fields, as torch wants them named."""
 
 
-def short_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None) -> Tensor:
+def short_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
     """`reference_attention` for rectified rows and softmax of short sequences, as `LARGEST` says.
 
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
@@ -47,14 +47,14 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packin
     return short(q, k, v, factors, None, call.seed, packing.bounds_q, packing.bounds_k, numbers, sizes)
 
 
-def flat_arguments(q: Tensor, call: Call) -> tuple[Tensor, Tensor | None, list[float], list[int]]:
+def flat_arguments(q: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor | None, list[float], list[int]]:
     """Queries, factors of the heads, numbers and sizes as the operators take them."""
     if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
         q, call = -q, replace(call, scale=-call.scale)
     exponent, factor, factors = row_scale_parts(q, call)
     seen = call.visibility
     sizes = [call.variant.power, seen.left, seen.right, seen.queries, seen.keys]
-    return q, factors, [call.scale, call.dropout, exponent, factor], sizes
+    return q, factors, [call.scale, call.dropout_p, exponent, factor], sizes
 
 
 def rows_for_gradients(rows: int, keys: int) -> int:
@@ -74,7 +74,7 @@ def bucket(length: int) -> int:
     raise AssertionError(f"{length} is longer than any bucket")
 
 
-def short_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing | None = None) -> str:
+def short_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
     """Why these kernels cannot take this call; empty when they can."""
     obstacle = kernel_obstacle(q, k, v, call)
     if obstacle:
@@ -86,7 +86,7 @@ def short_obstacle(q: Tensor, k: Tensor, v: Tensor, call: Call, packing: Packing
         if packing.most_q is None or packing.most_k is None:
             return "it needs max_seqlen_q and max_seqlen_k"
         queries, keys = packing.most_q, packing.most_k
-    elif call.dropout and call.origin != (0, 0):
+    elif call.dropout_p and call.origin != (0, 0):
         return "its dropout begins at the first query and key"
     if max(queries, keys, q.shape[3], v.shape[3]) > LARGEST[q.dtype]:
         return f"in {q.dtype} it takes up to {LARGEST[q.dtype]} queries and keys, and head sizes up to that"
@@ -259,7 +259,7 @@ def plain_attention(
     variant = replace(VARIANTS["rela"], power=power, row_scale=row) if power else VARIANTS["softmax"]
     M, N = q.shape[2], k.shape[2]
     seen = Visibility(M, N, left, right, key_lengths, first=N - M)
-    call = Call(variant, seen, {}, scale, dropout=dropout, seed=seed)
+    call = AttentionCall(variant, seen, {}, scale, dropout_p=dropout, seed=seed)
     if bounds_q is None or bounds_k is None:
         return reference_attention(q, k, v, call)
     return torch.cat([reference_attention(*alone) for alone in Packing(bounds_q, bounds_k).split(q, k, v, call)], 2)

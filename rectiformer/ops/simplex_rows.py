@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops import launching
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.visibility import UNBOUNDED
 
 POWERS = {"sparsemax": 1, "entmax15": 2}
@@ -24,21 +24,21 @@ TILE = 2048
 """Cells that a program holds, or one row where that is longer."""
 
 
-def kernels_suit(q: Tensor, call: Call) -> bool:
+def kernels_suit(q: Tensor, call: AttentionCall) -> bool:
     """Whether the kernels can weigh the rows of this call."""
     if call.variant.name not in POWERS or not launching.TRITON or q.dtype not in launching.DTYPES:
         return False
     return (q.device.type == "cuda" or launching.interpreting()) and 0 < call.visibility.keys <= WIDEST
 
 
-def simplex_weights(products: Tensor, call: Call) -> Tensor:
+def simplex_weights(products: Tensor, call: AttentionCall) -> Tensor:
     """Weights [B, H, M, N] from what the product of queries and keys gave, in its dtype."""
     seen, power = call.visibility, POWERS[call.variant.name]
-    if call.bias is None and seen.attn_mask is None:
+    if call.attn_bias is None and seen.attn_mask is None:
         places = [seen.first, seen.left, seen.right]
         return simplex(products, seen.key_lengths, call.scale, power, places)
     scores = products.to(torch.promote_types(products.dtype, torch.float32)) * call.scale
-    scores = scores if call.bias is None else scores + call.bias.to(scores.dtype)
+    scores = scores if call.attn_bias is None else scores + call.attn_bias.to(scores.dtype)
     mask = call.seen.mask(products.device)
     shown = scores if mask is None else torch.where(mask, scores, -torch.inf)
     return simplex(shown, None, 1.0, power, [0, UNBOUNDED, UNBOUNDED]).to(products.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.activations import Value
 from rectiformer.ops.dispatch import Window, check_call
-from rectiformer.ops.reference import Call, reference_weights
+from rectiformer.ops.reference import AttentionCall, reference_weights
 
 BLOCK_CELLS = 1 << 20
 """Weights computed at once where not all are kept."""
@@ -57,8 +57,8 @@ def attention_weights(
     causal: bool = False,
     key_lengths: Tensor | Sequence[int] | None = None,
     attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: Window | None = None,
+    attn_bias: Tensor | None = None,
+    window_size: Window | None = None,
     scale: float | None = None,
     **options: Value,
 ) -> Tensor:
@@ -67,7 +67,7 @@ def attention_weights(
     Dense: [B, H, M, N], with gradients. Sparse: a `torch.sparse_csr` matrix of B * H * M rows and N columns that holds
     the non-zero weights only, without gradients, built from a few rows at a time.
     """
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, **options)
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, attn_bias, window_size, scale, **options)
     if not sparse:
         return _weights(q, k, call)
     with torch.no_grad():
@@ -82,8 +82,8 @@ def attention_stats(
     causal: bool = False,
     key_lengths: Tensor | Sequence[int] | None = None,
     attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: Window | None = None,
+    attn_bias: Tensor | None = None,
+    window_size: Window | None = None,
     scale: float | None = None,
     **options: Value,
 ) -> AttentionStats:
@@ -91,7 +91,7 @@ def attention_stats(
 
     The arguments are those of `attention`; nothing receives a gradient.
     """
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, bias, window, scale, **options)
+    call = _check(q, k, variant, causal, key_lengths, attn_mask, attn_bias, window_size, scale, **options)
     with torch.no_grad():
         parts = [_describe(part, block) for _, part, block in _row_blocks(q, k, call)]
     return AttentionStats(*(torch.cat([getattr(part, field.name) for part in parts], -1) for field in fields(parts[0])))
@@ -122,24 +122,38 @@ def _check(
     causal: bool = False,
     key_lengths: Tensor | Sequence[int] | None = None,
     attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: Window | None = None,
+    attn_bias: Tensor | None = None,
+    window_size: Window | None = None,
     scale: float | None = None,
     **options: Value,
-) -> Call:
-    call = check_call(q, k, None, variant, causal, key_lengths, attn_mask, bias, window, scale, 0.0, None, options)
+) -> AttentionCall:
+    call = check_call(
+        q,
+        k,
+        None,
+        variant,
+        causal=causal,
+        key_lengths=key_lengths,
+        attn_mask=attn_mask,
+        attn_bias=attn_bias,
+        window_size=window_size,
+        scale=scale,
+        options=options,
+    )
     if not call.variant.has_weights:
         raise ArgumentError(f"variant {variant!r} subtracts instead of weighing, so it has no weights to look at")
     return call
 
 
-def _weights(q: Tensor, k: Tensor, call: Call) -> Tensor:
+def _weights(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], 0)
     return reference_weights(q, k, call).to(q.dtype)
 
 
-def _row_blocks(q: Tensor, k: Tensor, call: Call, cells: int = BLOCK_CELLS) -> Iterator[tuple[slice, Call, Tensor]]:
+def _row_blocks(
+    q: Tensor, k: Tensor, call: AttentionCall, cells: int = BLOCK_CELLS
+) -> Iterator[tuple[slice, AttentionCall, Tensor]]:
     """The weights a few query rows at a time: which rows, the call for those rows, weights [B, H, m, N]."""
     step = max(1, cells // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     for start in range(0, max(1, q.shape[2]), step):
@@ -148,7 +162,7 @@ def _row_blocks(q: Tensor, k: Tensor, call: Call, cells: int = BLOCK_CELLS) -> I
         yield rows, part, _weights(q[:, :, rows], k, part)
 
 
-def _compress(q: Tensor, k: Tensor, call: Call) -> Tensor:
+def _compress(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     """All non-zero weights as one CSR matrix whose rows run over (sequence, head, query)."""
     B, H, M, _ = q.shape
     found = []
@@ -165,7 +179,7 @@ def _compress(q: Tensor, k: Tensor, call: Call) -> Tensor:
         return torch.sparse_csr_tensor(row_starts, column[order], value[order], size, check_invariants=False)
 
 
-def _describe(call: Call, weights: Tensor) -> AttentionStats:
+def _describe(call: AttentionCall, weights: Tensor) -> AttentionStats:
     shape = weights.shape[:3]
     size = weights.float().abs()
     share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)

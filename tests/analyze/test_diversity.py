@@ -149,7 +149,7 @@ def observe(attention, *inputs, **call):
         {},
         {"causal": True},
         {"key_lengths": torch.tensor([3, 7])},
-        {"window": (2, 1)},
+        {"window_size": (2, 1)},
         {"attn_mask": torch.ones(7, 7, dtype=torch.bool).tril(1)},
         {"attn_bias": torch.linspace(-1, 1, 49).view(7, 7)},
     ],

@@ -49,4 +49,4 @@ def test_a_low_bias_hides_its_keys(variant, low):
     seen = torch.ones(300, 300, dtype=torch.bool).tril()
     bias = torch.zeros(300, 300).masked_fill(~seen, low).cuda()
     moved = [tensor.cuda() for tensor in grid_inputs(1, 2, 2, 300, 300, 64, 64)]
-    assert_matches_reference(moved, torch.bfloat16, "fused", variant, bias=bias)
+    assert_matches_reference(moved, torch.bfloat16, "fused", variant, attn_bias=bias)

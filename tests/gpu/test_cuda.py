@@ -15,9 +15,9 @@ pytestmark = [
 ]
 FEATURES = {
     "full": {},
-    "causal": {"causal": True, "window": (9, 0)},
+    "causal": {"causal": True, "window_size": (9, 0)},
     "lengths": {"key_lengths": [29, 0]},
-    "dropout": {"dropout": 0.3, "seed": 3},
+    "dropout": {"dropout_p": 0.3, "seed": 3},
 }
 
 
@@ -77,7 +77,7 @@ def test_weights_statistics_and_packed_sequences():
     ],
 )
 def test_fused_kernels_match_float64_on_the_cpu(variant, dtype, sizes):
-    arguments = {"causal": True, "key_lengths": [sizes[1], 5], "dropout": 0.25, "seed": 3, "scale": 0.125}
+    arguments = {"causal": True, "key_lengths": [sizes[1], 5], "dropout_p": 0.25, "seed": 3, "scale": 0.125}
     inputs = grid_inputs(2, 2, 2, *sizes)
     moved = [tensor.cuda() for tensor in inputs]
     exact = outputs_and_gradients(inputs, torch.float64, "reference", variant, **arguments)

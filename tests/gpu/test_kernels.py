@@ -12,7 +12,7 @@ from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import check_call
 from rectiformer.ops.long_rows import long_rows_obstacle
 from rectiformer.ops.pages import page_bounds
-from rectiformer.ops.reference import Call, reference_attention, reference_weights
+from rectiformer.ops.reference import AttentionCall, reference_attention, reference_weights
 from rectiformer.ops.row_statistics import attention_with_rows
 from rectiformer.ops.simplex_rows import POWERS
 from rectiformer.ops.variants import VARIANTS
@@ -29,15 +29,15 @@ M, N = 150, 333
 FEATURES = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window": (90, 50)},
-    "causal window": {"causal": True, "window": (100, 0)},
+    "window": {"window_size": (90, 50)},
+    "causal window": {"causal": True, "window_size": (100, 0)},
     "lengths": {"key_lengths": [333, 37]},
-    "dropout": {"causal": True, "dropout": 0.25, "seed": 7},
-    "everything": {"causal": True, "window": (200, 0), "key_lengths": [300, 0], "dropout": 0.25, "seed": 11},
+    "dropout": {"causal": True, "dropout_p": 0.25, "seed": 7},
+    "everything": {"causal": True, "window_size": (200, 0), "key_lengths": [300, 0], "dropout_p": 0.25, "seed": 11},
     "negative scale": {"scale": -0.5},
     "mask": {"attn_mask": grid(2, 1, M, N, seed=4) > 0},
-    "bias": {"bias": grid(1, 2, M, N, seed=9), "causal": True},
-    "row bias": {"bias": grid(1, 2, 1, N, seed=9), "key_lengths": [333, 100]},
+    "bias": {"attn_bias": grid(1, 2, M, N, seed=9), "causal": True},
+    "row bias": {"attn_bias": grid(1, 2, 1, N, seed=9), "key_lengths": [333, 100]},
 }
 SIZES = [16, 40, 59, 64, 80, 111, 128, 192, 256]
 
@@ -105,10 +105,10 @@ def dense_rows(q, k, v, call, dtype):
     return reference_attention(q, k, v, call, precision=dtype), mass, entropy
 
 
-def row_results(inputs, dtype, fused, variant, causal, key_lengths, dropout):
+def row_results(inputs, dtype, fused, variant, causal, key_lengths, dropout_p):
     q, k, v, upstream = (tensor.to("cuda", dtype) for tensor in inputs)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    call = check_call(q, k, v, variant, causal, key_lengths, None, None, None, None, dropout, 3, {})
+    call = check_call(q, k, v, variant, causal=causal, key_lengths=key_lengths, dropout_p=dropout_p, seed=3)
     if fused:
         assert not long_rows_obstacle(q, k, v, call)
         out, rows = attention_with_rows(q, k, v, call)
@@ -120,8 +120,8 @@ def row_results(inputs, dtype, fused, variant, causal, key_lengths, dropout):
     return [found[0].detach(), *(part.detach().float() for part in found[1:]), *gradients]
 
 
-def assert_rows_match(inputs, dtype, variant, causal, key_lengths=None, dropout=0.0):
-    asked = (variant, causal, key_lengths, dropout)
+def assert_rows_match(inputs, dtype, variant, causal, key_lengths=None, dropout_p=0.0):
+    asked = (variant, causal, key_lengths, dropout_p)
     ours = row_results(inputs, dtype, True, *asked)
     eager = row_results(inputs, dtype, False, *asked)
     exact = [part.double() for part in row_results(inputs, torch.float64, False, *asked)]
@@ -138,9 +138,9 @@ def test_row_statistics_at_every_length(size, lengths, causal):
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
 @pytest.mark.parametrize("variant", KINDS)
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_row_statistics_of_every_variant(variant, dtype, dropout):
-    assert_rows_match(grid_inputs(2, 4, 2, M, N, 40, 40), dtype, variant, True, [333, 200], dropout)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
+def test_row_statistics_of_every_variant(variant, dtype, dropout_p):
+    assert_rows_match(grid_inputs(2, 4, 2, M, N, 40, 40), dtype, variant, True, [333, 200], dropout_p)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -151,7 +151,7 @@ def test_row_statistics_can_be_captured(causal):
 
     def work():
         q, k, v = (tensor.detach().requires_grad_() for tensor in given)  # leaves of the stream that captures
-        call = check_call(q, k, v, "reluformer", causal, None if causal else lengths, *[None] * 4, 0.0, None, {})
+        call = check_call(q, k, v, "reluformer", causal=causal, key_lengths=None if causal else lengths)
         out, rows = attention_with_rows(q, k, v, call)
         loss = out.float().square().mean() + rows.mass.square().mean() + rows.entropy.mean()
         return [loss, *torch.autograd.grad(loss, [q, k, v])]
@@ -174,7 +174,7 @@ def test_row_statistics_can_be_captured(causal):
 def test_memory_of_row_statistics_is_linear_in_the_length():
     def peak(length):
         leaves = [torch.randn(1, 8, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
-        call = check_call(*leaves, "reluformer", True, *[None] * 5, 0.0, None, {})
+        call = check_call(*leaves, "reluformer", causal=True)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         out, rows = attention_with_rows(*leaves, call)
@@ -216,7 +216,9 @@ def packed_results(dtype, backend, variant, bounds, **arguments):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("features", [{}, {"causal": True}, {"window": (7, 3), "dropout": 0.25, "seed": 5}], ids=str)
+@pytest.mark.parametrize(
+    "features", [{}, {"causal": True}, {"window_size": (7, 3), "dropout_p": 0.25, "seed": 5}], ids=str
+)
 @pytest.mark.parametrize("variant", ["rela", "reluformer"])
 @pytest.mark.parametrize("short", [False, True])
 def test_packed_sequences(short, variant, features, dtype):
@@ -254,7 +256,7 @@ def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
 
     def plain(dtype):
         held = [tensor.to(dtype, copy=True) for tensor in (keys, values)]
-        call = Call(row, seen, row.resolve_options({}), q.shape[3] ** -0.5)
+        call = AttentionCall(row, seen, row.resolve_options({}), q.shape[3] ** -0.5)
         return plain_decoding(q.to(dtype), *held, call, tuple(part.to(dtype) for part in new), index)
 
     exact, eager = plain(torch.float64), plain(dtype)
@@ -331,7 +333,7 @@ def test_no_length_compiles_a_kernel_again():
 
     def run(length):
         q = torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16)
-        call = check_call(q, q, q, "rela", True, None, None, None, None, None, 0.0, None, {})
+        call = check_call(q, q, q, "rela", causal=True)
         return call, outputs_and_gradients([q, q, q, q], torch.bfloat16, "fused", "rela", causal=True)
 
     for length in (144, 145):  # a multiple of 16 and another: Triton itself tells these apart

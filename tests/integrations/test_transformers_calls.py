@@ -37,7 +37,7 @@ def test_dropout_drops_weights():
     torch.manual_seed(3)
     z, _ = attend(nn.Module(), q, k, v, Band(True), dropout=0.5, variant="relu-seqlen", options={})
     torch.manual_seed(3)
-    assert_close(z, attention(q, k, v, "relu-seqlen", causal=True, dropout=0.5).transpose(1, 2))
+    assert_close(z, attention(q, k, v, "relu-seqlen", causal=True, dropout_p=0.5).transpose(1, 2))
     assert not torch.allclose(z, attention(q, k, v, "relu-seqlen", causal=True).transpose(1, 2))
 
 

@@ -189,13 +189,18 @@ def test_grouped_heads_equal_repeated_ones(variant, num_kv_heads):
 @pytest.mark.parametrize("variant", WEIGHED)
 def test_observed_weights_mix_the_values(variant):
     module, x = build(variant, dropout=0.5).eval(), tokens(2, 6)
-    call = {"causal": True, "key_lengths": torch.tensor([6, 4]), "attn_bias": torch.randn(6, 6).double(), "window": 3}
+    call = {
+        "causal": True,
+        "key_lengths": torch.tensor([6, 4]),
+        "attn_bias": torch.randn(6, 6).double(),
+        "window_size": 3,
+    }
     call["attn_mask"] = torch.rand(2, 1, 6, 6) > 0.2
     _, seen, _ = watch(module, x, **call)
     q, k, v = module.project(x, None, None)
     options = module.options if module.learned is None else {module.learned.name: module.learned()}
     q = q * module.learned()[:, None, None] if module.learned_divides else q  # they were divided by it in advance
-    weights = attention_weights(q, k, variant, bias=call.pop("attn_bias"), **call, **options)
+    weights = attention_weights(q, k, variant, **call, **options)
     assert_same(seen.weights(), weights)
     assert torch.equal(seen.weights() != 0, weights != 0)
     assert torch.equal(seen.weights(sparse=True).to_dense().view_as(weights), seen.weights())

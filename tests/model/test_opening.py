@@ -33,7 +33,7 @@ def test_it_adds_a_number_to_every_score_of_the_other_dimensions(variant, openin
     q, k = q.masked_fill(first, 0), k.masked_fill(first, 0)
     k = center_rows(k, LENGTHS) if center else k
     by_hand = attention(
-        split(q), split(k), split(v), variant, key_lengths=LENGTHS, bias=torch.full((1, 1, 1, 1), opening).double()
+        split(q), split(k), split(v), variant, key_lengths=LENGTHS, attn_bias=torch.full((1, 1, 1, 1), opening).double()
     )
     expected = module.output(by_hand.transpose(1, 2).flatten(2))
     torch.testing.assert_close(module(x, key_lengths=LENGTHS), expected)

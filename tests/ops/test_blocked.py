@@ -15,9 +15,9 @@ RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
 FEATURES = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window": (5, 3)},
-    "causal window": {"causal": True, "window": (4, 0)},
-    "dropout": {"dropout": 0.25, "seed": 11},
+    "window": {"window_size": (5, 3)},
+    "causal window": {"causal": True, "window_size": (4, 0)},
+    "dropout": {"dropout_p": 0.25, "seed": 11},
     "negative scale": {"scale": -0.5},
     "zero scale": {"scale": 0.0},
 }
@@ -54,7 +54,7 @@ def test_bias_mask_and_lengths_together(bias_shape, causal):
             "reluformer",
             causal=causal,
             attn_mask=mask,
-            bias=bias,
+            attn_bias=bias,
             key_lengths=torch.tensor([17, 6]),
         )
 
@@ -76,7 +76,7 @@ def test_bias_mask_and_lengths_together(bias_shape, causal):
 )
 def test_any_call_matches_the_reference(variant, M, N, D, Dv, heads, dtype, causal, window, lengths, hide, seed):
     generator = torch.Generator().manual_seed(seed)
-    arguments = {"causal": causal, "window": window, "scale": 2.0**-3}
+    arguments = {"causal": causal, "window_size": window, "scale": 2.0**-3}
     if lengths:
         arguments["key_lengths"] = torch.randint(0, N + 1, (2,), generator=generator)
     if hide != "nothing":
@@ -114,10 +114,10 @@ def test_fresh_memory_is_never_read():
         assert torch.empty(3).isnan().all()
         q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 40, 50, 16, 16))
         bias = torch.zeros(40, 50, requires_grad=True)
-        for arguments in ({}, {"bias": bias}, {"causal": True, "key_lengths": [0, 20]}, {"dropout": 0.5}):
+        for arguments in ({}, {"attn_bias": bias}, {"causal": True, "key_lengths": [0, 20]}, {"dropout_p": 0.5}):
             out = attention(q, k, v, "relu2", backend="blocked", **arguments)
             assert out.isfinite().all()
-            wanted = (q, k, v, bias) if "bias" in arguments else (q, k, v)
+            wanted = (q, k, v, bias) if "attn_bias" in arguments else (q, k, v)
             assert all(grad.isfinite().all() for grad in torch.autograd.grad(out, wanted, upstream))
     finally:
         torch.use_deterministic_algorithms(False)

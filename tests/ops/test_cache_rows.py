@@ -83,7 +83,7 @@ class Step:
 
 
 def call_of(q, k, v, variant):
-    return check_call(q, k, v, variant, False, None, None, None, None, None, 0.0, None, {})
+    return check_call(q, k, v, variant)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,16 @@ def test_every_variant_compiles_to_one_graph(variant):
 
     def call(q, k, v):
         return attention(
-            q, k, v, variant, causal=True, key_lengths=lengths, attn_mask=mask, bias=mask * 0.5, dropout=0.2, seed=4
+            q,
+            k,
+            v,
+            variant,
+            causal=True,
+            key_lengths=lengths,
+            attn_mask=mask,
+            attn_bias=mask * 0.5,
+            dropout_p=0.2,
+            seed=4,
         )
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -48,7 +57,7 @@ def check_any_size(variant, backend):
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
     for queries, keys, scale in ((5, 7, 0.5), (6, 9, 0.25)):
         tensors = torch.randn(2, 4, queries, 8), torch.randn(2, 2, keys, 8), torch.randn(2, 2, keys, 8)
-        given = {"scale": scale, "dropout": 0.2, "window": 4, **numbers}
+        given = {"scale": scale, "dropout_p": 0.2, "window_size": 4, **numbers}
         found, expected = (forward_and_gradients(partial(how, **given), tensors) for how in (compiled, call))
         assert_same(found, expected)
 
@@ -93,7 +102,7 @@ def test_packed_sequences_compile_to_one_graph(variant):
     bounds = torch.tensor([0, 3, 3, 7]), torch.tensor([0, 4, 6, 9])
 
     def call(q, k, v):
-        return attention_varlen(q, k, v, *bounds, variant, causal=True, dropout=0.3, seed=2)
+        return attention_varlen(q, k, v, *bounds, variant, causal=True, dropout_p=0.3, seed=2)
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert_same(forward_and_gradients(compiled, (q, k, v)), forward_and_gradients(call, (q, k, v)))

@@ -70,7 +70,7 @@ class Step:
             if left is not None:
                 k, v = k[:, :, -left - 1 :], v[:, :, -left - 1 :]
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-            call = check_call(q, k, v, variant, False, None, None, None, None, None, 0.0, None, options)
+            call = check_call(q, k, v, variant, options=options)
             rows.append(reference_attention(q, k, v, call, precision=precision))
         return torch.cat(rows)
 
@@ -372,5 +372,5 @@ OBSTACLES = [
 def test_what_the_kernels_cannot_do_is_known(variant, sizes, dtype, reason):
     step = Step(*sizes)
     q, k, v = (tensor.to(dtype) for tensor in (step.q, step.keys, step.values))
-    call = check_call(q, k, v, variant, False, None, None, None, None, None, 0.0, None, {})
+    call = check_call(q, k, v, variant)
     assert reason in decode_obstacle(q, k, v, call)

@@ -40,10 +40,10 @@ def test_any_rectangle_is_a_part_of_the_whole():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_seed_gives_one_result_and_the_mean_is_kept(variant):
     q, k, v = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 4)
-    first = attention(q, k, v, variant, dropout=0.4, seed=1)
-    assert torch.equal(first, attention(q, k, v, variant, dropout=0.4, seed=1))
-    assert not torch.equal(first, attention(q, k, v, variant, dropout=0.4, seed=2))
-    samples = torch.stack([attention(q, k, v, variant, dropout=0.4, seed=seed) for seed in range(400)]).double()
+    first = attention(q, k, v, variant, dropout_p=0.4, seed=1)
+    assert torch.equal(first, attention(q, k, v, variant, dropout_p=0.4, seed=1))
+    assert not torch.equal(first, attention(q, k, v, variant, dropout_p=0.4, seed=2))
+    samples = torch.stack([attention(q, k, v, variant, dropout_p=0.4, seed=seed) for seed in range(400)]).double()
     off = (samples.mean(0) - attention(q, k, v, variant)).abs()
     assert (off <= 5 * samples.std(0) / 20 + 1e-6).all()
 
@@ -51,12 +51,14 @@ def test_one_seed_gives_one_result_and_the_mean_is_kept(variant):
 def test_without_a_seed_torchs_generator_decides():
     q, k, v = (torch.randn(1, 1, 8, 8) for _ in range(3))
     torch.manual_seed(5)
-    first, second = attention(q, k, v, dropout=0.5), attention(q, k, v, dropout=0.5)
+    first, second = attention(q, k, v, dropout_p=0.5), attention(q, k, v, dropout_p=0.5)
     torch.manual_seed(5)
-    assert torch.equal(first, attention(q, k, v, dropout=0.5))
+    assert torch.equal(first, attention(q, k, v, dropout_p=0.5))
     assert not torch.equal(first, second)
 
 
 def test_a_seed_may_be_a_tensor():
     q, k, v = (torch.randn(1, 1, 8, 8) for _ in range(3))
-    assert torch.equal(attention(q, k, v, dropout=0.5, seed=torch.tensor(9)), attention(q, k, v, dropout=0.5, seed=9))
+    assert torch.equal(
+        attention(q, k, v, dropout_p=0.5, seed=torch.tensor(9)), attention(q, k, v, dropout_p=0.5, seed=9)
+    )

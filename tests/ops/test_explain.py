@@ -66,7 +66,7 @@ def test_what_was_asked_for_is_said_to_be():
 def test_it_tells_short_kernels_from_long_ones():
     q = draw(20)
     assert explain(q, q, q, backend="fused").kernel == "short"
-    found = explain(q, q, q, backend="fused", bias=torch.zeros(1, 1, 20, 20))
+    found = explain(q, q, q, backend="fused", attn_bias=torch.zeros(1, 1, 20, 20))
     assert found.kernel == "long"
     assert set(found.tilings) == {"forward", "keys", "queries", "bias"}
     assert "not short: it has no bias or mask" in str(found)

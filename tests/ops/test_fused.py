@@ -16,15 +16,15 @@ PRODUCTS = [name for name, variant in VARIANTS.items() if "products" in variant.
 TOGETHER = {
     "full": {},
     "everything": {
-        "causal": True, "window": (4, 0), "key_lengths": [9, 17], "dropout": 0.25, "seed": 11, "scale": -0.5
+        "causal": True, "window_size": (4, 0), "key_lengths": [9, 17], "dropout_p": 0.25, "seed": 11, "scale": -0.5
     },
     "zero scale": {"scale": 0.0},
 }  # fmt: skip
 ALONE = {
     "causal": {"causal": True},
-    "window": {"window": (3, 2)},
+    "window": {"window_size": (3, 2)},
     "lengths": {"key_lengths": [17, 0]},
-    "dropout": {"dropout": 0.25, "seed": 2**40 + 7},
+    "dropout": {"dropout_p": 0.25, "seed": 2**40 + 7},
     "negative scale": {"scale": -0.5},
 }
 FEATURES = TOGETHER | ALONE
@@ -39,8 +39,9 @@ CASES += [
 kernels_run = pytest.mark.usefixtures("interpreter")
 
 
-def call_of(q, k, v, variant="rela", *, causal=False, key_lengths=None, bias=None, attn_mask=None, **options):
-    return check_call(q, k, v, variant, causal, key_lengths, attn_mask, bias, None, None, 0.0, None, options)
+def call_of(q, k, v, variant="rela", **arguments):
+    options = {name: arguments.pop(name) for name in VARIANTS[variant].options if name in arguments}
+    return check_call(q, k, v, variant, options=options, **arguments)
 
 
 @kernels_run
@@ -84,14 +85,14 @@ def test_any_size_fits_its_block(variant, sizes):
 @pytest.mark.parametrize("variant", ["relu-seqlen", "relu2"])
 def test_any_exponent_scales_the_rows(variant, exponent):
     inputs = grid_inputs(2, 1, 1, 5, 17, 4, 4)
-    arguments = {"exponent": exponent, "window": (6, 6), "key_lengths": [17, 3]}
+    arguments = {"exponent": exponent, "window_size": (6, 6), "key_lengths": [17, 3]}
     assert_matches_reference(inputs, torch.float32, "fused", variant, **arguments)
 
 
 def gamma_gradients(inputs, gamma, how, dtype):
     q, k, v, upstream = (tensor.to(dtype).requires_grad_() for tensor in inputs)
     gamma = gamma.to(dtype).requires_grad_()
-    arguments = {"causal": True, "key_lengths": [7, 4], "dropout": 0.25, "seed": 5}
+    arguments = {"causal": True, "key_lengths": [7, 4], "dropout_p": 0.25, "seed": 5}
     out = attention(q, k, v, "reluformer", gamma=gamma, backend=how, **arguments)
     return out, *torch.autograd.grad(out, (gamma, q), upstream, create_graph=True), gamma, q, upstream
 
@@ -207,7 +208,7 @@ REFUSED = [
     ("rela", (1, 2, 2, 3, 65, 4, 4), {}, torch.float32, "in torch.float32 it takes up to 64 queries and keys"),
     ("rela", (1, 2, 2, 3, 3, 65, 4), {}, torch.float32, "and head sizes up to that"),
     ("rela", (1, 2, 2, 3, 3, 4, 129), {}, torch.float16, "and head sizes up to that"),
-    ("rela", (1, 2, 2, 3, 3, 4, 4), {"bias": torch.zeros(3, 3)}, torch.float32, "it has no bias or mask"),
+    ("rela", (1, 2, 2, 3, 3, 4, 4), {"attn_bias": torch.zeros(3, 3)}, torch.float32, "it has no bias or mask"),
     ("rela", (1, 2, 2, 3, 3, 4, 4), {"attn_mask": torch.ones(3, 3) > 0}, torch.float32, "it has no bias or mask"),
     ("rela", (0, 2, 2, 3, 3, 4, 4), {}, torch.float32, "nothing is to be computed"),
 ]
@@ -245,7 +246,7 @@ def test_products_match_the_reference(variant, features, dtype):
 
 @pytest.mark.parametrize("variant", PRODUCTS)
 def test_products_take_bias_and_mask(variant):
-    arguments = {"bias": grid(1, 4, 5, 7), "attn_mask": torch.arange(35).view(5, 7) % 3 > 0, "scale": 0.5}
+    arguments = {"attn_bias": grid(1, 4, 5, 7), "attn_mask": torch.arange(35).view(5, 7) % 3 > 0, "scale": 0.5}
     assert_matches_reference(grid_inputs(2, 4, 2, 5, 7, 8, 5), torch.float32, "products", variant, **arguments)
 
 

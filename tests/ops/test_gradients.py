@@ -15,8 +15,8 @@ BACKENDS = [
 ]
 FEATURES = {
     "plain": {},
-    "masked": {"causal": True, "key_lengths": [5, 3], "window": (3, 1)},
-    "dropped": {"dropout": 0.3, "seed": 5, "scale": -0.7},
+    "masked": {"causal": True, "key_lengths": [5, 3], "window_size": (3, 1)},
+    "dropped": {"dropout_p": 0.3, "seed": 5, "scale": -0.7},
 }
 
 
@@ -39,7 +39,7 @@ def test_first_and_second_derivatives(variant, backend, features):
     inputs = leaves((2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 3), (2, 1, 3, 5))
 
     def run(q, k, v, bias):
-        return attention(q, k, v, variant, bias=bias, backend=backend, **call)
+        return attention(q, k, v, variant, attn_bias=bias, backend=backend, **call)
 
     assert gradcheck(run, inputs, fast_mode=True)
     assert gradgradcheck(run, inputs, fast_mode=True)
@@ -57,8 +57,8 @@ def test_derivatives_without_a_bias(variant):
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_bias_of_any_shape_receives_its_gradient(shape, backend):
     q, k, v, bias = leaves((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), shape)
-    assert gradcheck(lambda bias: attention(q, k, v, "relu2", bias=bias, backend=backend), (bias,))
-    assert gradgradcheck(lambda bias: attention(q, k, v, "relu2", bias=bias, backend=backend), (bias,))
+    assert gradcheck(lambda bias: attention(q, k, v, "relu2", attn_bias=bias, backend=backend), (bias,))
+    assert gradgradcheck(lambda bias: attention(q, k, v, "relu2", attn_bias=bias, backend=backend), (bias,))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

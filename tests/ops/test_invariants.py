@@ -57,21 +57,21 @@ def test_a_low_bias_hides_as_a_mask_does(variant, low):
     shown = torch.ones(6, 9, dtype=torch.bool).tril(-1)
     usual = torch.randn(6, 9)
     bias = torch.where(shown, usual, low).requires_grad_()
-    found = attention(q, k, v, variant, bias=bias)
-    expected = attention(q, k, v, variant, bias=usual, attn_mask=shown)
+    found = attention(q, k, v, variant, attn_bias=bias)
+    expected = attention(q, k, v, variant, attn_bias=usual, attn_mask=shown)
     assert torch.equal(found, expected)
     *ours, d_bias = gradients(found, (q, k, v, bias))
     assert all(torch.equal(a, b) for a, b in zip(ours, gradients(expected, (q, k, v)), strict=True))
     assert not d_bias[~shown].any()
     if VARIANTS[variant].has_weights:
-        assert not attention_weights(q, k, variant, bias=bias)[..., ~shown].any()
-        assert torch.equal(attention_stats(q, k, variant, bias=bias).visible[0, 0], shown.sum(-1))
+        assert not attention_weights(q, k, variant, attn_bias=bias)[..., ~shown].any()
+        assert torch.equal(attention_stats(q, k, variant, attn_bias=bias).visible[0, 0], shown.sum(-1))
 
 
 def test_a_bias_above_the_limit_is_a_bias():
     q, k, v = inputs()
     bias = torch.full((6, 9), -4999.0)
-    assert (attention(q, k, v, "identity", bias=bias, scale=0.0).abs() > 1).any()
+    assert (attention(q, k, v, "identity", attn_bias=bias, scale=0.0).abs() > 1).any()
 
 
 @each_variant
@@ -109,7 +109,7 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(variant, dtype):
     mask[0, :, 2] = False
     mask[1] = False
     bias = torch.zeros(6, 9, dtype=dtype, requires_grad=True)
-    out = attention(q, k, v, variant, attn_mask=mask, bias=bias)
+    out = attention(q, k, v, variant, attn_mask=mask, attn_bias=bias)
     assert out.dtype == dtype
     assert (out[0, :, 2] == 0).all()
     assert (out[1] == 0).all()
@@ -124,11 +124,11 @@ def test_a_bias_cannot_lift_a_hidden_key(variant, lift):
     q, k, _ = inputs(M=9)
     hidden = torch.rand(9, 9) > 0.6
     bias = torch.where(hidden, lift, 0.0)
-    weights = attention_weights(q, k, variant, attn_mask=~hidden, bias=bias, causal=True)
+    weights = attention_weights(q, k, variant, attn_mask=~hidden, attn_bias=bias, causal=True)
     assert (weights[:, :, hidden] == 0).all()
     assert weights.isfinite().all()
     weights = attention_weights(
-        q, k, variant, key_lengths=[4, 4], bias=torch.full((9,), lift).where(torch.arange(9) > 3, 0)
+        q, k, variant, key_lengths=[4, 4], attn_bias=torch.full((9,), lift).where(torch.arange(9) > 3, 0)
     )
     assert (weights[..., 4:] == 0).all()
 
@@ -184,7 +184,7 @@ def test_any_shape_gives_finite_rows_and_zeros_where_nothing_is_seen(
         "rows": (torch.rand(2, 1, M, 1) > 0.5).expand(2, 1, M, N),
         "all": torch.zeros(2, 1, M, N),
     }[hide].bool()
-    out = attention(q, k, v, variant, attn_mask=mask, causal=causal, window=window)
+    out = attention(q, k, v, variant, attn_mask=mask, causal=causal, window_size=window)
     assert out.shape == (2, H, M, 5)
     assert out.dtype == dtype
     assert out.isfinite().all()

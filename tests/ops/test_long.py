@@ -17,16 +17,16 @@ KINDS = ["rela", "reluformer", "relu-seqlen", "relu2"]
 M, N = 70, 75
 ALONE = {
     "causal": {"causal": True},
-    "window": {"window": (9, 5)},
-    "causal window": {"causal": True, "window": (20, 0)},
+    "window": {"window_size": (9, 5)},
+    "causal window": {"causal": True, "window_size": (20, 0)},
     "lengths": {"key_lengths": [75, 37]},
-    "dropout": {"dropout": 0.25, "seed": 2**40 + 7},
+    "dropout": {"dropout_p": 0.25, "seed": 2**40 + 7},
     "negative scale": {"scale": -0.5},
 }
 TOGETHER = {
     "full": {},
     "everything": {
-        "causal": True, "window": (50, 0), "key_lengths": [40, 0], "dropout": 0.25, "seed": 11, "scale": -0.5
+        "causal": True, "window_size": (50, 0), "key_lengths": [40, 0], "dropout_p": 0.25, "seed": 11, "scale": -0.5
     },
     "mask": {"attn_mask": grid(2, 1, M, N, seed=4) > 0},
 }  # fmt: skip
@@ -62,11 +62,17 @@ def test_shapes_match_the_reference(variant, sizes):
 @pytest.mark.parametrize("shape", BIASES, ids=str)
 def test_a_bias_gets_its_gradient_in_its_own_shape(shape):
     inputs = grid_inputs(2, 2, 2, 40, 45, 16, 8)
-    assert_matches_reference(inputs, torch.float32, "fused", "rela", bias=grid(*shape, seed=9))
+    assert_matches_reference(inputs, torch.float32, "fused", "rela", attn_bias=grid(*shape, seed=9))
 
 
 def test_a_bias_goes_with_everything_else():
-    more = {"causal": True, "dropout": 0.25, "seed": 3, "key_lengths": [60, 75], "bias": grid(2, 2, M, N, seed=3)}
+    more = {
+        "causal": True,
+        "dropout_p": 0.25,
+        "seed": 3,
+        "key_lengths": [60, 75],
+        "attn_bias": grid(2, 2, M, N, seed=3),
+    }
     assert_matches_reference(grid_inputs(2, 2, 2, M, N, 16, 8), torch.float32, "fused", "reluformer", **more)
 
 
@@ -75,7 +81,7 @@ def learned_gamma(dtype, how, heads, key_heads):
     q, k, v, upstream = (tensor.to(dtype) for tensor in grid_inputs(2, heads, key_heads, M, N, 8, 8))
     v.requires_grad_()
     gamma = torch.linspace(0.5, 2, heads, dtype=dtype).requires_grad_()
-    call = check_call(q, k, v, "reluformer", True, None, None, None, None, None, 0.0, None, {"gamma": gamma})
+    call = check_call(q, k, v, "reluformer", causal=True, options={"gamma": gamma})
     out = long_attention(q, k, v, call) if how == "fused" else reference_attention(q, k, v, call, precision=dtype)
     d_gamma, d_v = torch.autograd.grad(out, [gamma, v], upstream)
     return d_gamma, (d_v * v).abs().sum() / gamma.min()
@@ -99,7 +105,7 @@ def packed_results(dtype, backend, variant, **arguments):
 
 
 MOST = {"max_seqlen_q": 40, "max_seqlen_k": 40}
-WINDOW = {"window": (7, 3), "dropout": 0.25, "seed": 5}
+WINDOW = {"window_size": (7, 3), "dropout_p": 0.25, "seed": 5}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +233,7 @@ def test_every_kernel_has_a_tiling_of_every_head_size():
 )
 def test_what_the_kernels_cannot_do_is_said(variant, size, dtype, reason):
     q = torch.zeros(1, 1, 4, size, dtype=dtype)
-    call = check_call(q, q, q, variant, False, None, None, None, None, None, 0.0, None, {})
+    call = check_call(q, q, q, variant)
     assert reason in long_obstacle(q, q, q, call)
 
 
@@ -238,7 +244,7 @@ def test_a_low_bias_hides_keys_however_high_their_scores_are(variant):
     shown = torch.ones(40, 40, dtype=torch.bool).tril()
     bias = torch.where(shown, 0.25, -1e4).requires_grad_()
     outcomes = []
-    for arguments in ({"bias": bias}, {"bias": torch.full((40, 40), 0.25), "attn_mask": shown}):
+    for arguments in ({"attn_bias": bias}, {"attn_bias": torch.full((40, 40), 0.25), "attn_mask": shown}):
         out = attention(*qkv, variant, backend="fused", scale=1e5, **arguments)
         outcomes.append([out, *torch.autograd.grad(out, qkv, upstream)])
     assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))

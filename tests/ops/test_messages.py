@@ -85,10 +85,10 @@ def test_dtypes():
         ArgumentError, "q holds torch.int64, but attention needs a floating dtype; call .float() on it", q=Q.long()
     )
     expect_refusal(ArgumentError, "v is torch.float64 but q is torch.float32; give both one dtype", v=V.double())
-    expect_refusal(ArgumentError, "bias holds torch.int64", bias=torch.zeros(3, 5).long())
+    expect_refusal(ArgumentError, "attn_bias holds torch.int64", attn_bias=torch.zeros(3, 5).long())
     expect_refusal(
         ArgumentError,
-        "attn_mask holds torch.float32, not booleans; a term to add to scores goes in bias",
+        "attn_mask holds torch.float32, not booleans; a term to add to scores goes in attn_bias",
         attn_mask=torch.zeros(3, 5),
     )
 
@@ -105,10 +105,12 @@ def test_lengths():
 def test_numbers():
     expect_refusal(ArgumentError, "scale = nan, but it must be a finite number", scale=float("nan"))
     expect_refusal(ArgumentError, "scale = inf, but it must be a finite number", scale=float("inf"))
-    expect_refusal(ArgumentError, "dropout = 1.0, but it is a probability below 1", dropout=1.0)
-    expect_refusal(ArgumentError, "dropout = -0.1, but it is a probability below 1", dropout=-0.1)
+    expect_refusal(ArgumentError, "dropout_p = 1.0, but it is a probability below 1", dropout_p=1.0)
+    expect_refusal(ArgumentError, "dropout_p = -0.1, but it is a probability below 1", dropout_p=-0.1)
     expect_refusal(
-        ArgumentError, "window = (-1, 2), but a query cannot see a negative number of keys to a side", window=(-1, 2)
+        ArgumentError,
+        "window_size = (-1, 2), but a query cannot see a negative number of keys to a side",
+        window_size=(-1, 2),
     )
 
 
@@ -119,7 +121,9 @@ def test_masks_and_biases_that_do_not_broadcast():
         attn_mask=torch.ones(3, 4).bool(),
     )
     expect_refusal(
-        ShapeError, "bias is [3, 3, 5], which does not broadcast to [B H M N] = [2, 4, 3, 5]", bias=torch.zeros(3, 3, 5)
+        ShapeError,
+        "attn_bias is [3, 3, 5], which does not broadcast to [B H M N] = [2, 4, 3, 5]",
+        attn_bias=torch.zeros(3, 3, 5),
     )
 
 

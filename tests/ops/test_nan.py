@@ -50,7 +50,13 @@ def test_the_fast_path_is_broken_where_the_reference_is(variant, broken):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, for NaN
 @pytest.mark.parametrize(
     ("variant", "arguments"),
-    [("rela", {}), ("relu2", {}), ("softmax", {}), ("rela", {"bias": torch.zeros(4, 6)}), ("relu2", {"window": 2})],
+    [
+        ("rela", {}),
+        ("relu2", {}),
+        ("softmax", {}),
+        ("rela", {"attn_bias": torch.zeros(4, 6)}),
+        ("relu2", {"window_size": 2}),
+    ],
     ids=["rela", "relu2", "softmax", "rela with a bias", "relu2 in a window"],
 )
 def test_kernels_keep_nan(variant, arguments):

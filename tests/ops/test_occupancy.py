@@ -18,7 +18,7 @@ def clustered(B=1, H=2, M=150, N=200, D=16):
     return q, k, v, upstream
 
 
-@pytest.mark.parametrize("arguments", [{}, {"causal": True}, {"window": (30, 10)}, {"key_lengths": [90]}], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"causal": True}, {"window_size": (30, 10)}, {"key_lengths": [90]}], ids=str)
 def test_the_map_is_that_of_the_weights(arguments):
     q, k, _, _ = clustered()
     found = tile_map(q, k, **arguments)
@@ -28,12 +28,12 @@ def test_the_map_is_that_of_the_weights(arguments):
             cells = used[:, :, 64 * m : 64 * m + 64, 64 * n : 64 * n + 64]
             assert torch.equal(found.active[:, :, m, n], cells.flatten(2).any(-1))
     assert not (found.active & ~found.visible).any()
-    if "window" not in arguments:  # which hides what would be empty
+    if "window_size" not in arguments:  # which hides what would be empty
         assert 0 < found.sparsity < 1
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("arguments", [{}, {"causal": True}, {"window": (30, 10)}, {"key_lengths": [90]}], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"causal": True}, {"window_size": (30, 10)}, {"key_lengths": [90]}], ids=str)
 @pytest.mark.parametrize("variant", ["rela", "reluformer"])
 def test_leaving_empty_tiles_out_changes_nothing(variant, arguments):
     q, k, v, upstream = clustered()

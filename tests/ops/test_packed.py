@@ -36,11 +36,11 @@ def packed(lengths_q, lengths_k, heads=4, key_heads=2):
 def test_every_sequence_is_attended_alone(variant, lengths):
     lengths_q, lengths_k = LENGTHS[lengths]
     q, k, v = packed(lengths_q, lengths_k)
-    out = attention_varlen(q, k, v, bounds(lengths_q), bounds(lengths_k), variant, causal=True, window=(2, 0))
+    out = attention_varlen(q, k, v, bounds(lengths_q), bounds(lengths_k), variant, causal=True, window_size=(2, 0))
     assert out.shape == (sum(lengths_q), 4, 5)
     parts = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     alone = [
-        attention(*(t.transpose(0, 1)[None] for t in part), variant, causal=True, window=(2, 0))[0].transpose(0, 1)
+        attention(*(t.transpose(0, 1)[None] for t in part), variant, causal=True, window_size=(2, 0))[0].transpose(0, 1)
         for part in parts
     ]
     assert torch.equal(out, torch.cat(alone))
@@ -52,10 +52,10 @@ def test_every_sequence_is_attended_alone(variant, lengths):
 def test_dropout_is_the_same_for_every_backend_and_differs_between_sequences(backend):
     lengths = [6, 6]
     q, k, v = (torch.ones(12, 2, 4) for _ in range(3))
-    call = {"dropout": 0.5, "seed": 7, "backend": backend}
+    call = {"dropout_p": 0.5, "seed": 7, "backend": backend}
     out = attention_varlen(q, k, v, bounds(lengths), bounds(lengths), **call)
     assert not torch.equal(out[:6], out[6:])
-    expected = attention_varlen(q, k, v, bounds(lengths), bounds(lengths), dropout=0.5, seed=7, backend="reference")
+    expected = attention_varlen(q, k, v, bounds(lengths), bounds(lengths), dropout_p=0.5, seed=7, backend="reference")
     assert torch.allclose(out, expected)
 
 
@@ -102,7 +102,9 @@ def assert_kernels_match(lengths, key_heads=2, **call):
 @pytest.mark.parametrize("variant", ["rela", "reluformer", "relu2", "softmax"])
 def test_kernels_match_the_reference(variant, lengths):
     assert_kernels_match(LENGTHS[lengths], variant=variant)
-    assert_kernels_match(LENGTHS[lengths], variant=variant, causal=True, window=(3, 0), dropout=0.25, seed=2**40 + 7)
+    assert_kernels_match(
+        LENGTHS[lengths], variant=variant, causal=True, window_size=(3, 0), dropout_p=0.25, seed=2**40 + 7
+    )
 
 
 @kernels_run
@@ -116,7 +118,7 @@ def test_every_length_has_its_launch(variant, lengths):
 @kernels_run
 @pytest.mark.parametrize("variant", ["reluformer", "softmax"])
 def test_packed_heads_may_share_keys(variant):
-    assert_kernels_match(LENGTHS["empty keys"], key_heads=1, variant=variant, causal=True, dropout=0.25, seed=3)
+    assert_kernels_match(LENGTHS["empty keys"], key_heads=1, variant=variant, causal=True, dropout_p=0.25, seed=3)
 
 
 @kernels_run
@@ -173,7 +175,7 @@ def test_other_lengths_compile_nothing_anew():
 )
 def test_what_short_kernels_cannot_pack_has_a_reason(most, reason):
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in packed([3, 2], [3, 2]))
-    call = check_call(q, k, v, "rela", False, None, None, None, None, None, 0.0, None, {})
+    call = check_call(q, k, v, "rela")
     obstacle = short_obstacle(q, k, v, call, Packing(bounds([3, 2]), bounds([3, 2]), *most))
     assert obstacle.startswith(reason)
     assert bool(obstacle) == bool(reason)

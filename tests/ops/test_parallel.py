@@ -164,7 +164,7 @@ def test_fused_kernels_take_every_part(monkeypatch, kernels):
         for part in local_parts(seen, Ranks(None, rank, 2)):
             view = part.visibility
             inputs = grid_inputs(1, 1, 1, view.queries, view.keys, 8, 8)
-            masks = {"window": (view.left, view.right), "key_lengths": view.key_lengths}
+            masks = {"window_size": (view.left, view.right), "key_lengths": view.key_lengths}
             assert_matches_reference(inputs, torch.float32, "fused", "rela", **masks)
 
 

@@ -8,16 +8,16 @@ from rectiformer import VARIANTS, attention
 from rectiformer.errors import ArgumentError
 from rectiformer.ops import row_blocks
 from rectiformer.ops.dispatch import PLAIN
-from rectiformer.ops.reference import Call
+from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.visibility import Visibility
 
 SEEN = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window": (3, 2)},
+    "window": {"window_size": (3, 2)},
     "lengths": {"key_lengths": [17, 0]},
     "mask": {"attn_mask": torch.arange(17) % 3 != 1},
-    "everything": {"causal": True, "window": (4, 0), "key_lengths": [9, 17]},
+    "everything": {"causal": True, "window_size": (4, 0), "key_lengths": [9, 17]},
     "scaled": {"scale": -0.5},
 }
 
@@ -31,7 +31,7 @@ def test_the_softmax_of_torch_matches_the_reference(features, queries):
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [({"dropout": 0.5}, "drops other cells"), ({"bias": torch.zeros(1)}, "gradient for a bias")],
+    [({"dropout_p": 0.5}, "drops other cells"), ({"attn_bias": torch.zeros(1)}, "gradient for a bias")],
     ids=["dropout", "bias"],
 )
 def test_what_torch_does_otherwise_is_refused(arguments, reason):
@@ -51,7 +51,14 @@ def test_rows_one_after_the_other_are_the_same_call(variant, monkeypatch):
     q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.float64, requires_grad=True) for length in (7, 9, 9))
     bias = torch.randn(1, 2, 7, 9, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(7, 9) < 0.8
-    arguments = {"bias": bias, "attn_mask": mask, "key_lengths": [9, 4], "dropout": 0.3, "seed": 5, "window": (6, 3)}
+    arguments = {
+        "attn_bias": bias,
+        "attn_mask": mask,
+        "key_lengths": [9, 4],
+        "dropout_p": 0.3,
+        "seed": 5,
+        "window_size": (6, 3),
+    }
     for backend in set(PLAIN) & set(VARIANTS[variant].implementations):
         found = []
         for most in (1 << 40, 9 * 8 * 4 * 4):
@@ -66,5 +73,5 @@ def test_a_call_that_would_hold_too_much_goes_by_rows():
     """32 heads with 4,096 x 4,096 differences in each of 64 columns are 128 GiB, four times over."""
     q = torch.empty(4, 8, 4096, 64, device="meta")
     seen = Visibility(4096, 4096)
-    assert row_blocks.rows_at_once(q, q, Call(VARIANTS["inhibitor"], seen, {}, 1.0)) == 4096 // 128
-    assert row_blocks.rows_at_once(q, q, Call(VARIANTS["softmax"], seen, {}, 1.0)) == 4096 // 2
+    assert row_blocks.rows_at_once(q, q, AttentionCall(VARIANTS["inhibitor"], seen, {}, 1.0)) == 4096 // 128
+    assert row_blocks.rows_at_once(q, q, AttentionCall(VARIANTS["softmax"], seen, {}, 1.0)) == 4096 // 2

@@ -50,17 +50,17 @@ ROWS = {  # weights of one row of visible scores
 }
 
 
-def visible_keys(m, M, N, b, causal=False, window=None, key_lengths=None, attn_mask=None):
+def visible_keys(m, M, N, b, causal=False, window_size=None, key_lengths=None, attn_mask=None):
     """Indices of the keys query m of sequence b sees, from the words of the documentation."""
     position = m + N - M
-    left, right = (N + M, N + M) if window is None else window
+    left, right = (N + M, N + M) if window_size is None else window_size
     keys = [n for n in range(N) if position - left <= n <= position + right]
     keys = [n for n in keys if not causal or n <= position]
     keys = [n for n in keys if key_lengths is None or n < key_lengths[b]]
     return [n for n in keys if attn_mask is None or attn_mask[b, m, n]]
 
 
-def by_rows(q, k, v, variant, scale, bias=None, **visibility):
+def by_rows(q, k, v, variant, scale, attn_bias=None, **visibility):
     """Attention one (sequence, head, query) at a time."""
     B, H, M, _ = q.shape
     N, group = k.shape[2], H // k.shape[1]
@@ -72,7 +72,7 @@ def by_rows(q, k, v, variant, scale, bias=None, **visibility):
                 if not seen:
                     continue
                 keys, values = k[b, h // group, seen], v[b, h // group, seen]
-                add = 0 if bias is None else bias[b, h, m, seen]
+                add = 0 if attn_bias is None else attn_bias[b, h, m, seen]
                 if variant == "inhibitor":
                     inhibition = relu((keys - q[b, h, m]).abs().sum(-1) * scale - add)
                     out[b, h, m] = relu(values - inhibition[:, None]).sum(0)
@@ -95,17 +95,17 @@ def random_mask(B=2, M=5, N=7):
 CASES = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window": (1, 2)},
-    "causal window": {"causal": True, "window": (2, 2)},
+    "window": {"window_size": (1, 2)},
+    "causal window": {"causal": True, "window_size": (2, 2)},
     "lengths": {"key_lengths": [3, 0]},
     "mask": {"attn_mask": random_mask()},
-    "bias": {"bias": torch.randn(2, 4, 5, 7).double() + 1},
+    "bias": {"attn_bias": torch.randn(2, 4, 5, 7).double() + 1},
     "all": {
         "causal": True,
-        "window": (3, 3),
+        "window_size": (3, 3),
         "key_lengths": [6, 4],
         "attn_mask": random_mask(),
-        "bias": torch.randn(2, 4, 5, 7).double() * 20,
+        "attn_bias": torch.randn(2, 4, 5, 7).double() * 20,
     },
 }
 

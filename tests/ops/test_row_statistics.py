@@ -23,9 +23,9 @@ OTHERS = [name for name, variant in VARIANTS.items() if variant.has_weights and 
 FEATURES = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window": (9, 5)},
+    "window": {"window_size": (9, 5)},
     "lengths": {"key_lengths": [75, 37]},
-    "everything": {"causal": True, "window": (50, 0), "key_lengths": [40, 0], "dropout": 0.25, "seed": 11},
+    "everything": {"causal": True, "window_size": (50, 0), "key_lengths": [40, 0], "dropout_p": 0.25, "seed": 11},
     "negative scale": {"scale": -0.5},
     "mask": {"attn_mask": grid(2, 1, M, N, seed=4) > 0},
 }
@@ -41,9 +41,7 @@ PACKING = Packing(torch.tensor([0, 5, 5, 45, 80, 80]), torch.tensor([0, 40, 43, 
 
 
 def plan(q, k, v, variant, arguments, options=None):
-    keys = ["causal", "key_lengths", "attn_mask", "bias", "window", "scale", "dropout", "seed"]
-    defaults = {"causal": False, "dropout": 0.0}
-    return check_call(q, k, v, variant, *(arguments.get(key, defaults.get(key)) for key in keys), options or {})
+    return check_call(q, k, v, variant, options=options, **arguments)
 
 
 def dense(q, k, v, call):
@@ -108,7 +106,9 @@ def test_kernels_sum_up_rows_of_every_shape(sizes, variant):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("features", [{}, {"causal": True}, {"window": (7, 3), "dropout": 0.25, "seed": 5}], ids=str)
+@pytest.mark.parametrize(
+    "features", [{}, {"causal": True}, {"window_size": (7, 3), "dropout_p": 0.25, "seed": 5}], ids=str
+)
 def test_kernels_sum_up_rows_of_packed_sequences(features):
     inputs = grid_inputs(1, 2, 2, 80, 80, 16, 8)
     assert_rows_match(inputs, "reluformer", partial(summed, packing=PACKING), dense_packed, **features)
@@ -137,7 +137,7 @@ def test_the_cpu_sums_up_rows_of_packed_sequences(features):
 def test_a_bias_gets_the_gradient_of_the_sums():
     q, k, v, _ = grid_inputs(1, 2, 2, M, N, 8, 8)
     bias = grid(1, 2, 1, N, seed=9).requires_grad_()
-    call = plan(q, k, v, "reluformer", {"bias": bias})
+    call = plan(q, k, v, "reluformer", {"attn_bias": bias})
     ours, expected = (torch.autograd.grad(how(q, k, v, call)[2].square().sum(), bias)[0] for how in (summed, dense))
     assert expected.abs().max() > 0
     torch.testing.assert_close(ours, expected)

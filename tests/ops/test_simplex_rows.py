@@ -18,13 +18,13 @@ DEFINITIONS = {"sparsemax": sparsemax, "entmax15": entmax15}
 FEATURES = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window": (3, 2)},
+    "window": {"window_size": (3, 2)},
     "lengths": {"key_lengths": [17, 0]},
-    "dropout": {"dropout": 0.25, "seed": 2**40 + 7},
-    "bias": {"bias": grid(1, 4, 13, 17)},
+    "dropout": {"dropout_p": 0.25, "seed": 2**40 + 7},
+    "bias": {"attn_bias": grid(1, 4, 13, 17)},
     "mask": {"attn_mask": torch.arange(17) % 3 != 1},
     "nothing seen": {"attn_mask": torch.arange(13)[:, None] % 2 * torch.ones(17) > 0},
-    "everything": {"causal": True, "window": (4, 0), "key_lengths": [9, 17], "dropout": 0.25, "seed": 11},
+    "everything": {"causal": True, "window_size": (4, 0), "key_lengths": [9, 17], "dropout_p": 0.25, "seed": 11},
     "negative scale": {"scale": -0.5},
 }
 variants = pytest.mark.parametrize("variant", POWERS)

@@ -24,7 +24,7 @@ def inputs(B=2, H=4, K=2, M=5, N=7, D=6):
 @pytest.mark.parametrize("variant", WEIGHTED)
 def test_weights_mix_values_into_the_output(variant):
     q, k, v = inputs()
-    arguments = {"causal": True, "key_lengths": [7, 4], "bias": torch.randn(5, 7)}
+    arguments = {"causal": True, "key_lengths": [7, 4], "attn_bias": torch.randn(5, 7)}
     mixed = attention_weights(q, k, variant, **arguments) @ v.repeat_interleave(2, 1)
     assert torch.allclose(mixed, attention(q, k, v, variant, **arguments), atol=1e-5)
 

@@ -109,7 +109,7 @@ def observe(weights, causal=False):
     weights = torch.as_tensor(weights, dtype=torch.float32)
     queries = weights.view(-1, 1, *weights.shape[-2:]).requires_grad_()
     keys = torch.eye(weights.shape[-1])[None, None].expand(len(queries), 1, -1, -1)
-    call = check_call(queries, keys, keys, "rela", causal, None, None, None, None, 1.0, 0.0, None, {})
+    call = check_call(queries, keys, keys, "rela", causal=causal, scale=1.0)
     return attention_with_rows(queries, keys, keys, call)[1], queries
 
 
@@ -248,9 +248,7 @@ def test_gradients_of_penalties_are_the_reference_s(variant, place, fused, reque
 
     def gradients(dtype, dense):
         q, k, v, _ = (tensor.to(dtype).requires_grad_() for tensor in inputs)
-        call = check_call(
-            q, k, v, variant, asked.get("causal", False), asked.get("key_lengths"), *[None] * 4, 0.0, None, {}
-        )
+        call = check_call(q, k, v, variant, **asked)
         if dense:
             weights = reference_weights(q, k, call, precision=dtype)
             found = dense_penalties(weights, call.visibility.counts(q.device), lengths, settings)

@@ -1,14 +1,30 @@
 """Attention with the softmax replaced by a ReLU: exact zeros, heads that can attend to nothing."""
 
 import typing
+from importlib import import_module
 
 from rectiformer import interrupts as _interrupts  # noqa: F401 (before torch, whose import takes seconds)
-from rectiformer.errors import ArgumentError, ConfigError, RectiformerError, ShapeError
+from rectiformer.errors import (
+    ArgumentError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceMemoryError,
+    DivergedError,
+    NoSpaceError,
+    RectiformerError,
+    ShapeError,
+)
+from rectiformer.errors import (
+    missing_package as _missing_package,
+)
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
+from rectiformer.model.multihead import MultiheadAttention
 from rectiformer.model.observation import Observation
+from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.explain import Explanation, explain
 from rectiformer.ops.packed import attention_varlen
@@ -19,6 +35,8 @@ from rectiformer.ops.weights import AttentionStats, attention_stats, attention_w
 
 if typing.TYPE_CHECKING:
     from rectiformer.analyze.observe import observe
+    from rectiformer.translate.options import SearchOptions
+    from rectiformer.translate.translator import Translator
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,31 +44,48 @@ __all__ = [
     "VARIANTS",
     "ArgumentError",
     "AttentionStats",
+    "CheckpointError",
     "ConfigError",
+    "DataError",
+    "DeviceMemoryError",
+    "DivergedError",
     "Explanation",
     "KeyValueCache",
     "KeyValueMemory",
     "LearnedOption",
+    "MultiheadAttention",
+    "NoSpaceError",
     "Observation",
     "RectifiedAttention",
     "RectiformerError",
+    "SearchOptions",
     "ShapeError",
+    "Translator",
     "attention",
     "attention_stats",
     "attention_varlen",
     "attention_weights",
     "context_parallel_attention",
+    "decode_attention",
     "explain",
     "observe",
     "shard_sequence",
     "unshard_sequence",
 ]
 
+_ON_DEMAND = {
+    "SearchOptions": "rectiformer.translate.options",
+    "Translator": "rectiformer.translate.translator",
+    "observe": "rectiformer.analyze.observe",
+}
+"""Names of the translator and the instrument, whose modules need packages that the attention library does not."""
+
 
 def __getattr__(name: str) -> typing.Any:
-    """`observe` brings the translator along, so it is imported when it is asked for."""
-    if name == "observe":
-        from rectiformer.analyze.observe import observe
-
-        return observe
-    raise AttributeError(f"module 'rectiformer' has no attribute {name!r}")
+    """Import a name of `_ON_DEMAND` when it is first used; ImportError says which extra is missing."""
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module 'rectiformer' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_ON_DEMAND[name]), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"rectiformer.{name}: {_missing_package(error) or error}") from error

@@ -79,7 +79,7 @@ def test_two_runs_of_documents_show_the_same_segments(world, analyze, tmp_path):
         assert len(example.source.pieces) <= 32
         assert example.translation is not None
     page = (tmp_path / "page.html").read_text()
-    assert "<title>rela beside softmax: test.de</title>" in page
+    assert "<title>rela vs. softmax: test.de</title>" in page
     assert '"sentences":' in page
 
 

@@ -104,7 +104,7 @@ def test_public_names_are_those_exported():
         for name, value in vars(rectiformer).items()
         if not name.startswith("_") and not hasattr(value, "__path__") and type(value).__name__ != "module"
     }
-    assert set(rectiformer.__all__) == found | {"observe"}  # which is imported when it is asked for
+    assert set(rectiformer.__all__) == found | set(rectiformer._ON_DEMAND)
 
 
 def test_no_machine_or_data_is_in_the_tree():

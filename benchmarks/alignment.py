@@ -1,4 +1,4 @@
-"""Score the word alignments of a run, and of its reverse, beside those of eflomal where it is installed.
+"""Score the word alignments of a run, and of its reverse, compared with those of eflomal if it is installed.
 
 eflomal learns from the text it aligns, so give it what the run was trained on: --train-source and --train-target.
 """
@@ -15,8 +15,16 @@ from pathlib import Path
 from points import append_point, describe_machine
 
 from rectiformer.cli.inputs import read_pairs, read_text
-from rectiformer.measure.alignment import FORMATS, Link, Links, parse_links, read_gold, score_with_intervals
-from rectiformer.measure.symmetrize import HEURISTICS, symmetrize
+from rectiformer.measure.alignment import (
+    FORMATS,
+    HEURISTICS,
+    Link,
+    Links,
+    parse_links,
+    read_gold,
+    score_with_intervals,
+    symmetrize,
+)
 from rectiformer.measure.words import given_spans, word_spans
 from rectiformer.translate.directions import align_backward, align_direction
 from rectiformer.translate.translator import Translator
@@ -35,7 +43,7 @@ def both_ways(name: str, forward: list[set[Link]], backward: list[set[Link]], he
 
 
 def align_runs(options: argparse.Namespace, pairs: Pairs, gold: list[Links]) -> Found:
-    """What the run finds, by the layer, head and induction that gold prefers, with the reverse run if there is one."""
+    """Links of the run, by the layer, head and induction that fit gold best, and of the reverse run if there is one."""
     run = Translator.from_run(options.run, device=options.device)
     forward = align_direction(run, pairs, gold, tokenized=options.tokenized).links
     if options.reverse is None:
@@ -87,7 +95,7 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--gold", required=True, help="right links of the pairs")
     parser.add_argument("--format", choices=FORMATS, default="pharaoh", help="of --gold")
-    parser.add_argument("--tokenized", action="store_true", help="words are what stands between spaces")
+    parser.add_argument("--tokenized", action="store_true", help="words are separated by spaces")
     parser.add_argument("--reverse", type=Path, help="run of the other direction")
     parser.add_argument("--symmetrize", nargs="+", choices=HEURISTICS, default=["grow-diag-final-and"])
     parser.add_argument("--train-source", default="", help="more text for eflomal to learn from")

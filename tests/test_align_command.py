@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 from commands import run_main
 
-from rectiformer.measure.alignment import FORMATS, alignment_error, read_gold, write_links
-from rectiformer.measure.symmetrize import HEURISTICS, symmetrize
+from rectiformer.measure.alignment import FORMATS, HEURISTICS, alignment_error, read_gold, symmetrize, write_links
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 from rectiformer.translate.directions import align_backward, align_direction

@@ -215,8 +215,7 @@ def align(
         rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
     """
     from rectiformer.cli.output import write_all
-    from rectiformer.measure.alignment import write_links
-    from rectiformer.measure.symmetrize import check_heuristic, symmetrize
+    from rectiformer.measure.alignment import check_heuristic, symmetrize, write_links
     from rectiformer.translate.directions import align_backward, align_direction
 
     if not gold and (table or intervals or "best" in (layer, head, induction)):

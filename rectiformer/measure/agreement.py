@@ -1,4 +1,4 @@
-"""Agreement across sentences: how often a word that only an earlier sentence decides was translated right.
+"""Agreement across sentences: how often a word that only an earlier sentence decides was translated correctly.
 
 A dependent word counts once, by the words of the translation of its sentence, whatever their case:
 
@@ -32,7 +32,7 @@ class Dependent(Protocol):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many dependent words were translated how."""
+    """How many dependent words are right, wrong or neither."""
 
     right: int = 0
     wrong: int = 0
@@ -44,7 +44,7 @@ class Agreement:
 
     @property
     def share(self) -> float:
-        """Of all dependent words, those that are right; 0 where there are none."""
+        """The share of dependent words that are right; 0 if there are none."""
         return self.right / max(1, self.total)
 
     def __add__(self, other: Agreement) -> Agreement:
@@ -63,8 +63,8 @@ def count_agreement(hypotheses: Sequence[str], dependents: Sequence[Iterable[Dep
     """Agreement by kind of dependent word, and of "all" together.
 
     Args:
-        hypotheses: translations, a sentence each.
-        dependents: those of each sentence.
+        hypotheses: one translation per sentence.
+        dependents: the dependent words of each sentence.
     """
     counts = {"all": Agreement()}
     for hypothesis, rows in zip(hypotheses, dependents, strict=True):

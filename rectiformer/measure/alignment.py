@@ -1,7 +1,8 @@
-"""Word alignments: their file formats, links out of attention weights, and the alignment error rate."""
+"""Word alignments: file formats, links out of attention weights, symmetrization, and the alignment error rate."""
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -15,10 +16,10 @@ Link = tuple[int, int]
 """A source and a target word, both counted from 0."""
 
 Interval = tuple[float, float]
-"""Where 95 % of the scores of resampled corpora lie."""
+"""The 95 % interval of the scores of resampled corpora."""
 
 FORMATS = {"pharaoh": 0, "talp": 1, "naacl": 1}
-"""The number of a first word. Pharaoh and TALP have a line a sentence, of `i-j` and `ipj`; NAACL has a line a link."""
+"""The number of the first word. Pharaoh and TALP have one line per sentence, of `i-j` and `ipj`; NAACL one per link."""
 
 TOKEN = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 NUMBERED = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s+([0-9]{1,9})(?:\s+([SP]))?(?:\s+[0-9]{0,9}\.?[0-9]{1,20})?\s*")
@@ -26,19 +27,24 @@ NUMBERED = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s+([0-9]{1,9})(?:\s+([SP]
 INDUCTIONS = {"normal": slice(None, -1), "shifted": slice(1, None)}
 """The decoder steps whose rows the target pieces take."""
 
+HEURISTICS = ("intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-final-and")
+"""How two alignments become one, by Koehn et al. 2005."""
+
+NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # diagonal ones last
+
 
 @dataclass(frozen=True)
 class Links:
-    """What people found in one sentence pair."""
+    """The gold links of one sentence pair."""
 
     sure: frozenset[Link]
     possible: frozenset[Link] = frozenset()
-    """Links that may be predicted but need not be. A sure link counts as possible whether or not it is here too."""
+    """Links that may be predicted but need not be. A sure link counts as possible, listed here or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentScore:
-    """Alignment error over a corpus, and the numbers of links it was counted from."""
+    """Alignment error over a corpus, and the link counts behind it."""
 
     aer: float
     """1 - (|A & S| + |A & P|) / (|A| + |S|): predicted A, sure S, sure or possible P. 0 if A and S are both empty."""
@@ -54,7 +60,7 @@ class AlignmentScore:
 
 @dataclass(frozen=True)
 class ScoredAlignment:
-    """A score, and the interval of each of its rates."""
+    """A score, and an interval for each of its rates."""
 
     score: AlignmentScore
     aer: Interval
@@ -62,7 +68,7 @@ class ScoredAlignment:
     recall: Interval
 
     def describe(self, intervals: bool = True) -> str:
-        """One line: rates, their intervals (without `intervals` only that of the error), and the links counted."""
+        """One line: rates, their intervals (without `intervals` only that of the error), and link counts."""
         score, parts = self.score, []
         for name, label in (("aer", "AER"), ("precision", "precision"), ("recall", "recall")):
             low, high = getattr(self, name)
@@ -106,8 +112,8 @@ def read_gold(
 
     Args:
         where: the file, to which a message adds line and byte.
-        format: one of FORMATS. Where a line is a sentence, an empty one has no links.
-        sentences: how many there are, which NAACL does not say: it has no lines for a sentence without links.
+        format: one of FORMATS. Where a line is a sentence, an empty line has no links.
+        sentences: how many there are; needed for NAACL, which has no lines for sentences without links.
     """
     first = first_word(format)
     if format == "naacl":
@@ -120,8 +126,8 @@ def read_gold(
 def read_naacl(lines: Iterable[str], where: str, sentences: int) -> list[Links]:
     """Links in the format of the shared tasks of 2003 and 2005, `sentence source target [S|P] [confidence]`.
 
-    All are counted from 1, and the lines may come in any order. Without a letter a link is sure; word 0 is no word, so
-    a link to it says that the other one has none.
+    All are counted from 1, and lines may come in any order. Without a letter a link is sure; a link to word 0 says that
+    the other word has no counterpart.
     """
     found: list[dict[str, set[Link]]] = [{"S": set(), "P": set()} for _ in range(sentences)]
     for number, line in enumerate(lines, 1):
@@ -142,7 +148,7 @@ def read_naacl(lines: Iterable[str], where: str, sentences: int) -> list[Links]:
 
 
 def check_links(links: Links, source_words: int, target_words: int, where: str) -> None:
-    """DataError if a link is beyond these words."""
+    """DataError if a link leads to a word that does not exist."""
     for i, j in sorted(links.sure | links.possible):
         if not (0 <= i < source_words and 0 <= j < target_words):
             raise DataError(
@@ -152,7 +158,7 @@ def check_links(links: Links, source_words: int, target_words: int, where: str) 
 
 
 def write_links(links: Iterable[AbstractSet[Link]], format: str = "pharaoh") -> Iterator[str]:
-    """The lines of a file with the links of each sentence, all of them sure."""
+    """The lines of an alignment file with the links of each sentence, all of them sure."""
     first = first_word(format)
     for number, each in enumerate(links, 1):
         if format == "naacl":
@@ -185,29 +191,24 @@ def rows_for(weights: np.ndarray, induction: str, source_pieces: int) -> np.ndar
 
 
 def steps_of(induction: str) -> slice:
-    """Which decoder steps an induction reads."""
+    """The decoder steps that an induction reads."""
     if induction not in INDUCTIONS:
         raise ArgumentError(unknown_name("induction", induction, INDUCTIONS))
     return INDUCTIONS[induction]
 
 
 def strongest(weights: np.ndarray) -> np.ndarray:
-    """The column of the largest weight in each row of weights [..., M, N], the first if several have it: [..., M].
+    """The column of the largest weight in each row of weights [..., M, N], the first of equal ones: [..., M].
 
-    A row without a positive weight attends to nothing, and has -1.
+    -1 for a null row, which attends to nothing.
     """
     if weights.shape[-1] == 0:
         return np.full(weights.shape[:-1], -1)
     return np.where(weights.max(-1) > 0, weights.argmax(-1), -1)
 
 
-def links_from_weights(weights: np.ndarray) -> set[Link]:
-    """Link each target (row of weights [M, N]) to the source with its largest weight, as `strongest` finds it."""
-    return links_from_steps(strongest(weights))
-
-
 def links_from_steps(sources: np.ndarray) -> set[Link]:
-    """Link target i to sources[i]; one of -1 gets no link."""
+    """Link target i to sources[i]; -1 is no link."""
     return {(int(sources[target]), int(target)) for target in np.flatnonzero(sources >= 0)}
 
 
@@ -226,7 +227,7 @@ def score_counts(totals: np.ndarray) -> AlignmentScore:
 def score_with_intervals(
     predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links], resamples: int = 1000, seed: int = 1
 ) -> ScoredAlignment:
-    """`alignment_error` with 95 % intervals: percentiles over corpora of sentences drawn with replacement."""
+    """`alignment_error` with 95 % bootstrap intervals over sentences."""
     if resamples < 2:
         raise ArgumentError(f"resamples = {resamples}, but an interval needs at least 2; 1000 is usual")
     counts = count_links(predicted, gold)
@@ -264,3 +265,76 @@ def rates(totals: np.ndarray) -> np.ndarray:
     precision = np.where(links > 0, found_possible / np.maximum(links, 1), 1.0)
     recall = np.where(sure > 0, found_sure / np.maximum(sure, 1), 1.0)
     return np.stack([error, precision, recall], axis=-1)
+
+
+def flip(links: AbstractSet[Link]) -> set[Link]:
+    """The same links with source and target exchanged."""
+    return {(target, source) for source, target in links}
+
+
+def symmetrize(forward: AbstractSet[Link], backward: AbstractSet[Link], how: str = "grow-diag-final-and") -> set[Link]:
+    """Combine two alignments of one sentence pair, both as (source word, target word).
+
+    Links of a model of the other direction have to be flipped first. "grow-diag" starts from the intersection and adds
+    neighbors from the union while they link an unlinked word; "final" then adds links of either alignment with at
+    least one unlinked word, "final-and" those with two (Koehn et al. 2005). Links are added in the order of Moses: by
+    target word, then by source word, forward before backward.
+
+    Args:
+        how: one of HEURISTICS.
+    """
+    check_heuristic(how)
+    if how == "union":
+        return {*forward, *backward}
+    grown = Alignment(flip(forward & backward))
+    if how != "intersection":
+        grown.grow(flip(forward | backward))
+    if how.startswith("grow-diag-final"):
+        for links in (forward, backward):
+            grown.fill(flip(links), both=how.endswith("-and"))
+    return flip(grown.links)
+
+
+def check_heuristic(how: str) -> None:
+    """ArgumentError, with the nearest name, if `how` is not one of HEURISTICS."""
+    if how not in HEURISTICS:
+        raise ArgumentError(unknown_name("symmetrization", how, HEURISTICS))
+
+
+class Alignment:
+    """A growing set of links (target word, source word), and the words it links."""
+
+    def __init__(self, links: AbstractSet[Link]) -> None:
+        self.links = set(links)
+        self.targets = {target for target, _ in links}
+        self.sources = {source for _, source in links}
+
+    def add(self, link: Link) -> None:
+        self.links.add(link)
+        self.targets.add(link[0])
+        self.sources.add(link[1])
+
+    def free_words(self, link: Link) -> int:
+        """How many of the two words are unlinked."""
+        return (link[0] not in self.targets) + (link[1] not in self.sources)
+
+    def grow(self, union: AbstractSet[Link]) -> None:
+        """Add neighbors from `union` that link an unlinked word, until there are none."""
+        before = -1
+        while before < len(self.links):
+            before = len(self.links)
+            ahead = sorted(self.links)
+            while ahead:
+                link = heapq.heappop(ahead)
+                for down, right in NEIGHBORS:
+                    near = (link[0] + down, link[1] + right)
+                    if near in union and self.free_words(near):
+                        self.add(near)
+                        if near > link:  # still ahead in this pass over the matrix; the others wait for the next
+                            heapq.heappush(ahead, near)
+
+    def fill(self, links: AbstractSet[Link], both: bool) -> None:
+        """Add those of `links` with one unlinked word, or, with `both`, two."""
+        for link in sorted(links):
+            if self.free_words(link) >= (2 if both else 1):
+                self.add(link)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sacrebleu.significance import Result
 
 METRICS = {"bleu": "BLEU", "chrf": "CHRF", "ter": "TER"}
-"""Our name of a metric: its class in sacrebleu.metrics, used with its defaults."""
+"""Our name of a metric, and its class in sacrebleu.metrics, used with its defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Score:
     version: str
     """Of rectiformer."""
     empty: int
-    """Hypotheses that are nothing but white space, if that. They are scored like any other."""
+    """Blank hypotheses. They are scored like any other."""
     low: float | None = None
-    """Lower end of the 95 % bootstrap interval, where one was asked for."""
+    """Lower end of the 95 % bootstrap interval, if requested."""
     high: float | None = None
     """Its upper end."""
 
@@ -49,7 +49,7 @@ class Comparison:
     mean: float
     """Mean score of the resamples; the interval lies around it."""
     p_value: float | None
-    """How probable so large a difference to the baseline is by chance; None for the baseline itself."""
+    """How probable so large a difference from the baseline is by chance; None for the baseline itself."""
 
 
 def score(
@@ -73,9 +73,9 @@ def score(
 
 
 def by_level(documents: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    """The lines that documents are scored by: "s-", each sentence one, and "d-", each document, joined by spaces.
+    """The lines to score documents by: "s-", every sentence, and "d-", every document, its sentences joined by spaces.
 
-    Documents without sentences are none. What names the level is put before the name of a metric, as in d-BLEU.
+    Empty documents are left out. The key is the prefix of the metric's name, as in d-BLEU.
     """
     return {
         "s-": [sentence for document in documents for sentence in document],
@@ -141,7 +141,7 @@ def compare(
 
 
 def p_value(result: Result, baseline: Result) -> float | None:
-    """That of sacreBLEU, but None for the baseline and 1 for its equal."""
+    """The p-value of sacreBLEU, but None for the baseline and 1 for a system equal to it."""
     if result is baseline:
         return None
     same = (result.score, result.mean, result.ci) == (baseline.score, baseline.mean, baseline.ci)
@@ -204,7 +204,7 @@ def quiet_sacrebleu() -> Iterator[None]:
 
 @contextmanager
 def sacrebleu_seed(seed: int) -> Iterator[None]:
-    """Set the seed where sacreBLEU reads it, which is the environment only; so never from two threads at once."""
+    """Set the seed where sacreBLEU reads it: in the environment, so never from two threads at once."""
     before = os.environ.get("SACREBLEU_SEED")
     os.environ["SACREBLEU_SEED"] = str(seed)
     try:

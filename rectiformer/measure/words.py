@@ -1,4 +1,4 @@
-"""From subwords to words: where the words of a line are, which pieces lie in them, and merging what pieces have."""
+"""Subwords to words: where the words of a line are, which pieces they contain, and merging links and weights."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ BETWEEN_SPACES = re.compile("[^ ]+")
 def word_spans(line: str) -> list[Span]:
     """The words of untokenized text, in order.
 
-    Text is split at white space. A character of a script that has no spaces (Thai, Hiragana, Katakana, Han) is a word,
-    with its combining marks. Of what is left, punctuation and symbols at either end are split off, a word a character,
-    and stay where they are inside: "(z.B." is "(", "z.B" and ".", and "don't" is one word.
+    Text is split at white space. In scripts without spaces (Thai, Hiragana, Katakana, Han) every character is a word,
+    with its combining marks. Elsewhere punctuation and symbols at either end are split off, one word per character,
+    but not inside: "(z.B." is "(", "z.B" and ".", and "don't" is one word.
     """
     spans: list[Span] = []
     for chunk in CHUNK.finditer(line):
@@ -43,7 +43,7 @@ def word_spans(line: str) -> list[Span]:
             last -= 1
         if first < last:
             spans.append((first, last))
-        spans.extend((place, place + 1) for place in range(last, end))
+        spans.extend((index, index + 1) for index in range(last, end))
     return spans
 
 
@@ -52,15 +52,15 @@ def is_punctuation(character: str) -> bool:
 
 
 def given_spans(line: str) -> list[Span]:
-    """The words of tokenized text: whatever stands between spaces, and no other white space splits."""
+    """The words of tokenized text: whatever is between spaces; other white space does not split."""
     return [match.span() for match in BETWEEN_SPACES.finditer(line)]
 
 
 def pieces_to_words(offsets: Sequence[Span], spans: Sequence[Span]) -> list[list[int]]:
-    """For each piece the words it shares a character with: several, one, or none if it is white space only.
+    """For each piece, the words it shares a character with: several, one, or none for white space.
 
-    A piece without characters (the first bytes of a character spelled as bytes) belongs to the word it stands in or
-    directly before; at the end of the line, as the end-of-sentence piece, to none.
+    A piece without characters (the first bytes of a character spelled as bytes) belongs to the word it is in or
+    directly before; at the end of the line, like the end-of-sentence piece, to none.
 
     Args:
         offsets: the characters of each piece.
@@ -74,7 +74,7 @@ def pieces_to_words(offsets: Sequence[Span], spans: Sequence[Span]) -> list[list
 def merge_links(
     links: Iterable[tuple[int, int]], source_words: Sequence[Sequence[int]], target_words: Sequence[Sequence[int]]
 ) -> set[tuple[int, int]]:
-    """Links of words from (source, target) links of pieces: two words are linked if any of their pieces are.
+    """Word links out of (source, target) links of pieces: two words are linked if any of their pieces are.
 
     Args:
         source_words: words of each source piece, by `pieces_to_words`.
@@ -97,8 +97,8 @@ def merge_weights(
 ) -> np.ndarray:
     """Weights of words [target_count, source_count] from those of pieces [M, N].
 
-    The sum over the pieces of a source word, the mean over those of a target word. A piece in several words counts in
-    each; a word without pieces has zeros.
+    Weights are summed over the pieces of a source word and averaged over those of a target word. A piece in several
+    words counts in each; a word without pieces has zeros.
 
     Args:
         source_words: words of each of the N source pieces, by `pieces_to_words`.
@@ -116,7 +116,7 @@ def merge_weights(
 
 
 def sum_rows(rows: np.ndarray, words: Sequence[Sequence[int]], count: int) -> np.ndarray:
-    """One row a word: the sum of its pieces' rows."""
+    """One row per word: the sum of its pieces' rows."""
     sums = np.zeros((count, rows.shape[1]))
     for row, indices in zip(rows, words, strict=True):
         sums[list(indices)] += row

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import DataError
-from rectiformer.measure.alignment import Links, read_gold
-from rectiformer.measure.symmetrize import flip
+from rectiformer.measure.alignment import Links, flip, read_gold
 from rectiformer.studies.plan import Scale, rename_files
 from rectiformer.studies.recipes import (
     COMPILED,

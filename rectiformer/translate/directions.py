@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rectiformer.measure.alignment import Link, Links
-from rectiformer.measure.symmetrize import flip
+from rectiformer.measure.alignment import Link, Links, flip
 from rectiformer.translate.align import AVERAGE, Row, align_pairs, alignment_table, choose
 from rectiformer.translate.translator import Translator
 

@@ -5,7 +5,7 @@ import pytest
 from explore.reading import KINDS, drawn_edges, edges_of, make_findings, settle, words_of_pieces
 
 from rectiformer.analyze.report import write_report
-from rectiformer.measure.alignment import alignment_error, count_links, links_from_weights, rows_for
+from rectiformer.measure.alignment import alignment_error, count_links, links_from_steps, rows_for, strongest
 from rectiformer.measure.words import merge_links
 
 
@@ -39,7 +39,9 @@ def predicted_links(example, layer, head, induction):
     weights = example.site("cross", layer).dense()
     matrix = weights.mean(0) if head == "average" else weights[head]
     rows = rows_for(matrix, induction, len(example.source.pieces) - 1)
-    return merge_links(links_from_weights(rows), words_of_pieces(example.source), words_of_pieces(example.target))
+    return merge_links(
+        links_from_steps(strongest(rows)), words_of_pieces(example.source), words_of_pieces(example.target)
+    )
 
 
 def choose_place(page, layer, head, induction):

@@ -13,10 +13,11 @@ from rectiformer.measure.alignment import (
     Links,
     alignment_error,
     format_links,
-    links_from_weights,
+    links_from_steps,
     read_gold,
     rows_for,
     score_with_intervals,
+    strongest,
 )
 from rectiformer.measure.words import given_spans, merge_links, pieces_to_words, word_spans
 
@@ -26,16 +27,16 @@ SENTENCES = st.lists(st.tuples(LINK_SETS, LINK_SETS, LINK_SETS), min_size=1, max
 
 def test_each_target_is_linked_to_its_largest_weight():
     weights = np.array([[0.1, 0.7, 0.2], [0.4, 0.1, 0.4], [0.0, 0.0, 0.0], [-2.0, 0.0, 1e-30], [-2.0, -1.0, -3.0]])
-    assert links_from_weights(weights) == {(1, 0), (0, 1), (2, 3)}  # ties take the first; two rows are null
+    assert links_from_steps(strongest(weights)) == {(1, 0), (0, 1), (2, 3)}  # ties take the first; two rows are null
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
 def test_no_weights_give_no_links(shape):
-    assert links_from_weights(np.zeros(shape)) == set()
+    assert links_from_steps(strongest(np.zeros(shape))) == set()
 
 
 def test_links_are_plain_integers():
-    [(source, target)] = links_from_weights(np.ones((1, 1), dtype=np.float32))
+    [(source, target)] = links_from_steps(strongest(np.ones((1, 1), dtype=np.float32)))
     assert (type(source), type(target)) == (int, int)
 
 
@@ -103,7 +104,7 @@ def words_linked(case):
     for step, piece in enumerate(looks_at):
         if piece is not None:
             weights[step, piece] = 0.5
-    links = links_from_weights(rows_for(weights, induction, len(source_offsets)))
+    links = links_from_steps(strongest(rows_for(weights, induction, len(source_offsets))))
     source_words = pieces_to_words(source_offsets, word_spans(source))
     target_words = pieces_to_words(target_offsets, word_spans(target))
     return merge_links(links, source_words, target_words)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rectiformer import ArgumentError
-from rectiformer.measure.symmetrize import HEURISTICS, flip, symmetrize
+from rectiformer.measure.alignment import HEURISTICS, flip, symmetrize
 
 LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14)
 SETTINGS = [how for how in HEURISTICS if how.startswith("grow")]

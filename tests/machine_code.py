@@ -161,7 +161,7 @@ def launch_decode():
         q = torch.zeros(4, heads, queries, 64, dtype=torch.bfloat16)
         keys, values = (torch.zeros(4, key_heads, room, 64, dtype=torch.bfloat16) for _ in range(2))
         seen = Visibility(queries, room, key_lengths=torch.full((1,), room - 3), first=room - queries)
-        fused_decoding(q, keys, values, AttentionCall(VARIANTS[variant], seen, {}, 0.125), *[None] * 6)
+        fused_decoding(q, keys, values, AttentionCall(VARIANTS[variant], seen, {}, 0.125), *[None] * 5)
 
 
 def launch_simplex():

@@ -38,13 +38,13 @@ INSIDE_OPS = [
     "reference",
     "packing second launching ranks",
     "simplex_rows",
-    "blocked products row_blocks sdpa tilings pages",
+    "blocked products row_blocks sdpa tilings",
     "operators long_launch",
     "fused_norm",
     "short long add_norm",
     "fused decode long_rows",
     "dispatch cache_rows",
-    "weights packed cached explain occupancy row_statistics parallel",
+    "weights packed cached explain row_statistics parallel",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
 

@@ -16,7 +16,6 @@ from rectiformer.ops.activations import Value
 from rectiformer.ops.cache_rows import cache_attention, cache_suits
 from rectiformer.ops.decode import OutputNorm, decode_obstacle, fused_decoding, norm_heads
 from rectiformer.ops.dispatch import check_head_options, run, transform_obstacle
-from rectiformer.ops.pages import PageBounds, check_bounds
 from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.shapes import describe, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import find_variant
@@ -35,7 +34,6 @@ def decode_attention(
     left: int = UNBOUNDED,
     scale: float | None = None,
     norm: OutputNorm | None = None,
-    bounds: PageBounds | None = None,
     splits: int | None = None,
     skip: bool | None = None,
     **options: Value,
@@ -54,27 +52,19 @@ def decode_attention(
         left: keys before its own position that a query sees.
         scale: factor of the scores, 1 / sqrt(D) unless given.
         norm: the output norm, over all heads.
-        bounds: of the cache's whole pages, which are not read where they prove all scores to be 0 or less; exact.
         splits: programs that share the keys of a head; chosen by the shapes unless given.
         skip: whether the value of a key of weight 0 is left unread, which is exact; chosen by the shapes unless given.
         options: the variant's own numbers.
     """
     check_decoding(q, keys, values, lengths, new, ancestors)
     row, Q, room = find_variant(variant), q.shape[2], keys.shape[2]
-    if bounds is not None:
-        check_bounds(bounds, keys)
-        if ancestors is not None or not row.rectified:
-            raise ArgumentError(
-                "bounds prove that pages of one cache row weigh nothing under a ReLU; leave them out "
-                + (f"for {variant!r}" if ancestors is None else "where there are ancestors")
-            )
     visibility = Visibility(Q, room, left, UNBOUNDED, lengths, first=room - Q)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     call = AttentionCall(row, visibility, check_head_options(row.resolve_options(options), q.shape[1]), scale)
     if decode_obstacle(q, keys, values, call) or transform_obstacle():
         out = plain_decoding(q, keys, values, call, new, ancestors)
         return out if norm is None else norm_heads(out, norm)
-    return fused_decoding(q, keys, values, call, new, ancestors, norm, bounds, splits, skip)
+    return fused_decoding(q, keys, values, call, new, ancestors, norm, splits, skip)
 
 
 def check_decoding(

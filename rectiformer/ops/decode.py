@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
 from rectiformer.ops.launching import block, heads_last, kernel_obstacle, row_scale_parts
-from rectiformer.ops.pages import SMALLEST_PAGE, PageBounds
 from rectiformer.ops.reference import AttentionCall
 
 LARGEST_HEAD = 256
@@ -26,6 +25,8 @@ WIDEST_ROW = 1024
 """Most numbers of all heads that one program holds, filled up to powers of two."""
 TILE = 4096
 """Numbers of keys that a program without matrix products holds at once, 16 or 32 for each of its threads."""
+MOST_KEYS = 64
+"""Keys that a program holds at once, at most."""
 KEYS_A_SPLIT = 128
 """Least keys that are worth a split."""
 MOST_SPLITS = 64
@@ -68,7 +69,6 @@ def fused_decoding(
     new: tuple[Tensor, Tensor] | None,
     ancestors: Tensor | None,
     norm: OutputNorm | None,
-    bounds: PageBounds | None,
     splits: int | None,
     skip: bool | None,
 ) -> Tensor:
@@ -77,13 +77,11 @@ def fused_decoding(
         q, call = -q, replace(call, scale=-call.scale)
     exponent, factor, factors = row_scale_parts(q, call)
     together = splits in (None, 1) and holds_all_heads(q, keys, values) and (norm is not None or fills_device(q))
-    bounds = None if together else bounds
     splits = 1 if together else splits or count_splits(q, keys)
     skip = (keys.shape[2] > SHORT_ROOM if skip is None else skip) and call.variant.rectified
     inside = norm if together else None
     numbers = [call.scale, exponent, factor, 0.0 if inside is None else inside.epsilon]
     sizes = [call.variant.power, call.visibility.left, splits, int(skip), int(together)]
-    sizes.append(0 if bounds is None else bounds.page)
     assert call.visibility.key_lengths is not None
     out = decode(
         q,
@@ -94,7 +92,6 @@ def fused_decoding(
         None if ancestors is None else ancestors.contiguous(),
         factors,
         *((None, None) if inside is None else (inside.gain, inside.gate)),
-        *((None, None) if bounds is None else (bounds.centers, bounds.radii)),
         numbers,
         sizes,
     )
@@ -150,15 +147,13 @@ def decode(
     factors: Tensor | None,
     gain: Tensor | None,
     gate: Tensor | None,
-    centers: Tensor | None,
-    radii: Tensor | None,
     numbers: Sequence[float],
     sizes: Sequence[int],
 ) -> Tensor:
     """Sum over a row's keys of factors[h] factor n^-exponent [scale q k]+ ** power v; power 0 is a softmax.
 
-    numbers: scale, exponent, factor, epsilon. sizes: power, left, splits, skip, all heads together, page or 0. The
-    norm, which gain and gate describe, asks for all heads together.
+    numbers: scale, exponent, factor, epsilon. sizes: power, left, splits, skip, all heads together. The norm,
+    which gain and gate describe, asks for all heads together.
     """
     from rectiformer.ops.kernels.decode import decode_merge
 
@@ -168,7 +163,7 @@ def decode(
     # Rows of parts and sums lie in the order of the output's memory.
     parts = out[None] if splits == 1 else q.new_empty(splits, R, Q, H, Dv, dtype=torch.float32).transpose(2, 3)
     sums = q.new_empty(2, splits, R * Q * H if power == 0 and splits > 1 else 0, dtype=torch.float32)
-    flat = [sums[0], sums[1], lengths, ancestors, factors, gain, gate, centers, radii]
+    flat = [sums[0], sums[1], lengths, ancestors, factors, gain, gate]
     with torch.cuda.device_of(q):  # Triton launches on the current device
         launch((q, keys, values), parts, [new_key, new_value], flat, numbers, sizes)
         if splits > 1:
@@ -189,13 +184,13 @@ def launch(
 ) -> None:
     """Run the kernel that suits the shapes, one program a (row, key head, split) or, with all heads, a row.
 
-    `flat`: highest scores and sums of a split softmax, lengths, ancestors, factors, gain, gate, centers, radii.
+    `flat`: highest scores and sums of a split softmax, lengths, ancestors, factors, gain, gate.
     """
     from rectiformer.ops.kernels.decode import decode_groups, decode_heads
 
     q, keys, values = qkv
     (R, H, Q, D), (_, K, room, Dv) = q.shape, values.shape
-    (scale, exponent, factor, epsilon), (power, left, splits, _, together, page) = numbers, sizes
+    (scale, exponent, factor, epsilon), (power, left, splits, _, together) = numbers, sizes
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
     gain, scale = factor * scale**power if power else 1.0, scale * math.log2(math.e)
     strided = [*qkv, parts[0], *(q if tensor is None else tensor for tensor in new)]  # those of None are never read
@@ -214,7 +209,6 @@ def launch(
         APPEND=new[0] is not None,
         INDEXED=flat[3] is not None,
         SPLIT=splits > 1,
-        PAGE=page,
         **choose_blocks(*qkv, flat, sizes),
     )
 
@@ -223,19 +217,19 @@ def choose_blocks(
     q: Tensor, keys: Tensor, values: Tensor, flat: list[Tensor | None], sizes: Sequence[int]
 ) -> dict[str, int]:
     """Sizes of a program's blocks and its warps, such that registers hold them; and what only `decode_heads` has."""
-    *_, skip, together, _ = sizes
+    *_, skip, together = sizes
     blocks = {"BLOCK_D": block(q.shape[3]), "BLOCK_DV": block(values.shape[3])}
     width, rows = max(blocks.values()), queries_a_key_head(q, keys)
     blocks["SKIP"] = skip
     if rows == 1:
         heads = power_of_two(q.shape[1]) if together else 1
         blocks |= {"HEADS": heads, "NORM": (flat[5] is not None) + (flat[6] is not None)}
-        keys_held = min(SMALLEST_PAGE, TILE // (heads * width), block(keys.shape[2]))
+        keys_held = min(MOST_KEYS, TILE // (heads * width), block(keys.shape[2]))
         warps = 8 if together else 4
     else:
         blocks["BLOCK_M"] = block(rows)
         wide = width > 128 or q.dtype == torch.float32
-        keys_held, warps = SMALLEST_PAGE if width <= 64 else 32, 8 if wide else 4
+        keys_held, warps = MOST_KEYS if width <= 64 else 32, 8 if wide else 4
         keys_held = 16 if q.dtype == torch.float32 else keys_held
         blocks["STAGES"] = 3
         if flat[3] is not None and keys.shape[2] <= FEW_KEYS and width == 128 and q.dtype != torch.float32:

@@ -27,7 +27,7 @@ LARGEST = 256
 """Largest head size."""
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? factors, Tensor? key_lengths, Tensor? seed, "
-    "Tensor? bounds_q, Tensor? bounds_k, Tensor? tiles, float[] numbers, SymInt[] sizes"
+    "Tensor? bounds_q, Tensor? bounds_k, float[] numbers, SymInt[] sizes"
 )
 """What every operator on `LongCall` takes: its fields, as torch wants them named."""
 
@@ -46,17 +46,14 @@ def long_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     return ""
 
 
-def long_attention(
-    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None, tiles: Tensor | None = None
-) -> Tensor:
+def long_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
     """`reference_attention` for rectified rows of any length.
 
-    With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host. With `tiles`,
-    bool [B, H, tiles of 64 queries, tiles of 64 keys], only of those that are True.
+    With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
     """
     q, call = with_positive_scale(q, call)
     tables, numbers, sizes = long_arguments(q, k, call, packing)
-    return scale_late(long(q, k, v, call.attn_bias, *tables, tiles, numbers, sizes), k, call)
+    return scale_late(long(q, k, v, call.attn_bias, *tables, numbers, sizes), k, call)
 
 
 def with_positive_scale(q: Tensor, call: AttentionCall) -> tuple[Tensor, AttentionCall]:
@@ -101,8 +98,7 @@ def long(*inputs: Any) -> Tensor:
     """Sum over visible keys of factors[h] factor n^-exponent [scale q k + bias]+ ** power v.
 
     numbers: scale, dropout, exponent, factor. sizes: power, left, right, row and column of the dropout pattern, and the
-    most queries and keys of a sequence. With bounds, batch row 0 holds sequences end to end. Tiles that
-    are False hold no positive score, and are not visited.
+    most queries and keys of a sequence. With bounds, batch row 0 holds sequences end to end.
     """
     return LongCall(*inputs).forward()
 
@@ -145,11 +141,11 @@ def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
     inputs = recall(ctx)
     d_q, d_k, d_v, d_bias, d_factors = long_backward(d_out, *inputs)
     bias, factors = inputs[3], inputs[5]
-    return d_q, d_k, d_v, None if bias is None else d_bias, None, None if factors is None else d_factors, *[None] * 7
+    return d_q, d_k, d_v, None if bias is None else d_bias, None, None if factors is None else d_factors, *[None] * 6
 
 
 def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
-    d_out, q, k, v, bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, _, numbers, sizes = recall(ctx)
+    d_out, q, k, v, bias, mask, factors, key_lengths, seed, bounds_q, bounds_k, numbers, sizes = recall(ctx)
     M, N = q.shape[2], k.shape[2]
     visibility = Visibility(M, N, sizes[1], sizes[2], key_lengths, mask, first=N - M)
 
@@ -161,7 +157,7 @@ def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
         second = second_derivatives(describe, inputs, cotangents)
     else:
         second = packed_second_derivatives(describe, Packing(bounds_q, bounds_k), inputs, cotangents)
-    return *second[:5], None, second[5], *[None] * 8
+    return *second[:5], None, second[5], *[None] * 7
 
 
 def describe_call(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.launching import block, heads_last, interpreting, table
-from rectiformer.ops.tilings import LISTED, SCALING, Tiling, find_tiling
+from rectiformer.ops.tilings import SCALING, Tiling, find_tiling
 from rectiformer.ops.visibility import Visibility
 
 
@@ -28,7 +28,6 @@ class LongCall:
     seed: Tensor | None
     bounds_q: Tensor | None  # [sequences + 1]
     bounds_k: Tensor | None
-    tiles: Tensor | None  # bool [B, H, tiles of queries, tiles of keys]
     numbers: Sequence[float]
     sizes: Sequence[int]
 
@@ -78,7 +77,7 @@ class LongCall:
         d_bias = self.bias.new_empty(shape, dtype=torch.float32)
         tiling = find_tiling("bias", self.q, self.v, edges=False)
         flags = self._flags(tiling, [self.q])
-        for fixed in ("PACKED", "BIAS", "LISTED", "INNER", "TMA", "ASM"):
+        for fixed in ("PACKED", "BIAS", "INNER", "TMA", "ASM"):
             del flags[fixed]
         read = [self.q, self.k, self.v, d_out]
         strides = [tuple(tensor.stride()) for tensor in (*read, d_bias)]
@@ -124,12 +123,12 @@ class LongCall:
         **more: int,
     ) -> None:
         """One program for each tile of keys ("keys") or of queries, head and sequence."""
-        tiling = find_tiling(name, self.q, self.v, any(self.edges())) if self.tiles is None else LISTED
+        tiling = find_tiling(name, self.q, self.v, any(self.edges()))
         flags = self._flags(tiling, read)
         heights = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
         sources = [source(tensor, size, flags["TMA"]) for tensor, size in zip(read, heights, strict=False)]
         strides = [tuple(tensor.stride()) for tensor in (*read, *written)]
-        tables = [*self._tables(), *self._lists(name), table(rows, self.q), *self._cells(), *strides]
+        tables = [*self._tables(), table(rows, self.q), *self._cells(), *strides]
         most, size, owners = (
             (self.sizes[6], tiling.keys, self.k) if name == "keys" else (self.sizes[5], tiling.queries, self.q)
         )
@@ -159,13 +158,6 @@ class LongCall:
         tables = (self.factors, self.key_lengths, self.seed, self.bounds_q, self.bounds_k)
         return [table(tensor, self.q) for tensor in tables]
 
-    def _lists(self, name: str) -> list[Tensor]:
-        """Of each tile of queries, or keys for "keys": the tiles to visit, first ones first, and how many they are."""
-        if self.tiles is None:
-            return [self.q, self.q]
-        tiles = (self.tiles.mT if name == "keys" else self.tiles).contiguous()
-        return [(~tiles).to(torch.uint8).argsort(dim=-1, stable=True).int(), tiles.sum(-1, dtype=torch.int32)]
-
     def _cells(self) -> list[Any]:
         """Pointers to bias and mask, and their strides; broadcast axes have stride 0."""
         shape = (*self.q.shape[:3], self.k.shape[2])
@@ -194,7 +186,6 @@ class LongCall:
             "PACKED": self.bounds_q is not None,
             "BIAS": self.bias is not None,
             "MASK": self.mask is not None,
-            "LISTED": self.tiles is not None,
             "DROPS": self.seed is not None and self.numbers[1] > 0,
             "INNER": self.inner,
             "TMA": all(describable(tensor) for tensor in read),

@@ -41,14 +41,14 @@ def long_rows_attention(
     float32 [B, H, M]. Rows of zeros have 0 for both."""
     q, call = with_positive_scale(q, call)
     tables, numbers, sizes = long_arguments(q, k, call, packing)
-    out, rows = long_rows(q, k, v, None, *tables, None, numbers, sizes)
+    out, rows = long_rows(q, k, v, None, *tables, numbers, sizes)
     total, entropy = rows.unbind(-1)
     return scale_late(out, k, call), total if scales_inside(q) else total * call.scale**call.variant.power, entropy
 
 
 @torch.library.custom_op("rectiformer::long_rows", mutates_args=(), schema=f"({INPUTS}) -> (Tensor, Tensor)")
 def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """`long` without a bias or tiles, and R and H of each row: float32 [B, H, M, 2].
+    """`long` without a bias, and R and H of each row: float32 [B, H, M, 2].
 
     They are of [q k]+ ** power, but where `scales_inside` of [scale q k]+ ** power.
     """
@@ -97,7 +97,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _differentiate(ctx, d_out, d_rows):  # type: ignore[no-untyped-def]
     *inputs, rows = recall(ctx)
     d_q, d_k, d_v, d_factors = long_rows_backward(d_out, row_slopes(d_rows, rows), *inputs)
-    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *[None] * 7
+    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *[None] * 6
 
 
 long_rows.register_autograd(_differentiate, setup_context=_remember)

@@ -49,9 +49,6 @@ EXACT = {
 }
 """Of float32, whose products are each made of three."""
 
-LISTED = Tiling(64, 64, 4, 2)
-"""Of every kernel that visits only listed tiles, in any dtype."""
-
 SCALING = Tiling(32, 1, 4, 1)
 """Of the kernel that scales rows of a gradient; it has no keys."""
 

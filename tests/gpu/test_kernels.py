@@ -11,7 +11,6 @@ from rectiformer.ops.cached import decode_attention, follow, plain_decoding
 from rectiformer.ops.decode import OutputNorm
 from rectiformer.ops.dispatch import check_call
 from rectiformer.ops.long_rows import long_rows_obstacle
-from rectiformer.ops.pages import page_bounds
 from rectiformer.ops.reference import AttentionCall, reference_attention, reference_weights
 from rectiformer.ops.row_statistics import attention_with_rows
 from rectiformer.ops.simplex_rows import POWERS
@@ -267,7 +266,7 @@ def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
         assert torch.equal(cache[:, :, room - 4], part[:, :, 0])
 
 
-def test_decoding_with_its_norm_and_with_page_bounds():
+def test_decoding_with_its_norm():
     q, keys, values, lengths, new, index = decode_inputs(64, 8, 8, 1, 32, 64, torch.bfloat16, True)
     norm = OutputNorm(torch.ones(512, device="cuda"), torch.ones(512, device="cuda"), 1e-8)
     ours = decode_attention(q, keys.clone(), values.clone(), lengths=lengths, new=new, ancestors=index, norm=norm)
@@ -276,10 +275,6 @@ def test_decoding_with_its_norm_and_with_page_bounds():
     expected = z * torch.sigmoid(z) * torch.rsqrt(z.square().mean(-1, keepdim=True) + 1e-8)
     error = (ours.transpose(1, 2).flatten(2).double() - expected).abs().max()
     assert error <= 4 * torch.finfo(torch.bfloat16).eps * expected.abs().max()  # z is rounded once more above
-    q, keys, values, lengths, _, _ = decode_inputs(2, 4, 4, 1, 512, 64, torch.bfloat16, False)
-    bounds = page_bounds(keys - 2, 64)
-    results = [decode_attention(q, keys - 2, values, lengths=lengths, bounds=b) for b in (None, bounds)]
-    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("variant", ["rela-g", "rela-i"])

@@ -13,7 +13,6 @@ from rectiformer.ops.cached import decode_attention, follow
 from rectiformer.ops.decode import OutputNorm, count_splits, decode_obstacle, holds_all_heads
 from rectiformer.ops.dispatch import check_call
 from rectiformer.ops.fused_norm import plain_rms_norm
-from rectiformer.ops.pages import page_bounds, page_report
 from rectiformer.ops.reference import reference_attention
 
 KINDS = ["rela", "reluformer", "relu-seqlen", "relu2", "softmax"]
@@ -187,42 +186,6 @@ def test_values_that_weigh_nothing_are_not_read():
     assert out.isfinite().all()
 
 
-def clustered(heads):
-    """Keys in pages that each lie far out to one side or the other, and queries that all point to one of them."""
-    step = Step(1, heads, 2, 1, 384, 8, 5, lengths=[323])
-    step.q = step.q.abs()
-    sides = torch.tensor([[-3.0, 3.0, -3.0], [3.0, -3.0, 3.0]]).repeat_interleave(128, 1)  # [K, keys]
-    step.keys += sides[:, :, None]
-    return step
-
-
-@kernels_run
-@pytest.mark.parametrize("heads", [2, 4], ids=["heads", "groups"])
-@pytest.mark.parametrize(("variant", "page"), [("rela", 64), ("relu2", 128)])
-def test_pages_proven_zero_change_no_bit_and_are_not_read(variant, heads, page):
-    step = clustered(heads)
-    bounds = page_bounds(step.keys.float(), page)
-    report = page_report(step.q.float(), step.keys.float(), bounds, step.lengths - 1)
-    assert 0 < report.proven <= report.empty < report.pages
-    expected, *_ = step.run(variant, splits=2, skip=True)
-    assert torch.equal(step.run(variant, splits=2, bounds=bounds)[0], expected)
-    proven = (bounds.centers.sum(-1) < -1).repeat_interleave(page, 2)  # [R, K, keys]
-    step.keys[proven & (torch.arange(384) < ((step.lengths - 1) // page * page)[:, None, None])] = torch.nan
-    assert step.keys[0, :, :320].isnan().any()
-    assert torch.equal(step.run(variant, splits=2, bounds=bounds)[0], expected)
-
-
-def test_no_computed_score_is_above_its_bound():
-    """Pages of one key, many times: then the ball is a point, and only rounding is left."""
-    keys = torch.randn(1, 200, 1, 33).expand(-1, -1, 64, -1)
-    q = torch.randn(1, 200, 1, 33)
-    bounds = page_bounds(keys)
-    limit = (q @ bounds.centers.mT).squeeze() + q.norm(dim=-1).squeeze() * bounds.radii.squeeze()
-    scores = (q * keys[:, :, :1]).sum(-1).squeeze()
-    assert (limit > scores).all()
-    torch.testing.assert_close(limit, scores, rtol=0, atol=1e-2)
-
-
 @kernels_run
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("shape", ["together", "long", "beam"])
@@ -270,7 +233,9 @@ def test_a_model_decodes_by_the_kernels_as_without_them(monkeypatch, variant):
             logits = []
             for _ in range(5):
                 logits.append(model.step(torch.randint(3, 23, (6,), generator=generator), state))
-                state.room.parents.copy_(torch.randint(3, (6,), generator=generator) + torch.tensor([0, 0, 0, 3, 3, 3]))
+                state.static.parents.copy_(
+                    torch.randint(3, (6,), generator=generator) + torch.tensor([0, 0, 0, 3, 3, 3])
+                )
         results.append(torch.stack(logits))
     torch.testing.assert_close(*results)
     assert len(fused) == 5 * 2
@@ -285,17 +250,7 @@ def test_the_operator_is_well_formed(power, splits):
     step = Step(2, 2, 2, 1, 9, 4, 4, lengths=[9, 4])
     q, keys, values, *new = (tensor.float() for tensor in (step.q, step.keys, step.values, *step.new))
     ancestors = torch.zeros(2, 9, dtype=torch.int32)
-    rest = (
-        step.lengths,
-        ancestors,
-        None,
-        None,
-        None,
-        None,
-        None,
-        [0.5, 0.5, 1.0, 0.0],
-        [power, 1 << 30, splits, 0, 0, 0],
-    )
+    rest = (step.lengths, ancestors, None, None, None, [0.5, 0.5, 1.0, 0.0], [power, 1 << 30, splits, 0, 0])
     torch.library.opcheck(
         torch.ops.rectiformer.decode.default, (q, keys.nan_to_num(), values.nan_to_num(), *new, *rest)
     )
@@ -330,13 +285,6 @@ REFUSED = [
     ({"lengths": (2,)}, ShapeError, r"lengths is \[2\], but it needs \[3\], one a row, or \[1\]"),
     ({"new": (3, 2, 2, 4)}, ShapeError, "new key has 2 positions, but one is written at a time"),
     ({"ancestors": (3, 9)}, ArgumentError, "ancestors holds torch.float32, but rows are counted in torch.int32"),
-    ({"page": 96}, ArgumentError, "page = 96, but a page holds a power of two of keys, at least 64"),
-    ({"variant": "softmax", "page": 64}, ArgumentError, "weigh nothing under a ReLU; leave them out for 'softmax'"),
-    (
-        {"other": (3, 2, 130, 4)},
-        ShapeError,
-        r"bounds are of \[3, 2, 2\] pages, but keys \[3, 2, 9, 4\] need \[3, 2, 0\]",
-    ),
 ]
 
 
@@ -353,9 +301,6 @@ def test_what_does_not_fit_is_named(given, error, message):
             lengths=tensors["lengths"].long(),
             new=(torch.ones(given["new"]),) * 2 if "new" in given else None,
             ancestors=torch.ones(given["ancestors"]) if "ancestors" in given else None,
-            bounds=page_bounds(torch.ones(given.get("other", shapes["keys"])), given.get("page", 64))
-            if "page" in given or "other" in given
-            else None,
         )
 
 

@@ -48,15 +48,15 @@ def short(B, H, K):
 
 def long(B, H, K, bias=True):
     tables = [torch.randn(B, H, M, N) if bias else None, torch.rand(B, 1, M, N) > 0.2]
-    tables += [torch.rand(H) + 0.5 if H == K else None, torch.arange(N, N - B, -1), torch.tensor(7), None, None, None]
+    tables += [torch.rand(H) + 0.5 if H == K else None, torch.arange(N, N - B, -1), torch.tensor(7), None, None]
     return [*qkv(B, H, K), *tables, [0.5, 0.2, 0.0, 1.0], [1, 3, 1, 0, 0, M, N]]
 
 
 def decode(B, H, K):
     q, keys, values = qkv(B, H, K)
     new = [torch.randn(B, K, 1, D), torch.randn(B, K, 1, DV)]
-    tables = [torch.arange(N, N - B, -1), *[None] * 6]
-    return [q, keys, values, *new, *tables, [0.5, 0.5, 1.0, 0.0], [1, UNBOUNDED, 1, 0, 0, 0]]
+    tables = [torch.arange(N, N - B, -1), *[None] * 4]
+    return [q, keys, values, *new, *tables, [0.5, 0.5, 1.0, 0.0], [1, UNBOUNDED, 1, 0, 0]]
 
 
 def cache_mix(B, H, K):

@@ -165,7 +165,7 @@ def arguments_of(*, packed=False, bias=False, factors=False):
     q, k, v, _ = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8))
     bounds = [torch.tensor([0, 10, 40])] * 2 if packed else [None, None]
     tables = [grid(1, 2, 40, 1).float().requires_grad_() if bias else None, None]
-    tables += [torch.tensor([0.5, 2.0], requires_grad=True) if factors else None, None, None, *bounds, None]
+    tables += [torch.tensor([0.5, 2.0], requires_grad=True) if factors else None, None, None, *bounds]
     return [q, k, v, *tables, [0.5, 0.0, 0.5, 1.0], [1, 1 << 30, 0, 0, 0, 40, 40]]
 
 
@@ -190,7 +190,7 @@ def test_second_derivatives_are_the_reference_s(how):
         first = torch.autograd.grad(run(*arguments).square().sum(), leaves, create_graph=True)
         return torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)
 
-    def plain(q, k, v, bias, _mask, factors, _lengths, _seed, bounds, _bounds, _tiles, numbers, _sizes):
+    def plain(q, k, v, bias, _mask, factors, _lengths, _seed, bounds, _bounds, numbers, _sizes):
         scores = numbers[0] * q @ k.mT + (0 if bias is None else bias)
         rows, columns = torch.arange(40)[:, None], torch.arange(40)
         seen = columns <= rows

@@ -172,7 +172,7 @@ def rows_arguments(packed=False, factors=False):
     q, k, v, _ = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8))
     bounds = [torch.tensor([0, 10, 40])] * 2 if packed else [None, None]
     factors = torch.tensor([0.5, 2.0], requires_grad=True) if factors else None
-    tables = [None, None, factors, None, None, *bounds, None]
+    tables = [None, None, factors, None, None, *bounds]
     return [q, k, v, *tables, [0.5, 0.0, 0.5, 1.0], [1, 1 << 30, 0, 0, 0, 40, 40]]
 
 

@@ -50,17 +50,16 @@ def scale_gradients(
 
 @triton.jit
 def add_queries(
-    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, list_ptr, n, head, pattern, place,
+    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, pattern, place,
     band, cells, slopes, seed_ptr, threshold, inner, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr,
-    BIAS: tl.constexpr, MASK: tl.constexpr, LISTED: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`d_k` and `d_v` plus what queries `begin` to `end` add; EDGE: each may not see every key."""
     b, _, _, q_start, k_start, M, _, _ = place
-    for item in range(begin, end, 1 if LISTED else BLOCK_M):
-        row = tl.load(list_ptr + item) * BLOCK_M if LISTED else item
+    for row in range(begin, end, BLOCK_M):
         m = row + tl.arange(0, BLOCK_M)
         queries = load_tile(q, q_ptr, q_strides, b, head, q_start, row, M, D, BLOCK_M, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(keys, queries.T, input_precision=PRECISION)
@@ -100,20 +99,20 @@ def head_scale(
 @triton.jit
 def key_gradients(
     q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dk_ptr, dv_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
-    k_bounds_ptr, lists_ptr, counts_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
+    k_bounds_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
     k_strides, v_strides, g_strides, dk_strides, dv_strides,
     band,
     H, group, M, N, D, Dv, inner, gain, d_gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     LATER: tl.constexpr, EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
-    BIAS: tl.constexpr, MASK: tl.constexpr, LISTED: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`gain` multiplies d_v and `d_gain` d_k. Heads with factors of their own (PER_HEAD) share no keys."""
     BANDED: tl.constexpr = LATER or EARLIER
     CLEAR: tl.constexpr = RAGGED or PACKED
-    TESTED: tl.constexpr = BIAS or MASK or LISTED
+    TESTED: tl.constexpr = BIAS or MASK
     cells = (bias_ptr, bias_strides, mask_ptr, mask_strides)
     K = H // group
     tile, sequence, kh = tl.program_id(0), tl.program_id(1) // K, tl.program_id(1) % K
@@ -135,18 +134,14 @@ def key_gradients(
             head = kh * group + member
             here = (b, head, kh, place[3], k_start, rows, columns, length)
             slopes = (slopes_ptr, (b * H + head) * M, shared)
-            listed = (b * H + head) * tl.num_programs(0) + tile
-            if LISTED:
-                begin, end = 0, tl.load(counts_ptr + listed)
-            list_ptr = lists_ptr + listed * tl.cdiv(rows, BLOCK_M)
             starts = (begin, full_begin, full_end)
             stops = (end if TESTED else tl.minimum(full_begin, end), full_end if PACKED or EARLIER else end, end)
             for part in tl.static_range(3):  # an edge, what sees all keys, another edge
                 if LATER or TESTED if part == 0 else not TESTED and (PACKED or EARLIER or part == 1):
                     d_k, d_v = add_queries(
                         d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, starts[part], stops[part],
-                        list_ptr, n, head, b * H + head, here, band, cells, slopes, seed_ptr, threshold, inner, D, Dv,
-                        part != 1, POWER, BANDED, PACKED, BIAS, MASK, LISTED, DROPS, INNER, STATS, TMA, ASM, PRECISION,
+                        n, head, b * H + head, here, band, cells, slopes, seed_ptr, threshold, inner, D, Dv,
+                        part != 1, POWER, BANDED, PACKED, BIAS, MASK, DROPS, INNER, STATS, TMA, ASM, PRECISION,
                         BLOCK_M, BLOCK_D, BLOCK_DV,
                     )  # fmt: skip
         scale = head_scale(factor_ptr, kh, exponent, place, band, PER_HEAD, BANDED, ROW_SCALE)
@@ -156,17 +151,16 @@ def key_gradients(
 
 @triton.jit
 def add_keys(
-    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, list_ptr, pattern, place, band, cells,
+    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, place, band, cells,
     even, steep, seed_ptr, threshold, inner, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
-    MASK: tl.constexpr, LISTED: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr, STATS: tl.constexpr,
+    MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr, STATS: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`d_q` plus what keys `begin` to `end` add; EDGE: not every query may see each of them."""
     b, _, kh, q_start, k_start, _, N, length = place
     limit = length if EDGE else N
-    for item in range(begin, end, 1 if LISTED else BLOCK_N):
-        column = tl.load(list_ptr + item) * BLOCK_N if LISTED else item
+    for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
         keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(queries, keys.T, input_precision=PRECISION)
@@ -189,18 +183,18 @@ def add_keys(
 @triton.jit
 def query_gradients(
     q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dq_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
-    k_bounds_ptr, lists_ptr, counts_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
+    k_bounds_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
     k_strides, v_strides, g_strides, dq_strides, band,
     H, group, M, N, D, Dv, inner, gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     LATER: tl.constexpr, EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
-    BIAS: tl.constexpr, MASK: tl.constexpr, LISTED: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     BANDED: tl.constexpr = LATER or EARLIER
     CLEAR: tl.constexpr = RAGGED or PACKED
-    TESTED: tl.constexpr = BIAS or MASK or LISTED
+    TESTED: tl.constexpr = BIAS or MASK
     cells = (bias_ptr, bias_strides, mask_ptr, mask_strides)
     tile, sequence, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
     if LATER:
@@ -220,18 +214,14 @@ def query_gradients(
             shared = row_gain(shared, exponent, m, rows, columns, length, band[0], band[1], 1, BANDED, ROW_SCALE)
             even, steep = load_slopes((slopes_ptr, (b * H + h) * M, shared), place, m, 1)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, place, band, BLOCK_N, BANDED)
-        listed = (b * H + h) * tl.num_programs(0) + tile
-        if LISTED:
-            begin, end = 0, tl.load(counts_ptr + listed)
-        list_ptr = lists_ptr + listed * tl.cdiv(columns, BLOCK_N)
         starts = (begin, full_begin, full_end)
         stops = (end if TESTED else tl.minimum(full_begin, end), full_end if CLEAR or LATER else end, end)
         for part in tl.static_range(3):  # an edge, what all queries see, another edge
             if EARLIER or TESTED if part == 0 else not TESTED and (CLEAR or LATER or part == 1):
                 d_q = add_keys(
                     d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
-                    list_ptr, b * H + h, place, band, cells, even, steep, seed_ptr, threshold, inner, D, Dv,
-                    part != 1, POWER, BANDED, CLEAR, BIAS, MASK, LISTED, DROPS, INNER, STATS, TMA, PRECISION,
+                    b * H + h, place, band, cells, even, steep, seed_ptr, threshold, inner, D, Dv,
+                    part != 1, POWER, BANDED, CLEAR, BIAS, MASK, DROPS, INNER, STATS, TMA, PRECISION,
                     BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if PER_HEAD:

@@ -20,8 +20,6 @@ import triton.language as tl
 from rectiformer.ops.kernels.parts import relu, row_gain
 
 NEVER = tl.constexpr(float("-inf"))
-LEAST_NORM = tl.constexpr(1e-17)
-"""Added to a query's norm, whose square may underflow where its products with a key do not."""
 
 
 @triton.jit
@@ -55,24 +53,6 @@ def cache_rows(ancestors_ptr, ancestor_step, r, n, seen, INDEXED: tl.constexpr):
     else:
         rows = r + tl.zeros_like(n).to(tl.int64)
     return rows
-
-
-@triton.jit
-def seen_places(
-    n, first, stop, q, norms, centers_ptr, radii_ptr, sequence, known, room, D,
-    PAGE: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Which places of a block are to be read: none of a page whose ball proves all scores of q [M, BLOCK_D] below 0."""
-    seen = (n >= first) & (n < stop)
-    if PAGE > 0:
-        columns, start = tl.arange(0, BLOCK_D), tl.min(n, 0)
-        whole = start // PAGE * PAGE + PAGE <= known
-        page = sequence * (room // PAGE) + start // PAGE
-        center = tl.load(centers_ptr + page * D + columns, mask=(columns < D) & whole, other=0.0)
-        radius = tl.load(radii_ptr + page, mask=whole, other=0.0)
-        below = (tl.sum(q * center[None, :], 1) + norms * radius <= 0.0) & whole
-        seen = seen & (tl.min(below.to(tl.int32), 0) == 0)
-    return seen
 
 
 @triton.jit
@@ -133,8 +113,8 @@ def norm_heads(z, gain_ptr, gate_ptr, cells, inside, E, epsilon, NORM: tl.conste
 
 @triton.jit
 def walk_keys(
-    q, k_cells, v_cells, inside, inside_v, k_steps, v_steps, r, span, ancestry, page_facts, scale,
-    POWER: tl.constexpr, INDEXED: tl.constexpr, PAGE: tl.constexpr, SKIP: tl.constexpr,
+    q, k_cells, v_cells, inside, inside_v, k_steps, v_steps, r, span, ancestry, scale,
+    POWER: tl.constexpr, INDEXED: tl.constexpr, SKIP: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """What each of BLOCK_N places adds up over the blocks of `span`: values, and of a softmax highest score and sum.
@@ -143,11 +123,8 @@ def walk_keys(
     """
     start, stop, first = span
     ancestors_ptr, ancestor_step = ancestry
-    centers_ptr, radii_ptr, sequence, known, room, D = page_facts
-    norms = tl.sqrt(tl.sum(q * q, 1)) + LEAST_NORM
-    facts = (q, norms, centers_ptr, radii_ptr, sequence, known, room, D)
     n = start + tl.arange(0, BLOCK_N)
-    seen = seen_places(n, first, stop, *facts, PAGE, BLOCK_D)
+    seen = (n >= first) & (n < stop)
     rows = cache_rows(ancestors_ptr, ancestor_step, r, n, seen, INDEXED)
     cells = k_cells[None] + (rows * k_steps[0] + n * k_steps[1])[:, None, None]
     k = tl.load(cells, mask=seen[:, None, None] & inside[None], other=0.0)
@@ -163,7 +140,7 @@ def walk_keys(
         if not SKIP:
             v_now = tl.load(cells, mask=asked, other=0.0)
         held, rows, n = seen, rows_ahead, n + BLOCK_N
-        seen = seen_places(n, first, stop, *facts, PAGE, BLOCK_D)
+        seen = (n >= first) & (n < stop)
         ahead = k_cells[None] + (rows * k_steps[0] + n * k_steps[1])[:, None, None]
         k_ahead = tl.load(ahead, mask=seen[:, None, None] & inside[None], other=0.0)
         rows_ahead = cache_rows(ancestors_ptr, ancestor_step, r, n + BLOCK_N, n + BLOCK_N < stop, INDEXED)
@@ -185,12 +162,12 @@ def walk_keys(
 @triton.jit
 def decode_heads(
     q_ptr, k_ptr, v_ptr, out_ptr, new_k_ptr, new_v_ptr, most_ptr, total_ptr,
-    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr, centers_ptr, radii_ptr,
+    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
     o_batch, o_head, o_row, o_column, a_batch, a_head, a_row, a_column, b_batch, b_head, b_row, b_column,
     length_step, ancestor_step, o_split, R, H, K, Q, room, D, Dv, left, scale, gain, exponent, epsilon,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
-    SPLIT: tl.constexpr, PAGE: tl.constexpr, SKIP: tl.constexpr, NORM: tl.constexpr,
+    SPLIT: tl.constexpr, SKIP: tl.constexpr, NORM: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of a row, one query each. SKIP: the value of a key that weighs nothing is not read."""
@@ -212,8 +189,8 @@ def decode_heads(
         score = tl.where(mine, score, NEVER)
     mixed, most, total = walk_keys(
         q, k_cells, v_cells, inside, inside_v, (k_batch, k_row), (v_batch, v_row), r, (start, stop, first),
-        (ancestors_ptr, ancestor_step), (centers_ptr, radii_ptr, r * K + tl.program_id(1), known, room, D), scale,
-        POWER, INDEXED, PAGE, SKIP, HEADS, BLOCK_N, BLOCK_D, BLOCK_DV,
+        (ancestors_ptr, ancestor_step), scale,
+        POWER, INDEXED, SKIP, HEADS, BLOCK_N, BLOCK_D, BLOCK_DV,
     )  # fmt: skip
     highest = tl.max(most, 0)
     if POWER == 0:
@@ -236,12 +213,12 @@ def decode_heads(
 @triton.jit
 def decode_groups(
     q_ptr, k_ptr, v_ptr, out_ptr, new_k_ptr, new_v_ptr, most_ptr, total_ptr,
-    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr, centers_ptr, radii_ptr,
+    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
     o_batch, o_head, o_row, o_column, a_batch, a_head, a_row, a_column, b_batch, b_head, b_row, b_column,
     length_step, ancestor_step, o_split, R, H, K, Q, room, D, Dv, left, scale, gain, exponent, epsilon,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
-    SPLIT: tl.constexpr, PAGE: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All queries of all heads that read one key head: row m is query m % Q of the group's head m // Q."""
@@ -255,7 +232,6 @@ def decode_groups(
     q = tl.load(q_cells, mask=real[:, None] & (d < D), other=0.0)
     k_cells, v_cells = k_ptr + head * k_head + d * k_column, v_ptr + head * v_head + dv * v_column
     wide = q.to(tl.float32)
-    norms = tl.where(real, tl.sqrt(tl.sum(wide * wide, 1)) + LEAST_NORM, 0.0)
     gain = own_gain(gain, exponent, length, left, factor_ptr, heads[:, None], H, PER_HEAD, ROW_SCALE)
     most = tl.full([BLOCK_M], NEVER, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -272,9 +248,7 @@ def decode_groups(
     v = tl.zeros([BLOCK_N, BLOCK_DV], v_ptr.dtype.element_ty)
     for begin in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         n = begin + tl.arange(0, BLOCK_N)
-        held = seen_places(
-            n, first, stop, wide, norms, centers_ptr, radii_ptr, r * K + head, known, room, D, PAGE, BLOCK_D
-        )
+        held = (n >= first) & (n < stop)
         rows = cache_rows(ancestors_ptr, ancestor_step, r, n, held, INDEXED)
         k = tl.load(k_cells + (rows * k_batch + n * k_row)[:, None], mask=held[:, None] & (d < D), other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]

@@ -24,22 +24,20 @@ from rectiformer.ops.kernels.tiles import (
 
 @triton.jit
 def mix_keys(
-    mixed, mass, logs, q, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, list_ptr, pattern, place, band,
+    mixed, mass, logs, q, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, place, band,
     cells, seed_ptr, threshold, inner, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
-    MASK: tl.constexpr, LISTED: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr, STATS: tl.constexpr,
+    MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr, STATS: tl.constexpr,
     TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`mixed` plus what keys `begin` to `end` add; EDGE: not every query may see each of them.
 
-    LISTED: `begin` to `end` are places in a list of tiles. STATS: their weights w, and w log w, are added to `mass` and
-    `logs`.
+    STATS: their weights w, and w log w, are added to `mass` and `logs`.
     """
     b, _, kh, q_start, k_start, _, N, length = place
     limit = length if EDGE else N
-    for item in range(begin, end, 1 if LISTED else BLOCK_N):
-        column = tl.load(list_ptr + item) * BLOCK_N if LISTED else item
+    for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
         keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(q, keys.T, input_precision=PRECISION)
@@ -62,18 +60,18 @@ def mix_keys(
 @triton.jit
 def forward(
     q, k, v, q_ptr, k_ptr, v_ptr, out_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
-    lists_ptr, counts_ptr, rows_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides,
+    rows_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides,
     v_strides, out_strides, band,
     H, group, M, N, D, Dv, inner, gain, exponent, threshold,
     POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     LATER: tl.constexpr, EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
-    BIAS: tl.constexpr, MASK: tl.constexpr, LISTED: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, DROPS: tl.constexpr, INNER: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     BANDED: tl.constexpr = LATER or EARLIER
     CLEAR: tl.constexpr = RAGGED or PACKED  # what lies beyond a sequence's keys is not the end of the tensor
-    TESTED: tl.constexpr = BIAS or MASK or LISTED  # every cell is looked at anyway
+    TESTED: tl.constexpr = BIAS or MASK  # every cell is looked at anyway
     cells = (bias_ptr, bias_strides, mask_ptr, mask_strides)
     tile, sequence, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
     if LATER:  # the longest rows first, so that none is left alone at the end
@@ -87,18 +85,14 @@ def forward(
         mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         mass, logs = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, place, band, BLOCK_N, BANDED)
-        listed = (b * H + h) * tl.num_programs(0) + tile
-        if LISTED:
-            begin, end = 0, tl.load(counts_ptr + listed)
-        list_ptr = lists_ptr + listed * tl.cdiv(keys, BLOCK_N)
         starts = (begin, full_begin, full_end)
         stops = (end if TESTED else tl.minimum(full_begin, end), full_end if CLEAR or LATER else end, end)
         for part in tl.static_range(3):  # an edge, what all queries see, another edge
             if EARLIER or TESTED if part == 0 else not TESTED and (CLEAR or LATER or part == 1):
                 mixed, mass, logs = mix_keys(
                     mixed, mass, logs, queries, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
-                    list_ptr, b * H + h, place, band, cells, seed_ptr, threshold, inner, D, Dv, part != 1, POWER,
-                    BANDED, CLEAR, BIAS, MASK, LISTED, DROPS, INNER, STATS, TMA, ASM, PRECISION,
+                    b * H + h, place, band, cells, seed_ptr, threshold, inner, D, Dv, part != 1, POWER,
+                    BANDED, CLEAR, BIAS, MASK, DROPS, INNER, STATS, TMA, ASM, PRECISION,
                     BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if PER_HEAD:

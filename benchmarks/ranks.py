@@ -31,8 +31,8 @@ from training import draw_batch
 
 from rectiformer.config import Config, TrainingConfig
 from rectiformer.distributed.ranks import Ranks
+from rectiformer.distributed.sharding import UpdateShare
 from rectiformer.model.transformer import Transformer
-from rectiformer.train.share import Whole
 from rectiformer.train.update import Updater
 
 MICRO_BATCHES, SENTENCES, LENGTH = 4, 32, 32
@@ -91,17 +91,19 @@ def work(rank: int, ranks: int, engine: str, size: str, updates: int, meet: str,
     )
     updater = build(model, settings, group, vocabulary)
     batches = [draw_batch(SENTENCES, LENGTH, vocabulary) for _ in range(MICRO_BATCHES // ranks)]
-    whole = Whole(range(rank, MICRO_BATCHES, ranks), MICRO_BATCHES * SENTENCES * LENGTH, MICRO_BATCHES * SENTENCES)
+    share = UpdateShare(
+        range(rank, MICRO_BATCHES, ranks), MICRO_BATCHES * SENTENCES * LENGTH, MICRO_BATCHES * SENTENCES
+    )
     counter = Counter(ranks)
-    updater.update(1, batches, whole)
+    updater.update(1, batches, share)
     sent, times = counter.total, []
     for step in range(2, 2 + updates):
         start = time.perf_counter()
-        updater.update(step, batches, whole)
+        updater.update(step, batches, share)
         times.append(time.perf_counter() - start)
     if rank == 0:
         point = {"size": size, "engine": engine, "ranks": ranks, "update_ms": round(1000 * median(times), 2)}
-        point |= {"target_tokens": whole.tokens, "bytes_sent": sent, "bytes_derived": round(derived)}
+        point |= {"target_tokens": share.tokens, "bytes_sent": sent, "bytes_derived": round(derived)}
         print(json.dumps(point), flush=True)
         append_point(out, {**point, **describe_machine()})
     dist.barrier()
@@ -115,8 +117,8 @@ def build(model: Transformer, settings: Config, ranks: Ranks, vocabulary: int) -
     from rectiformer.train.sharded import ShardedUpdater
 
     with torch.device("meta"):
-        shown = Transformer(settings.model, vocabulary, vocabulary)
-    return ShardedUpdater(model, settings, cpu, ranks, shown)
+        eval_model = Transformer(settings.model, vocabulary, vocabulary)
+    return ShardedUpdater(model, settings, cpu, ranks, eval_model)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
+from rectiformer.distributed.sharding import take_share
 from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
 from rectiformer.files import damaged, replace_file, writing
 from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
@@ -22,12 +23,11 @@ from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches
 from rectiformer.train.health import newly_dead, summarize
 from rectiformer.train.optimizer import learning_rate
-from rectiformer.train.parallel import build_updater
 from rectiformer.train.reporting import Journal, Reporter
 from rectiformer.train.saving import Saver, average_checkpoints
-from rectiformer.train.share import take_share
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.state import State
+from rectiformer.train.update import build_updater
 from rectiformer.train.validation import Validator, symbols_of
 
 
@@ -61,12 +61,12 @@ class Trainer:
         )
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.updater = build_updater(run, self.model, device, ranks)
-        self.saver = Saver(run, self.config.checkpoint, ranks, self.updater.splits)
+        self.saver = Saver(run, self.config.checkpoint, ranks, self.updater.sharded)
         self.validates = prepared.valid is not None
         self.validator = None
         if self.validates and ranks.is_rank0:
             self.validator = Validator(
-                self.updater.shown, prepared, self.config, self.updater.autocast, self._leave_if_asked_here
+                self.updater.eval_model, prepared, self.config, self.updater.autocast, self._leave_if_asked_here
             )
         self.journal = Journal(run.path, self.config.log.tensorboard and ranks.is_rank0, reporter)
         self.state = State()
@@ -145,10 +145,10 @@ class Trainer:
     def _step(self) -> None:
         step, accumulate = self.state.step + 1, self.config.training.grad_accumulation
         first = self.state.step * accumulate
-        batches, whole, everyone = take_share(self.plan, first, accumulate, self.ranks, self.updater.captured)
-        self.updater.update(step, batches, whole)
+        batches, share, all_pairs = take_share(self.plan, first, accumulate, self.ranks, self.updater.captured)
+        self.updater.update(step, batches, share)
         digest = hashlib.sha256(self.state.batches.encode())
-        for pairs in everyone:
+        for pairs in all_pairs:
             digest.update(pairs.astype("<i8").tobytes())
         self.state.batches = digest.hexdigest()[:16]
         logging = step % self.config.log.every == 0 or step == self.config.training.steps
@@ -205,7 +205,7 @@ class Trainer:
             "loss": totals.smoothed,
             "nll": totals.plain,
             "penalty": totals.penalty,
-            "norm": totals.norm,
+            "norm": totals.grad_norm,
             "rate": learning_rate(self.config.training, self.config.model.hidden_size, step),
             "batches": self.state.batches,
             "tokens_per_second": totals.tokens / max(1e-9, now - self.since),
@@ -231,14 +231,14 @@ class Trainer:
     def _validate(self, averaged: Mapping[str, Tensor] | None = None, weights: str = "") -> float:
         """The number that decides, of the weights to be judged, or of those `averaged`, which are named `weights`."""
         start = time.perf_counter()
-        self.updater.collect()
+        self.updater.gather_eval_weights()
         value = self.ranks.on_rank0(lambda: self._look(averaged, weights))
         self.since += time.perf_counter() - start  # not time of training
         return value
 
     def _look(self, averaged: Mapping[str, Tensor] | None, weights: str) -> float:
         assert self.validator is not None
-        with self.updater.showing(averaged):
+        with self.updater.eval_weights(averaged):
             found = self.validator.validate()
         numbers = {**asdict(found), **summarize(found.health)}
         record = {"step": self.state.step, **{f"valid_{name}": value for name, value in numbers.items()}}

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rectiformer.config import Config
+from rectiformer.distributed.sharding import require_parallel, require_shares
 from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.folder import adopt_vocabularies, require_fit
@@ -18,8 +19,6 @@ from rectiformer.text.prepared import Prepared, require_text
 from rectiformer.text.stream import require_stream
 from rectiformer.text.vocabulary import Vocabulary, load_named
 from rectiformer.train.loss import require_weights
-from rectiformer.train.parallel import require_parallel
-from rectiformer.train.share import require_shares
 from rectiformer.train.validation import require_validation
 
 Subwords = tuple[Vocabulary | None, Vocabulary | None]  # of source and target; None where they are yet to be chosen

@@ -25,8 +25,8 @@ class Saver:
     connections of its own; the next save, `finish` and the end of training wait for it, and raise what it met.
     """
 
-    def __init__(self, run: Run, config: CheckpointConfig, ranks: Ranks, splits: bool) -> None:
-        self.run, self.config, self.splits = run, config, splits
+    def __init__(self, run: Run, config: CheckpointConfig, ranks: Ranks, sharded: bool) -> None:
+        self.run, self.config, self.sharded = run, config, sharded
         self.ranks = ranks.new_group() if config.async_save else ranks
         self.thread: Thread | None = None
         self.failure: Exception | None = None
@@ -39,7 +39,7 @@ class Saver:
         if not self.config.async_save:
             self._write(step, tensors, extra, state, best, also)
         else:
-            held = tensors if self.splits or self.ranks.is_rank0 else {}  # tensors on a CPU would be trained on, too
+            held = tensors if self.sharded or self.ranks.is_rank0 else {}  # tensors on a CPU would be trained on, too
             copy = {
                 name: {key: each.to("cpu", copy=True) for key, each in group.items()} for name, group in held.items()
             }
@@ -72,14 +72,14 @@ class Saver:
         save_checkpoint(
             self.run.path,
             step,
-            extra if self.splits else {**tensors, **extra},
+            extra if self.sharded else {**tensors, **extra},
             state,
             self.run.identity,
             best=best,
             keep=self.config.keep,
             keep_also=also,
             ranks=self.ranks,
-            shards=tensors if self.splits else None,
+            shards=tensors if self.sharded else None,
         )
 
 

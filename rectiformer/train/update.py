@@ -7,20 +7,22 @@ be kept. On a GPU a micro-batch is one replay of a CUDA graph, captured once for
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rectiformer.config import Config
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
+from rectiformer.distributed.sharding import UpdateShare, is_sharded
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
-from rectiformer.runs.folder import load_tensors, load_weights, weights_of
+from rectiformer.runs.folder import Run, load_tensors, load_weights, weights_of
 from rectiformer.text.batches import Batch
-from rectiformer.train.graphs import CapturedStep, GraphMemory
 from rectiformer.train.loss import (
     Losses,
     batch_losses,
@@ -37,10 +39,11 @@ from rectiformer.train.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
-from rectiformer.train.share import Whole
 
 WORTH_COMPILING = 10_000
 """Updates from which on compiling is worth its minute or two."""
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where users say how torch is to allocate device memory."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,10 @@ class Totals:
     smoothed: float
     """Mean of the minimized loss over updates, without penalties."""
     plain: float
-    """Cross-entropy in nats a target token, without smoothing."""
+    """Cross-entropy in nats per target token, without smoothing."""
     penalty: float
-    norm: float
-    """Gradient norm of the latest update."""
+    grad_norm: float
+    """Of the latest update."""
     tokens: int
     updates: int
     bad_step: int
@@ -76,38 +79,38 @@ def device_inputs(batch: Batch, device: torch.device) -> list[Tensor]:
 class Updater:
     """Owns the optimizer of a model and turns micro-batches into updates.
 
-    With several ranks every one of them holds the whole model, and the gradients of their micro-batches are added by
-    a single collective: they lie in one vector already, and a micro-batch on a GPU is one replay of a graph, into which
-    DistributedDataParallel could not reach to send parts of it earlier.
+    With several ranks each holds the whole model, and the gradients of their micro-batches are summed by a single
+    all-reduce: they lie in one vector already, and a micro-batch on a GPU is one replay of a graph, into which
+    DistributedDataParallel could not reach to send some of them earlier.
     """
 
-    splits = False
-    """Whether ranks hold rows of every parameter instead of all of it."""
+    sharded = False
+    """Whether each rank holds some rows of every parameter instead of all of it."""
 
     def __init__(self, model: Transformer, config: Config, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> None:
         self.model, self.config, self.device, self.ranks = model, config.training, device, ranks
-        self.shown = model
+        self.eval_model = model
         on_gpu = device.type == "cuda"
         worth_it = self.config.compile == "auto" and self.config.steps >= WORTH_COMPILING
-        self.compiled = on_gpu and not self.splits and (self.config.compile == "yes" or worth_it)
-        waits = any(memory.memory.keeps == "experts" for memory in model.memories())  # for how many tokens each has
-        self.captured = on_gpu and self.config.compile != "no" and not self.splits and not waits
+        self.compiled = on_gpu and not self.sharded and (self.config.compile == "yes" or worth_it)
+        waits = any(memory.memory.keeps == "experts" for memory in model.memories())  # for the number of tokens of each
+        self.captured = on_gpu and self.config.compile != "no" and not self.sharded and not waits
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = [held_here(parameter) for parameter in model.parameters()]
         self.optimizer = build_optimizer(self.config, self.parameters)
         count = sum(parameter.numel() for parameter in self.parameters)
-        self.sent = torch.zeros(count + 3, device=device)  # the gradient, then the three sums of an update
-        self.flat = self.sent[:count]
-        self.gradients = split_like(self.flat, self.parameters)
+        self.all_reduced = torch.zeros(count + 3, device=device)  # the gradient, then the three sums of an update
+        self.flat_grad = self.all_reduced[:count]
+        self.gradients = split_like(self.flat_grad, self.parameters)
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
-            parameter.grad = gradient  # one place for good: graphs and the optimizer find it there
+            parameter.grad = gradient  # at one address for good: graphs and the optimizer find it there
         self.average = MovingAverage(model, self.config.ema) if self.config.ema else None
         self.penalized = is_penalized(self.config)
         require_weights(model, self.config)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # smoothed, plain, penalty
-        self.norm = torch.zeros((), device=device)
+        self.grad_norm = torch.zeros((), device=device)
         self.step = torch.zeros((), dtype=torch.long, device=device)
-        self.strength = torch.ones((), device=device)  # of the penalties on attention
+        self.penalty_strength = torch.ones((), device=device)
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
         self.optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
         self.tokens = self.updates = 0
@@ -115,12 +118,12 @@ class Updater:
         if self.compiled:
             self.losses = self._compile()
         self.graphs: dict[tuple[object, ...], CapturedStep] = {}
-        self.memory = GraphMemory() if self.captured else None
+        self.pool = GraphPool() if self.captured else None
         self.apply: Callable[[], None] = self._apply
 
     def _compile(self) -> Callable[..., Losses]:
         """Layers one by one, since they all share one compiled program; penalties look inside, so they run plain."""
-        # Sums over rows and columns in one kernel end in hundreds of small sums: 17.0 against 14.4 ms a step.
+        # Sums over rows and columns in one kernel end in hundreds of small sums: 17.0 vs. 14.4 ms per step.
         torch._inductor.config.triton.mix_order_reduction = False
         embeddings = [self.model.source_embedding, self.model.target_embedding]
         if not self.penalized:
@@ -128,57 +131,57 @@ class Updater:
                 part.compile()
         return torch.compile(batch_losses)
 
-    def update(self, step: int, batches: Sequence[Batch], whole: Whole | None = None) -> None:
-        """Update number `step`, counted from 1, from all of `batches` together; or from those of all ranks, `whole`."""
-        whole = whole or Whole.of(batches)
-        counted = whole.tokens if self.config.loss_mean == "token" else whole.pairs
+    def update(self, step: int, batches: Sequence[Batch], share: UpdateShare | None = None) -> None:
+        """Do update `step`, counted from 1, from `batches`: all its micro-batches, or this rank's `share` of them."""
+        share = share or UpdateShare.of(batches)
+        counted = share.tokens if self.config.loss_mean == "token" else share.pairs
         divisor = torch.tensor(float(counted), device=self.device)
         inputs = [device_inputs(batch, self.device) for batch in batches]
-        self.strength.fill_(penalty_strength(self.config, step))
+        self.penalty_strength.fill_(penalty_strength(self.config, step))
         steps = [self._step_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
-        self.flat.zero_()
+        self.flat_grad.zero_()
         before = self.sums.clone() if self.ranks.world_size > 1 else self.sums
-        for number, run, tensors in zip(whole.numbers, steps, inputs, strict=True):
-            torch.manual_seed(micro_seed(self.config.seed, step, number))
-            self._begin(last=number == whole.numbers[-1])
+        for index, run, tensors in zip(share.indices, steps, inputs, strict=True):
+            torch.manual_seed(micro_seed(self.config.seed, step, index))
+            self._before_micro_batch(last=index == share.indices[-1])
             run(tensors, divisor)
-        self._add_up(before)
+        self._all_reduce(before)
         self.step.fill_(step)
         self.optimizer.param_groups[0]["lr"].fill_(learning_rate(self.config, self.model.config.hidden_size, step))
         self.apply()
-        if self.memory is not None and self.apply == self._apply:  # the first ran plainly, so that Adam has its memory
-            self.apply = self.memory.capture(self._apply)
-        self.tokens += whole.tokens
+        if self.pool is not None and self.apply == self._apply:  # the first ran plainly, so that Adam has its state
+            self.apply = self.pool.capture(self._apply)
+        self.tokens += share.tokens
         self.updates += 1
 
-    def _begin(self, last: bool) -> None:
-        """A micro-batch comes, which may be the last of its update on this rank."""
+    def _before_micro_batch(self, last: bool) -> None:
+        """Prepare for a micro-batch, which may be the last of its update on this rank."""
 
-    def _add_up(self, before: Tensor) -> None:
-        """Have gradient and sums be those of all ranks; `before` is what the sums were before this update."""
+    def _all_reduce(self, before: Tensor) -> None:
+        """Sum gradient and sums over all ranks; `before` is what the sums were before this update."""
         if self.ranks.world_size > 1:
-            self.sent[-3:] = self.sums - before
-            self.ranks.all_reduce(self.sent)
-            self.sums.copy_(before + self.sent[-3:])
+            self.all_reduced[-3:] = self.sums - before
+            self.ranks.all_reduce(self.all_reduced)
+            self.sums.copy_(before + self.all_reduced[-3:])
 
     def _step_for(self, batch: Batch, tensors: list[Tensor]) -> Callable[[list[Tensor], Tensor], None]:
         full = batch.full
-        if self.memory is None:
+        if self.pool is None:
             return lambda inputs, divisor: self._accumulate(inputs, divisor, full)
         key = (full, *batch.source.shape, *batch.target.shape)
         if key not in self.graphs:
             held = self.sums.clone()
             self.graphs[key] = CapturedStep(
-                lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors, self.memory
+                lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors, self.pool
             )
-            self.sums.copy_(held)  # warming up has added to it
+            self.sums.copy_(held)  # the warm-up has added to it
         return self.graphs[key]
 
     def _accumulate(self, inputs: list[Tensor], divisor: Tensor, full: bool) -> None:
         """Add the gradient of one micro-batch, divided by what the whole update counts."""
         source, source_lengths, target_input, target, target_lengths = inputs
         lengths = None if full else source_lengths
-        with self._watch(source_lengths, target_lengths) as found, self.autocast():
+        with self._collect_penalties(source_lengths, target_lengths) as found, self.autocast():
             logits = self.model(source, lengths, target_input)
         losses = self.losses(logits, target, target_lengths, self.config)
         penalty = self._penalty(found, target_lengths, divisor)
@@ -191,16 +194,18 @@ class Updater:
         used = [(held, new) for held, new in zip(self.gradients, found, strict=True) if new is not None]
         torch._foreach_add_(*map(list, zip(*used, strict=True)))  # a few kernels, where autograd would take hundreds
 
-    def _watch(self, source_lengths: Tensor, target_lengths: Tensor) -> AbstractContextManager[list[Tensor]]:
+    def _collect_penalties(
+        self, source_lengths: Tensor, target_lengths: Tensor
+    ) -> AbstractContextManager[list[Tensor]]:
         if not self.penalized:
             return nullcontext([])
         return collect_penalties(self.model, source_lengths, target_lengths, self.config)
 
     def _penalty(self, found: list[Tensor], target_lengths: Tensor, divisor: Tensor) -> Tensor:
-        """Penalties of this micro-batch, in the share that it has in the update."""
+        """Penalties of this micro-batch, weighted by its share of the update."""
         total = divisor.new_zeros(())
         if found:
-            total = total + self.strength * torch.stack(found).mean()
+            total = total + self.penalty_strength * torch.stack(found).mean()
         if self.config.balance_penalty:
             total = total + self.config.balance_penalty * sum(memory.balance() for memory in self.model.memories())
         counted = target_lengths.sum() if self.config.loss_mean == "token" else (target_lengths > 0).sum()
@@ -214,26 +219,26 @@ class Updater:
     @torch.no_grad()
     def _apply(self) -> None:
         """Update the weights, unless the gradient of this or an earlier update was not finite."""
-        self.norm.copy_(self._norm())
-        fine = self.norm.isfinite() & self.sums.isfinite().all()
+        self.grad_norm.copy_(self._grad_norm())
+        fine = self.grad_norm.isfinite() & self.sums.isfinite().all()
         self.bad_step.copy_(torch.where((self.bad_step < 0) & ~fine, self.step, self.bad_step))
         if self.config.clip_grad_norm:
-            self.flat.mul_((self.config.clip_grad_norm / (self.norm + 1e-12)).clamp_max(1.0))
-        # Adam itself looks at this flag on the device and leaves everything as it is.
+            self.flat_grad.mul_((self.config.clip_grad_norm / (self.grad_norm + 1e-12)).clamp_max(1.0))
+        # Adam itself checks this flag on the device and leaves everything as it is.
         self.optimizer.found_inf.copy_(self.bad_step >= 0)  # type: ignore[attr-defined]
         self.optimizer.step()
         if self.average is not None:
             self.average.update()
 
-    def _norm(self) -> Tensor:
-        return self.flat.norm()
+    def _grad_norm(self) -> Tensor:
+        return self.flat_grad.norm()
 
-    def collect(self) -> None:
-        """Have `shown` be a whole model on rank 0, for `showing`; all ranks must call it."""
+    def gather_eval_weights(self) -> None:
+        """Make `eval_model` whole on rank 0, before `eval_weights`; all ranks must call it."""
 
     @contextmanager
-    def showing(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-        """While open, `shown` has these weights, or those to be judged: the moving average where there is one."""
+    def eval_weights(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+        """While open, `eval_model` has these weights or, by default, the moving average where there is one."""
         if weights is not None:
             held = {name: tensor.clone() for name, tensor in weights_of(self.model).items()}
             load_weights(self.model, weights)
@@ -248,13 +253,13 @@ class Updater:
                 self.average.swap()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint has to hold, as far as this process holds it; the memory is the updater's own."""
+        """What a checkpoint has to hold, as far as this process holds it, without a copy."""
         own = {name: parameter.detach() for name, parameter in zip(self.names, self.parameters, strict=True)}
         found = {"model": own, "optimizer": optimizer_tensors(self.optimizer, self.names)}
         return found if self.average is None else {**found, "ema": self.average.tensors()}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Put back what `tensors` gave, to whatever number of ranks."""
+        """Load what `tensors` returned, on whatever number of ranks."""
         load_tensors(self.tensors()["model"], self._read(checkpoint, "model"), str(checkpoint.path))
         if checkpoint.step:
             restore_optimizer(self.optimizer, self.names, self._read(checkpoint, "optimizer"))
@@ -265,7 +270,7 @@ class Updater:
         return checkpoint.tensors(name)
 
     def sums_so_far(self) -> tuple[tuple[float, ...], int, int]:
-        """What `read` would be made of, for a checkpoint between two reads."""
+        """What `read` would be computed from, for a checkpoint between two reads."""
         return tuple(self.sums.tolist()), self.tokens, self.updates
 
     def restore_sums(self, sums: tuple[float, ...], tokens: int, updates: int) -> None:
@@ -280,7 +285,7 @@ class Updater:
             smoothed / updates,
             plain / max(1, tokens),
             penalty / updates,
-            self.norm.item(),
+            self.grad_norm.item(),
             tokens,
             self.updates,
             int(self.bad_step),
@@ -290,7 +295,64 @@ class Updater:
         return totals
 
 
+def build_updater(run: Run, model: Transformer, device: torch.device, ranks: Ranks) -> Updater:
+    """The updater of `model`: whole on each rank, or sharded over them."""
+    if not is_sharded(run.config.training, ranks.world_size):
+        return Updater(model, run.config, device, ranks)
+    from rectiformer.train.sharded import ShardedUpdater  # a second to import
+
+    with device if ranks.is_rank0 else torch.device("meta"):
+        eval_model = run.build_model()
+    return ShardedUpdater(model, run.config, device, ranks, eval_model)
+
+
 def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of one vector in the shapes of `like`, one after the other."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+class GraphPool:
+    """The device memory that all CUDA graphs of a training share: they run one after the other and keep nothing in it.
+
+    Torch is asked to take it as one range of addresses that grows. In blocks, which is the default, a tensor a little
+    larger than the one before would not fit where that was, and blocks are never joined: graphs of 28 shapes held
+    29.4 GiB where 10.1 are enough (docs/log.md).
+    """
+
+    def __init__(self) -> None:
+        if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        self.handle: Any = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+        """Where work runs before it is captured; one for all, since libraries keep workspaces for each stream."""
+
+    def warm_up(self, work: Callable[[], None]) -> None:
+        """Compile, choose algorithms and allocate workspaces, none of which can be captured."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.empty_cache()  # what the stream took, nothing else would ever use
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What `work` does on the device, as one CUDA graph, which is not run yet."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.handle):
+            work()
+        return graph.replay
+
+
+class CapturedStep:
+    """Forward and backward of one shape as a CUDA graph, with its own static inputs."""
+
+    def __init__(self, work: Callable[[list[Tensor], Tensor], None], inputs: list[Tensor], pool: GraphPool) -> None:
+        self.inputs = [tensor.clone() for tensor in inputs]
+        self.divisor = torch.ones((), device=inputs[0].device)
+        pool.warm_up(lambda: work(self.inputs, self.divisor))
+        self.replay = pool.capture(lambda: work(self.inputs, self.divisor))
+
+    def __call__(self, inputs: list[Tensor], divisor: Tensor) -> None:
+        torch._foreach_copy_([*self.inputs, self.divisor], [*inputs, divisor])
+        self.replay()

@@ -82,7 +82,7 @@ def weights(updater):
 def gradient(updater, *batches, step=1):
     """What an update finds, before clipping; the weights of this updater have moved afterwards."""
     updater.update(step, batches)
-    return updater.flat.clone()
+    return updater.flat_grad.clone()
 
 
 def loss_by_hand(model, one, mean):
@@ -108,7 +108,7 @@ def test_updates_are_the_formulas(variant, mean):
         found = torch.autograd.grad(loss, list(model.parameters()))
         found = torch.cat([part.flatten() for part in found])
         updater.update(step, [FIRST, SECOND])
-        assert_close(updater.flat, found)
+        assert_close(updater.flat_grad, found)
         first, second = 0.9 * first + 0.1 * found, 0.98 * second + 0.02 * found.double() ** 2
         change = 0.01 * (first / (1 - 0.9**step)) / ((second / (1 - 0.98**step)).sqrt() + 0.01)
         moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - change.float()
@@ -184,11 +184,11 @@ def test_without_a_finite_gradient_nothing_is_updated_any_more(bad):
 def test_clipping_shortens_the_gradient_and_reports_its_length():
     free = build()
     plain = gradient(free, FIRST)
-    norm = free.read().norm
+    norm = free.read().grad_norm
     assert norm == pytest.approx(plain.norm().item(), rel=1e-6)
     clipped = build(clip_grad_norm=norm / 4)
     assert_close(gradient(clipped, FIRST), plain / 4)
-    assert clipped.read().norm == pytest.approx(norm, rel=1e-6)
+    assert clipped.read().grad_norm == pytest.approx(norm, rel=1e-6)
     assert torch.equal(gradient(build(clip_grad_norm=norm * 4), FIRST), plain)
 
 
@@ -278,5 +278,5 @@ def test_bfloat16_products_err_no_more_than_a_model_of_bfloat16():
     exact = gradient(wide, FIRST)
     error = (gradient(narrow, FIRST) - exact).norm()
     assert 0 < error <= 2 * (torch.cat([part.flatten() for part in parts]) - exact).norm()
-    assert {parameter.dtype for parameter in narrow.parameters} == {narrow.flat.dtype} == {torch.float32}
+    assert {parameter.dtype for parameter in narrow.parameters} == {narrow.flat_grad.dtype} == {torch.float32}
     assert weights(narrow).isfinite().all()

@@ -35,7 +35,7 @@ def measure(translator: Translator, pairs: list[tuple[str, str]]) -> dict[tuple[
         with translator.inference(), ExitStack() as stack:
             for site in sites:
                 update = partial(meters[site.kind, site.layer].update, real=real_queries(site.kind, batch))
-                stack.enter_context(observing(site, update))
+                stack.enter_context(observing(site.attention, update))
             decode_forced(translator, batch)
     return meters
 

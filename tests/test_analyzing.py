@@ -194,7 +194,7 @@ def test_runs_of_the_same_name_are_called_by_their_paths(world, rectiformer, tmp
 
 WRONG = {
     "no such run": (4, ["analyze", "{}/nothing"], "there is no run folder {}/nothing; "),
-    "unknown kind": (2, ["--sites", "crosss"], "{}/rela-g: unknown kind of attention 'crosss'; did you mean 'cross'?"),
+    "unknown site": (2, ["--sites", "crosss"], "{}/rela-g: unknown attention site 'crosss'; did you mean 'cross'?"),
     "layer that is not there": (
         2,
         ["--layers", "1,5"],
@@ -290,7 +290,8 @@ def test_half_a_test_set_is_one_line(world, rectiformer, arguments, line):
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
 def test_explore_says_what_to_install(world, rectiformer, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(sys.modules, "rectiformer.explore.server", raising=False)
+    for name in ("analyze.explorer", "connections", "web"):
+        monkeypatch.delitem(sys.modules, f"rectiformer.{name}", raising=False)
     found = rectiformer("explore", world / "rela-g", "--no-browser")
     assert (found.code, found.err) == (
         2,

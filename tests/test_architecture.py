@@ -15,6 +15,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Imports point left only. Nothing imports a neighbor of its own rank.
 LAYERS = [
     "errors interrupts",
+    "web",
+    "connections",
     "config ops files",
     "toml text measure model",
     "distributed",
@@ -22,7 +24,7 @@ LAYERS = [
     "translate",
     "integrations",
     "train analyze",
-    "explore serve",
+    "serve",
     "studies",
     "terminal",
     "demo",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rectiformer.analyze.meters import BLOCK_CELLS
-from rectiformer.analyze.record import KINDS, AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
+from rectiformer.analyze.record import SITES, AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
 from rectiformer.analyze.segments import Document, JoinedPairs, two_sides
 from rectiformer.analyze.survey import forced_batches, observing, weighing_sites
 from rectiformer.errors import ArgumentError, DataError, unknown_name
@@ -36,38 +36,38 @@ def record_pairs(
     translator: Translator,
     pairs: Sequence[tuple[str, str | None]],
     gold: Sequence[Links | None] | None = None,
-    kinds: Collection[str] = KINDS,
+    sites: Collection[str] = SITES,
     layers: Collection[int] | None = None,
     *,
     tokenized: bool = False,
 ) -> AttentionRecord:
-    """What the heads do while they write the target of each (source, target) pair, and which model it was.
+    """What the heads do while the model generates the target of each (source, target) pair, and which model it was.
 
     Args:
         pairs: a target of None is translated first, and then forced like any other.
         gold: links of words for each pair; None for a pair that has none.
-        kinds: attentions to record; those of variants without weights are left out.
+        sites: where to record: cross, encoder, decoder; sites of variants without weights are left out.
         layers: layers to record, from 0; all unless given.
         tokenized: whether words are what stands between spaces; otherwise punctuation is split off.
     """
-    examples = watch_pairs(translator, pairs, gold, kinds, layers, tokenized=tokenized)
+    examples = capture_examples(translator, pairs, gold, sites, layers, tokenized=tokenized)
     return AttentionRecord(model_card(translator.model), examples)
 
 
-def watch_pairs(
+def capture_examples(
     translator: Translator,
     pairs: Sequence[tuple[str, str | None]],
     gold: Sequence[Links | None] | None = None,
-    kinds: Collection[str] = KINDS,
+    sites: Collection[str] = SITES,
     layers: Collection[int] | None = None,
     *,
     tokenized: bool = False,
 ) -> list[Example]:
     """The examples of `record_pairs`, without the card of the model, for which all its weights are read."""
-    sites = choose_sites(translator.model, kinds, layers)
+    chosen = choose_sites(translator.model, sites, layers)
     if gold is not None and len(gold) != len(pairs):
         raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one, or None")
-    targets = write_targets(translator, pairs)
+    targets = fill_targets(translator, pairs)
     forced = [(source, target) for (source, _), target in zip(pairs, targets, strict=True)]
     examples = []
     for index, (source, target) in enumerate(forced):
@@ -83,26 +83,26 @@ def watch_pairs(
         check_gold(example, f"pair {index + 1}")
         examples.append(example)
     for batch in forced_batches(translator, forced):
-        record_batch(translator, batch, sites, [examples[index] for index in batch.pairs])
+        record_batch(translator, batch, chosen, [examples[index] for index in batch.pairs])
     return examples
 
 
-def choose_sites(model: Transformer, kinds: Collection[str], layers: Collection[int] | None) -> list[Site]:
-    """The attentions to record; ArgumentError for a kind there is not, or a layer that none of these kinds has."""
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ArgumentError(unknown_name("kind of attention", kind, KINDS))
+def choose_sites(model: Transformer, sites: Collection[str], layers: Collection[int] | None) -> list[Site]:
+    """The attentions to record; ArgumentError for a site that does not exist, or a layer that none of these has."""
+    for name in sites:
+        if name not in SITES:
+            raise ArgumentError(unknown_name("attention site", name, SITES))
     for layer in layers or ():
-        if not any(site.layer == layer and site.kind in kinds for site in model.sites()):
+        if not any(site.layer == layer and site.kind in sites for site in model.sites()):
             config = model.config
             raise ArgumentError(
-                f"no layer of {' or '.join(kinds)} attention has index {layer}; indices count from 0, and the encoder "
+                f"no layer of {' or '.join(sites)} attention has index {layer}; indices count from 0, and the encoder "
                 f"has {config.encoder_layers} layers, the decoder {config.decoder_layers}"
             )
-    return [site for site in weighing_sites(model) if site.kind in kinds and (layers is None or site.layer in layers)]
+    return [site for site in weighing_sites(model) if site.kind in sites and (layers is None or site.layer in layers)]
 
 
-def write_targets(translator: Translator, pairs: Sequence[tuple[str, str | None]]) -> list[str]:
+def fill_targets(translator: Translator, pairs: Sequence[tuple[str, str | None]]) -> list[str]:
     """The target of each pair, or the translator's own where there is none."""
     EncodedPairs(translator, [(source, target or "") for source, target in pairs])  # refuses what is too long
     own = iter(translator.translate([source for source, target in pairs if target is None], SearchOptions()))
@@ -147,7 +147,7 @@ def record_batch(translator: Translator, batch: Batch, sites: Sequence[Site], ex
     with ExitStack() as stack:
         stack.enter_context(translator.inference())
         for site in sites:
-            stack.enter_context(observing(site, partial(see, site=site)))
+            stack.enter_context(observing(site.attention, partial(see, site=site)))
         decode_forced(translator, batch)
 
 
@@ -220,7 +220,7 @@ def join_queries(parts: Sequence[SiteRecord]) -> SiteRecord:
 
 
 def sample(count: int, total: int, seed: int) -> list[int]:
-    """`count` of the numbers below `total`, or all if there are fewer, in order; the same for the same seed."""
+    """`count` of the indices below `total`, or all if there are fewer, in order; the same for the same seed."""
     return sorted(shuffled(total, "examples", seed)[:count].tolist())
 
 
@@ -228,20 +228,20 @@ def record_examples(
     translator: Translator,
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[Links] | None = None,
-    kinds: Collection[str] = KINDS,
+    sites: Collection[str] = SITES,
     layers: Collection[int] | None = None,
     *,
     name: str = "",
     tokenized: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> AttentionRecord:
-    """The record of these pairs, as by `record_pairs`, with the model's own translations beside the given ones.
+    """The record of these pairs, as by `record_pairs`, with the model's own translations next to the given ones.
 
     Args:
         name: what to call the model, in place of its variant.
         warn: told of each line that is too long to be translated as a whole.
     """
-    record = record_pairs(translator, pairs, gold, kinds, layers, tokenized=tokenized)
+    record = record_pairs(translator, pairs, gold, sites, layers, tokenized=tokenized)
     own = translator.translate([source for source, _ in pairs], SearchOptions(), warn=warn)
     examples = [
         dataclasses.replace(example, translation=each.text) for example, each in zip(record.examples, own, strict=True)
@@ -252,19 +252,19 @@ def record_examples(
 def record_documents(
     translator: Translator,
     documents: Sequence[Document],
-    kinds: Collection[str] = KINDS,
+    sites: Collection[str] = SITES,
     layers: Collection[int] | None = None,
     *,
     name: str = "",
     tokenized: bool = False,
 ) -> AttentionRecord:
-    """What the heads do while they write all targets of a document in one sequence; the report sums it by sentence.
+    """What the heads do while the model generates a whole document in one sequence; the report sums it by sentence.
 
     Args:
-        kinds, layers, tokenized: as in `record_pairs`.
+        sites, layers, tokenized: as in `record_pairs`.
         name: what to call the model, in place of its variant.
     """
-    sites, joined = choose_sites(translator.model, kinds, layers), JoinedPairs(translator, two_sides(documents))
+    chosen, joined = choose_sites(translator.model, sites, layers), JoinedPairs(translator, two_sides(documents))
     examples = []
     for index, document in enumerate(documents):
         source, target = (
@@ -273,7 +273,7 @@ def record_documents(
         )
         examples.append(Example(source, target, forced=True, translation=None, gold=None, sites=[]))
         batch = collate(joined, np.array([index]), symbols_of(translator))
-        record_batch(translator, batch, sites, examples[-1:])
+        record_batch(translator, batch, chosen, examples[-1:])
     return AttentionRecord(model_card(translator.model, name), examples)
 
 
@@ -299,14 +299,14 @@ def join_sides(vocabulary: Vocabulary, sentences: Sequence[str], tokenized: bool
 def record_segments(
     translator: Translator,
     segments: Sequence[Document],
-    kinds: Collection[str] = KINDS,
+    sites: Collection[str] = SITES,
     layers: Collection[int] | None = None,
     *,
     name: str = "",
     tokenized: bool = False,
 ) -> AttentionRecord:
     """The record of these segments, as by `record_documents`, with the model's own translations of them."""
-    record = record_documents(translator, segments, kinds, layers, name=name, tokenized=tokenized)
+    record = record_documents(translator, segments, sites, layers, name=name, tokenized=tokenized)
     own = translate_segments(translator, [sources for sources, _ in two_sides(segments)], SearchOptions())
     examples = [
         replace(example, translation=" ".join(parts)) for example, parts in zip(record.examples, own, strict=True)

@@ -15,16 +15,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 from rectiformer.analyze.capture import model_card
 from rectiformer.analyze.memory_meter import MemorySummary
 from rectiformer.analyze.meters import DistanceSummary, Diversity, HeadMeter, HeadSummary, LengthSummary, length_edges
-from rectiformer.analyze.record import KINDS, ModelCard, shorten
+from rectiformer.analyze.record import SITES, ModelCard, shorten
 from rectiformer.analyze.segments import Document, JoinedPairs, cut_documents, take, two_sides
 from rectiformer.analyze.survey import (
     CrossSurvey,
     DistanceSurvey,
+    ModelSurvey,
     Pair,
     Progress,
     SiteMeter,
     Survey,
-    Watching,
     check_pairs,
     run_survey,
     shuffle_sources,
@@ -60,7 +60,7 @@ class DataCard:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFindings(HeadSummary):
-    """One attention; numbers a head are in the order of heads."""
+    """One attention site; lists have one value per head, in the order of heads."""
 
     kind: str
     layer: int
@@ -91,7 +91,7 @@ class AlignmentFindings:
 
 @dataclass(frozen=True)
 class CrossFindings:
-    """Attention to the source, all heads of a layer together: a number a layer."""
+    """Cross-attention, all heads of a layer together: one value per layer."""
 
     null_rate: list[float]
     mass: list[float]
@@ -99,7 +99,7 @@ class CrossFindings:
 
 @dataclass(frozen=True)
 class ShuffleFindings:
-    """The same targets beside their own sources and beside those of other pairs."""
+    """The same targets with their own sources and with those of other pairs."""
 
     gold: CrossFindings
     shuffled: CrossFindings
@@ -115,7 +115,7 @@ class MemoryFindings(MemorySummary):
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceFindings(DistanceSummary):
-    """One attention to the source."""
+    """The cross-attention of one layer."""
 
     layer: int
 
@@ -155,9 +155,9 @@ class Findings:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; DataError where a number is not finite, which JSON has no word for."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self), "model": self.model.to_json()}
-        if (place := find_nonfinite(content)) is not None:
+        if (location := find_nonfinite(content)) is not None:
             raise DataError(
-                f"model {self.model.name!r} measures {place}; its weights overflow, take another checkpoint"
+                f"model {self.model.name!r} measures {location}; its weights overflow, take another checkpoint"
             )
         return content
 
@@ -223,7 +223,7 @@ def analyze(
         found,
         data=replace(found.data, name=name),
         alignment=align(translator, pairs, gold, tokenized) if gold is not None and weighing else None,
-        quality=translate_and_score(translator, pairs, warn) if quality else None,
+        quality=score_sentences(translator, pairs, warn) if quality else None,
     )
 
 
@@ -269,7 +269,7 @@ def survey_model(
     translator: Translator,
     own: EncodedPairs,
     others: EncodedPairs | None,
-    further: Sequence[Watching] = (),
+    further: Sequence[Survey] = (),
     *,
     progress: Callable[[int, int], None] | None,
     model_name: str,
@@ -278,13 +278,13 @@ def survey_model(
     """What the meters see of a model, `further` ones too, without alignments and translations.
 
     Args:
-        own, others: targets beside their sources, and, where there are any, beside those of other pairs.
+        own, others: targets with their sources, and, where there are any, with those of other pairs.
     """
     model = translator.model
-    for kind in KINDS:
+    for kind in SITES:
         if not find_variant(model.config.variant_of(kind)).has_weights:
             warn(f"{kind} attention is {model.config.variant_of(kind)!r}, which has no weights; it is left out")
-    survey, cross = Survey(model, length_edges(own.source_lengths + 1)), CrossSurvey(model)
+    survey, cross = ModelSurvey(model, length_edges(own.source_lengths + 1)), CrossSurvey(model)
     shuffling = [others] if others is not None and cross.sites else []
     count = Progress(own.pairs * (1 + len(further) + len(shuffling)), progress)
     for each in (survey, *further):
@@ -324,7 +324,7 @@ def describe_lengths(meter: SiteMeter) -> LengthFindings:
 
 
 def describe_cross(meters: Sequence[HeadMeter]) -> CrossFindings:
-    """What the meters of all layers have seen of attention to the source."""
+    """What the meters of all layers have seen of cross-attention."""
     layers = [meter.pooled().result() for meter in meters]
     return CrossFindings([layer.null_rate[0] for layer in layers], [layer.mass[0] for layer in layers])
 
@@ -339,7 +339,7 @@ def align(
     ]
 
 
-def translate_and_score(translator: Translator, pairs: Sequence[Pair], warn: Callable[[str], None]) -> Quality:
+def score_sentences(translator: Translator, pairs: Sequence[Pair], warn: Callable[[str], None]) -> Quality:
     """BLEU of beam search."""
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     bleu = evaluate(translator, sources, targets, SearchOptions(), ("bleu",), warn=warn).scores["bleu"]
@@ -361,42 +361,42 @@ def score_documents(translator: Translator, documents: Sequence[Document], warn:
     return Quality(bleu.value, bleu.signature)
 
 
-def restore(kind: Any, value: Any, where: str) -> Any:
-    """A JSON value as the annotation `kind` has it; DataError where it is something else.
+def restore(annotation: Any, value: Any, where: str) -> Any:
+    """A JSON value as the type `annotation` has it; DataError where it is something else.
 
     Further keys are ignored; one that is missing has its default, if there is one.
     """
-    origin, inner = get_origin(kind), get_args(kind)
+    origin, inner = get_origin(annotation), get_args(annotation)
     if origin is UnionType:
         fitting = [each for each in inner if fits(each, value)]
         return restore(fitting[0] if fitting else inner[0], value, where)
-    if not fits(kind, value):
-        raise DataError(f"{where} is {shorten(value)}, but it needs {getattr(kind, '__name__', kind)}")
+    if not fits(annotation, value):
+        raise DataError(f"{where} is {shorten(value)}, but it needs {getattr(annotation, '__name__', annotation)}")
     if origin is list:
         return [restore(inner[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
     if origin is dict:
         return {key: restore(inner[1], each, f"{where}.{key}") for key, each in value.items()}
-    if not is_dataclass(kind):
-        return float(value) if kind is float else value
-    hints = get_type_hints(kind)
-    optional = {field.name for field in fields(kind) if field.default is not MISSING}
+    if not is_dataclass(annotation):
+        return float(value) if annotation is float else value
+    hints = get_type_hints(annotation)
+    optional = {field.name for field in fields(annotation) if field.default is not MISSING}
     for name in hints:
         if name not in value and name not in optional:
             raise DataError(f"{where} has no {name!r}; it was cut or written by something else")
     values = {name: restore(hint, value[name], f"{where}.{name}") for name, hint in hints.items() if name in value}
-    return kind(**values)  # type: ignore[operator]
+    return annotation(**values)  # type: ignore[operator]
 
 
-def fits(kind: Any, value: Any) -> bool:
-    """Whether a JSON value is of the outer type that `kind` has in JSON."""
-    wanted = dict if is_dataclass(kind) else get_origin(kind) or kind
+def fits(annotation: Any, value: Any) -> bool:
+    """Whether a JSON value is of the outer type that `annotation` has in JSON."""
+    wanted = dict if is_dataclass(annotation) else get_origin(annotation) or annotation
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
 
 
 def find_nonfinite(value: Any, where: str = "") -> str | None:
-    """The place of the first NaN or infinity in a JSON value, and which it is; None if all numbers are finite."""
+    """Where the first NaN or infinity of a JSON value stands, and which it is; None if all are finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{where.lstrip('.')} = {value}"
     parts: list[tuple[Any, str]] = []
@@ -404,4 +404,4 @@ def find_nonfinite(value: Any, where: str = "") -> str | None:
         parts = [(part, f"{where}.{name}") for name, part in value.items()]
     elif isinstance(value, list):
         parts = [(part, f"{where}[{index}]") for index, part in enumerate(value)]
-    return next((found for part, place in parts if (found := find_nonfinite(part, place)) is not None), None)
+    return next((found for part, inside in parts if (found := find_nonfinite(part, inside)) is not None), None)

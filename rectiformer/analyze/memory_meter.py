@@ -1,4 +1,4 @@
-"""What the feed-forward memories do: how loud beside the residual stream, how peaked, how alike their values."""
+"""What the feed-forward memories do: how loud compared with the residual stream, how peaked, how alike their values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemorySummary:
 
 
 class VarianceMeter:
-    """The variance of all numbers seen, without the loss of digits that sums of squares would bring."""
+    """The variance of all values seen, without the loss of digits that sums of squares would bring."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -44,15 +44,15 @@ class VarianceMeter:
         if x.numel():
             x = x.double()
             mean = x.mean()
-            self.add(x.numel(), float(mean), float((x - mean).square().sum()))
+            self.merge(x.numel(), float(mean), float((x - mean).square().sum()))
 
     def result(self) -> float:
         return self.squares / max(1, self.count)
 
-    def numbers(self) -> tuple[int, float, float]:
+    def state(self) -> tuple[int, float, float]:
         return self.count, self.mean, self.squares
 
-    def add(self, count: int, mean: float, squares: float) -> None:
+    def merge(self, count: int, mean: float, squares: float) -> None:
         if not count:
             return
         step, total = mean - self.mean, self.count + count
@@ -87,24 +87,20 @@ class MemoryMeter:
             self.top += held[:, [count - 1 for count in self.kept]].sum(0).cpu()
             self.tokens += int(weighed.sum())
 
-    def numbers(self) -> list[Any]:
-        """All that it has seen, as `add` takes it."""
+    def state(self) -> list[Any]:
+        """All that it has seen, as `merge` takes it."""
         sums = (self.top, self.used, self.usage)
-        return [self.output.numbers(), self.residual.numbers(), self.tokens, *(each.tolist() for each in sums)]
+        return [self.output.state(), self.residual.state(), self.tokens, *(each.tolist() for each in sums)]
 
-    def add(self, numbers: list[Any]) -> None:
-        """Add the numbers of a meter of the same memory."""
-        output, residual, tokens, top, used, usage = numbers
-        self.output.add(*output)
-        self.residual.add(*residual)
+    def merge(self, state: list[Any]) -> None:
+        """Add the state of a meter of the same memory."""
+        output, residual, tokens, top, used, usage = state
+        self.output.merge(*output)
+        self.residual.merge(*residual)
         self.tokens += tokens
         self.top += torch.tensor(top, dtype=torch.float64)
         self.used |= torch.tensor(used)
         self.usage += torch.tensor(usage, dtype=torch.float64)
-
-    def merge(self, other: MemoryMeter) -> None:
-        """Add what another meter of the same memory has seen."""
-        self.add(other.numbers())
 
     def result(self) -> MemorySummary:
         """What was seen; 0 for each measure that saw nothing."""

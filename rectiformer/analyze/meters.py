@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rectiformer.errors import ArgumentError
 from rectiformer.ops.weights import AttentionStats
 
 BINS = 8
@@ -18,7 +17,7 @@ BINS = 8
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """One number a head. Queries that see no key count nowhere."""
+    """One value per head. Queries that see no key count nowhere."""
 
     sparsity: list[float]
     """Share of exactly zero weights among the visible cells."""
@@ -35,7 +34,7 @@ class HeadSummary:
 
 
 class HeadMeter:
-    """Sums over queries, a head at a time."""
+    """Sums over queries, per head."""
 
     def __init__(self, heads: int) -> None:
         self.totals = torch.zeros(6, heads, dtype=torch.float64)  # rows, visible, non-zero, null, mass, entropy
@@ -52,17 +51,13 @@ class HeadMeter:
         sums = [torch.where(counted, part, 0).sum((0, 2), dtype=torch.float64) for part in parts]
         self.totals += torch.stack(sums).cpu()
 
-    def numbers(self) -> list[list[float]]:
-        """All that it has seen, as `add` takes it."""
+    def state(self) -> list[list[float]]:
+        """All that it has seen, as `merge` takes it."""
         return self.totals.tolist()
 
-    def add(self, numbers: list[list[float]]) -> None:
-        """Add the numbers of a meter of as many heads."""
-        self.totals += torch.tensor(numbers, dtype=torch.float64)
-
-    def merge(self, other: HeadMeter) -> None:
-        """Add what another meter of as many heads has seen."""
-        self.totals += other.totals
+    def merge(self, state: list[list[float]]) -> None:
+        """Add the state of a meter of as many heads."""
+        self.totals += torch.tensor(state, dtype=torch.float64)
 
     def pooled(self) -> HeadMeter:
         """A meter of one head that has seen the rows of all."""
@@ -97,7 +92,7 @@ class LengthSummary:
 
 
 class LengthMeter:
-    """One meter a bin of source lengths.
+    """One meter per bin of source lengths.
 
     Args:
         edges: where bins begin, and where the last one ends; a length outside of them counts nowhere.
@@ -114,20 +109,14 @@ class LengthMeter:
             if inside.any():
                 meter.update(stats, real & inside[:, None])
 
-    def numbers(self) -> list[list[list[float]]]:
-        """All that it has seen, as `add` takes it."""
-        return [meter.numbers() for meter in self.bins]
+    def state(self) -> list[list[list[float]]]:
+        """All that it has seen, as `merge` takes it."""
+        return [meter.state() for meter in self.bins]
 
-    def add(self, numbers: list[list[list[float]]]) -> None:
-        """Add the numbers of a meter with the same bins."""
-        for meter, its in zip(self.bins, numbers, strict=True):
-            meter.add(its)
-
-    def merge(self, other: LengthMeter) -> None:
-        """Add what another meter with the same bins has seen."""
-        if self.edges != other.edges:
-            raise ArgumentError(f"bins {other.edges} do not fit bins {self.edges}; measure both with the same edges")
-        self.add(other.numbers())
+    def merge(self, state: list[list[list[float]]]) -> None:
+        """Add the state of a meter with the same bins."""
+        for meter, its in zip(self.bins, state, strict=True):
+            meter.merge(its)
 
     def result(self) -> LengthSummary:
         """What was seen; 0 for a bin that saw nothing."""
@@ -192,17 +181,13 @@ class DiversityMeter:
         sums = js.sum(), js_zero.sum(), overlap.sum(), *counts, null, sees.sum()
         self.totals += torch.stack([part.double() for part in sums]).cpu()
 
-    def numbers(self) -> list[float]:
-        """All that it has seen, as `add` takes it."""
+    def state(self) -> list[float]:
+        """All that it has seen, as `merge` takes it."""
         return self.totals.tolist()
 
-    def add(self, numbers: list[float]) -> None:
-        """Add the numbers of another meter."""
-        self.totals += torch.tensor(numbers, dtype=torch.float64)
-
-    def merge(self, other: DiversityMeter) -> None:
-        """Add what another meter has seen."""
-        self.totals += other.totals
+    def merge(self, state: list[float]) -> None:
+        """Add the state of another meter."""
+        self.totals += torch.tensor(state, dtype=torch.float64)
 
     def result(self) -> Diversity:
         """What was seen."""
@@ -234,18 +219,18 @@ def mean_jaccard(support: Tensor, active: Tensor) -> Tensor:
 
 
 NOWHERE = -1
-"""The number of a sentence that is none: separators, the end, padding."""
+"""The sentence index of what is in no sentence: separators, the end, padding."""
 
 
 @dataclass(frozen=True)
 class DistanceSummary:
     """Where the absolute weights of all rows and heads together go: shares that add up to 1, or are 0 without any.
 
-    Rows are those that write a sentence; separators and the end write none.
+    Rows are those that generate a sentence; separators and the end belong to none.
     """
 
     aligned: float
-    """To the source sentence of the same number."""
+    """To the source sentence of the same index."""
     neighbors: float
     """To the ones just before and after."""
     farther: float
@@ -264,7 +249,7 @@ class DistanceMeter:
         self.null = self.rows = 0
 
     def update(self, weights: Tensor, queries: Tensor, keys: Tensor) -> None:
-        """Add weights [B, H, M, N] of queries and keys in sentences of these numbers, [B, M] and [B, N]."""
+        """Add weights [B, H, M, N] of queries and keys in sentences of these indices, [B, M] and [B, N]."""
         counted = queries != NOWHERE  # [B, M]
         size = weights.transpose(1, 2)[counted].double().abs()  # [Q, H, N]
         apart = (keys[:, None] - queries[:, :, None]).abs().clamp_max(2)  # [B, M, N]
@@ -274,13 +259,13 @@ class DistanceMeter:
         self.null += int((size == 0).all(-1).sum())
         self.rows += size.shape[0] * size.shape[1]
 
-    def numbers(self) -> tuple[list[float], int, int]:
-        """All that it has seen, as `add` takes it."""
+    def state(self) -> tuple[list[float], int, int]:
+        """All that it has seen, as `merge` takes it."""
         return self.mass.tolist(), self.null, self.rows
 
-    def add(self, numbers: tuple[list[float], int, int]) -> None:
-        """Add the numbers of another meter."""
-        mass, null, rows = numbers
+    def merge(self, state: tuple[list[float], int, int]) -> None:
+        """Add the state of another meter."""
+        mass, null, rows = state
         self.mass += torch.tensor(mass, dtype=torch.float64)
         self.null += null
         self.rows += rows

@@ -1,4 +1,4 @@
-"""Watching any model attend: `with rectiformer.observe(model) as seen: model(...)`, then arrays, records, a report."""
+"""What any model attends to: `with rectiformer.observe(model) as seen: model(...)`, then arrays, records, a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rectiformer.analyze.record import (
     check_example,
     write_record,
 )
-from rectiformer.analyze.survey import observed
+from rectiformer.analyze.survey import observing
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.multihead import MultiheadAttention
@@ -41,7 +41,7 @@ CROSS_NAMES = ("encoder_attn", "crossattention", "cross_attn", "EncDecAttention"
 OUTPUTS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
 """Where the outputs of Hugging Face models have their weights, one [B, H, M, N] for each layer."""
 See = Callable[[str, str, Tensor, Tensor | None], None]
-"""Handed the name of a model inside the watched one, that of its output, weights, and the attention mask given."""
+"""Gets the name of a model inside the observed one, that of its output, weights, and the attention mask given."""
 
 Pass = dict[tuple[str, int], list[SiteRecord]]
 """By kind and layer what an attention did with each sequence of a batch."""
@@ -70,7 +70,7 @@ class Seen:
         self._kinds = {id(module): self._kinds_by_name[name] for name, module in model.named_modules()}
 
     def __repr__(self) -> str:
-        """What there is to look at, a line for each kind of site."""
+        """What there is to look at, one line per site."""
         calls = [each for each in self.passes if each]
         if not calls:
             return f"Seen of {self._name}; nothing yet: call it inside of `with observe(model)`"
@@ -124,8 +124,8 @@ class Seen:
             raise ArgumentError(f"nothing was seen of {self._name}; call it inside of `with observe(model)`")
         sites = [site for example in examples for site in example.sites]
         layers = {
-            side: max((site.layer + 1 for site in sites if site.kind in kinds), default=0)
-            for side, kinds in (("encoder", ("encoder",)), ("decoder", ("decoder", "cross")))
+            side: max((site.layer + 1 for site in sites if site.kind in names), default=0)
+            for side, names in (("encoder", ("encoder",)), ("decoder", ("decoder", "cross")))
         }
         return AttentionRecord(
             ModelCard(self._name, "", dict(self.variants), layers, max(site.heads for site in sites)), examples
@@ -207,7 +207,7 @@ def observe(model: nn.Module) -> Iterator[Seen]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(model.register_forward_pre_hook(lambda *_: seen.begin()).remove)
         for kind, layer, attention in attentions:
-            stack.enter_context(observed(attention, partial(seen.see, kind=kind, layer=layer)))
+            stack.enter_context(observing(attention, partial(seen.see, kind=kind, layer=layer)))
         if integration is not None and any(map(integration.is_ours, stock.values())):
             see = seen.see_module
             integration.OBSERVERS.append(see)
@@ -257,14 +257,14 @@ def kind_by_name(name: str) -> str:
 
 
 def describe_sites(kind: str, variant: str, sites: Sequence[SiteRecord]) -> str:
-    """One line on all that was seen of a kind of site."""
+    """One line on all that was seen of a site, in every layer."""
     layers = sorted({site.layer for site in sites})
-    numbers = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+    where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     visible = sum(int(site.visible.sum(dtype=np.int64)) for site in sites)
     rows = sum(int((site.visible > 0).sum()) for site in sites)
     zeros = 1 - sum(len(site.weights) for site in sites) / max(1, visible)
     null = sum(int(site.null.sum()) for site in sites) / max(1, rows)
-    return f"{kind:<8}{numbers}, {sites[0].heads} heads, {variant}: {zeros:.1%} zeros, {null:.1%} null rows"
+    return f"{kind:<8}{where}, {sites[0].heads} heads, {variant}: {zeros:.1%} zeros, {null:.1%} null rows"
 
 
 def real_lengths(observation: Observation, kind: str) -> tuple[list[int], list[int]]:

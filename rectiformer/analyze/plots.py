@@ -23,7 +23,7 @@ Findings = dict[str, Any]
 """The JSON of one model's findings."""
 
 NO_DATES: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-KINDS = ("encoder", "decoder", "cross")
+SITES = ("encoder", "decoder", "cross")
 WIDTH = 6.75  # inches: both columns of a page
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -67,7 +67,7 @@ def write_figures(
     folder: str | Path,
     formats: Sequence[str] = ("svg", "pdf"),
 ) -> list[Path]:
-    """Draw what one model did, or two in the same axes, and say which files were written.
+    """Draw what one model did, or two in the same axes, and return the files.
 
     A figure whose data are missing, such as the alignment error without gold links, is left out.
 
@@ -138,34 +138,34 @@ def draw_by_layer(
     measures: dict[str, Callable[[dict[str, Any]], list[float]]],
     bounds: tuple[float, float | None],
 ) -> Figure | None:
-    """A row of panels a measure, a panel a kind; the measure has a number a head, or one in all."""
-    kinds = present(findings, "sites", "kind")
-    if not kinds:
+    """One row of panels per measure, one panel per site; the measure has one value per head, or one in all."""
+    sites = present(findings, "sites", "kind")
+    if not sites:
         return None
-    figure, axes = panels(len(measures), len(kinds))
+    figure, axes = panels(len(measures), len(sites))
     for row, (label, measure) in zip(axes, measures.items(), strict=True):
         row[0].set_ylabel(label)
-        for axis, kind in zip(row, kinds, strict=True):
+        for axis, kind in zip(row, sites, strict=True):
             for look, each in zip(LOOKS, findings, strict=False):
                 layers = {site["layer"] + 1: measure(site) for site in each["sites"] if site["kind"] == kind}
                 draw_line(axis, look, sorted(layers), [layers[layer] for layer in sorted(layers)])
             axis.set_ylim(*bounds)
             by_layer(axis)
-    for axis, kind in zip(axes[0], kinds, strict=True):
+    for axis, kind in zip(axes[0], sites, strict=True):
         axis.set_title(kind)
     name_models(figure, [each["model"]["name"] for each in findings])
     return figure
 
 
 def draw_null_rate(findings: Sequence[Findings]) -> Figure | None:
-    """Share of queries that attend to nothing, a cell a head; heads that are never null are white."""
-    kinds = present(findings, "sites", "kind")
-    if not kinds:
+    """Share of queries that attend to nothing, one cell per head; heads that are never null are white."""
+    sites = present(findings, "sites", "kind")
+    if not sites:
         return None
     layers = max(site["layer"] + 1 for each in findings for site in each["sites"])
-    figure, axes = panels(len(findings), len(kinds), height=0.55 + 0.22 * layers, share="none")
+    figure, axes = panels(len(findings), len(sites), height=0.55 + 0.22 * layers, share="none")
     for row, each in zip(axes, findings, strict=True):
-        for axis, kind in zip(row, kinds, strict=True):
+        for axis, kind in zip(row, sites, strict=True):
             rates = [site["null_rate"] for site in each["sites"] if site["kind"] == kind]
             draw_cells(axis, np.array(rates).reshape(len(rates), -1))
             axis.set_title(kind if len(findings) == 1 else f"{printable(each['model']['name'])}, {kind}")
@@ -213,12 +213,12 @@ def draw_aer(findings: Sequence[Findings]) -> Figure | None:
 
 
 def draw_lengths(findings: Sequence[Findings]) -> Figure | None:
-    """Share of exact zeros against the length of the source: a point a bin of lengths, the mean of the layers."""
-    kinds = present(findings, "by_length", "kind")
-    if not kinds:
+    """Share of exact zeros against the length of the source: one point per bin of lengths, the mean of the layers."""
+    sites = present(findings, "by_length", "kind")
+    if not sites:
         return None
-    figure, axes = panels(1, len(kinds))
-    for axis, kind in zip(axes[0], kinds, strict=True):
+    figure, axes = panels(1, len(sites))
+    for axis, kind in zip(axes[0], sites, strict=True):
         for look, each in zip(LOOKS, findings, strict=False):
             parts = [part for part in each["by_length"] if part["kind"] == kind and sum(part["rows"])]
             if parts:
@@ -260,12 +260,12 @@ def draw_memories(findings: Sequence[Findings]) -> Figure | None:
 
 
 def present(findings: Sequence[Findings], part: str, key: str) -> list[str]:
-    """The kinds of attention, or sides of the model, that a part of the findings is about."""
-    return [kind for kind in KINDS if any(entry[key] == kind for each in findings for entry in each[part])]
+    """The attention sites, or sides of the model, that a part of the findings is about."""
+    return [kind for kind in SITES if any(entry[key] == kind for each in findings for entry in each[part])]
 
 
 def draw_map(example: Example, layer: int | None = None) -> Figure | None:
-    """Every head of one layer, to the source if there is a target; None if there is nothing to draw or too much.
+    """Every head of one layer, of cross-attention if there is a target; None if there is nothing to draw or too much.
 
     Args:
         layer: counted from 0; the last one if None or not in the example.
@@ -297,15 +297,15 @@ def draw_map(example: Example, layer: int | None = None) -> Figure | None:
 
 
 def choose_site(example: Example, layer: int | None) -> SiteRecord | None:
-    """The attention to draw: to the source, or what else there is."""
-    kinds = {site.kind for site in example.sites}
-    kind = next((kind for kind in ("cross", "decoder", "encoder") if kind in kinds), None)
+    """The attention to draw: cross-attention, or what else there is."""
+    present = {site.kind for site in example.sites}
+    kind = next((kind for kind in ("cross", "decoder", "encoder") if kind in present), None)
     sites = sorted((site for site in example.sites if site.kind == kind), key=lambda site: site.layer)
     return next((site for site in sites if site.layer == layer), sites[-1] if sites else None)
 
 
 def names_of(example: Example, site: SiteRecord) -> tuple[list[str], list[str]]:
-    """What stands beside rows and under columns; nothing if there are too many."""
+    """Labels of rows and columns; none if there are too many."""
     source, target = pieces_of(example.source), pieces_of(example.target)
     queries = source if site.kind == "encoder" else target
     keys = {"encoder": source, "cross": source, "decoder": ["<s>", *target[:-1]]}[site.kind]
@@ -357,7 +357,7 @@ def draw_head(axis: Axes, site: SiteRecord, head: int, colors: dict[str, Any]) -
 
 
 def name_axes(axis: Axes, queries: list[str], keys: list[str]) -> None:
-    """Pieces beside the rows and under the columns."""
+    """Pieces to the left of the rows and under the columns."""
     axis.set_yticks(np.arange(len(queries)) + 0.5, queries, fontsize=5.5)
     axis.set_xticks(np.arange(len(keys)) + 0.5, keys, fontsize=5.5, rotation=90)
     axis.tick_params(length=0, pad=1)
@@ -390,13 +390,15 @@ def panels(
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=share)
 
 
-def draw_line(axis: Axes, look: dict[str, Any], places: Sequence[float], values: Sequence[Sequence[float]]) -> None:
-    """A line through the mean of the values at each place and, where there are several, a dash for each."""
-    for place, several in zip(places, values, strict=True):
+def draw_line(axis: Axes, look: dict[str, Any], positions: Sequence[float], values: Sequence[Sequence[float]]) -> None:
+    """A line through the mean of the values at each position and, where there are several, a dash for each."""
+    for position, several in zip(positions, values, strict=True):
         if len(several) > 1:
-            axis.plot([place] * len(several), several, color=look["color"], marker="_", ls="", ms=4, mew=0.6, alpha=0.6)
-    if len(places):
-        axis.plot(places, [np.mean(several) for several in values], clip_on=False, **look)
+            axis.plot(
+                [position] * len(several), several, color=look["color"], marker="_", ls="", ms=4, mew=0.6, alpha=0.6
+            )
+    if len(positions):
+        axis.plot(positions, [np.mean(several) for several in values], clip_on=False, **look)
 
 
 def by_layer(axis: Axes) -> None:

@@ -25,9 +25,10 @@ from rectiformer.files import replacing
 from rectiformer.measure.alignment import Links, check_links
 
 FORMAT, VERSION = "rectiformer-attention", 1
-KINDS = ("cross", "encoder", "decoder")
+SITES = ("cross", "encoder", "decoder")
+"""Where a model attends: cross-attention, and the self-attention of encoder and decoder."""
 DTYPES = {"row_starts": "u4", "columns": "u4", "weights": "f4", "mass": "f4", "null": "u1", "visible": "u4"}
-"""The arrays of a site, and how their numbers are stored."""
+"""The arrays of a site, and the dtype each is stored in."""
 LARGEST_ARRAYS = 2**30  # bytes of all arrays of a record together
 LARGEST_TEXT = 2**31  # bytes of JSON, in which they take four thirds of that at most
 SCHEMA = Path(__file__).with_name("record.schema.json")
@@ -194,7 +195,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def to_json(record: AttentionRecord) -> dict[str, Any]:
-    """The record as plain JSON values; DataError where it does not hold together, so that all that is written reads."""
+    """The record as plain JSON values; DataError where it is inconsistent, so that whatever is written can be read."""
     for index, example in enumerate(record.examples):
         check_example(example, f"examples[{index}]")
     examples = [example_to_json(example) for example in record.examples]
@@ -238,16 +239,16 @@ def from_json(content: Any, where: str) -> AttentionRecord:
     model = {key: content["model"][key] for key in ("name", "id", "variants", "layers", "heads")}
     examples = []
     for index, each in enumerate(content["examples"]):
-        place = f"{where}: examples[{index}]"
-        examples.append(example_from_json(each, place))
-        check_example(examples[-1], place)
+        location = f"{where}: examples[{index}]"
+        examples.append(example_from_json(each, location))
+        check_example(examples[-1], location)
     return AttentionRecord(ModelCard(**model), examples)
 
 
 def check_size(examples: list[dict[str, Any]], where: str) -> None:
     """DataError, beginning with `where`, if the arrays say that they are larger than a record may be."""
     sites = (site for example in examples for site in example["sites"])
-    size = sum(site[name]["shape"][0] * np.dtype(kind).itemsize for site in sites for name, kind in DTYPES.items())
+    size = sum(site[name]["shape"][0] * np.dtype(dtype).itemsize for site in sites for name, dtype in DTYPES.items())
     if size > LARGEST_ARRAYS:
         raise DataError(
             f"{where}: its arrays have {size:,} bytes, but at most {LARGEST_ARRAYS:,} are read; record fewer examples"
@@ -321,8 +322,8 @@ def check_schema(value: Any, schema: dict[str, Any], where: str) -> None:
     if allowed is not None and value not in allowed:
         raise DataError(f"{where} is {shorten(value)}, but it must be {' or '.join(map(repr, allowed))}")
     if "type" in schema and not has_type(value, schema["type"]):
-        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        raise DataError(f"{where} is {shorten(value)}, but it must be of type {' or '.join(kinds)}")
+        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        raise DataError(f"{where} is {shorten(value)}, but it must be of type {' or '.join(types)}")
     if "minimum" in schema and not schema["minimum"] <= value <= schema["maximum"]:
         raise DataError(f"{where} is {shorten(value)}, but it must be from {schema['minimum']} to {schema['maximum']}")
     if isinstance(value, dict):
@@ -349,8 +350,8 @@ def check_array(value: list[Any], schema: dict[str, Any], where: str) -> None:
 
 
 def has_type(value: Any, wanted: str | list[str]) -> bool:
-    kinds = wanted if isinstance(wanted, list) else [wanted]
-    return any(type(value) is TYPES[kind] for kind in kinds)
+    names = wanted if isinstance(wanted, list) else [wanted]
+    return any(type(value) is TYPES[name] for name in names)
 
 
 def shorten(value: Any) -> str:
@@ -368,15 +369,15 @@ def check_example(example: Example, where: str) -> None:
         check_links(example.gold, len(source.words), 0 if target is None else len(target.words), f"{where}.gold")
     pieces = {"source": len(source.pieces), "target": None if target is None else len(target.pieces)}
     for index, site in enumerate(example.sites):
-        place = f"{where}.sites[{index}]"
+        location = f"{where}.sites[{index}]"
         own = pieces["source" if site.kind == "encoder" else "target"]
         axes = (own, pieces["source"] if site.kind == "cross" else own)
         if (site.queries, site.keys) != axes:
             raise DataError(
-                f"{place}: {site.kind} layer {site.layer} has {site.queries} queries and {site.keys} keys, but the "
+                f"{location}: {site.kind} layer {site.layer} has {site.queries} queries and {site.keys} keys, but the "
                 f"example has {pieces['source']} source and {pieces['target'] or 'no'} target pieces"
             )
-        check_rows(site, place)
+        check_rows(site, location)
 
 
 def check_side(side: Side, where: str) -> None:

@@ -1,7 +1,7 @@
 """One self-contained HTML file about one or two models: opens from disk, asks the network for nothing.
 
-The page is that of rectiformer/explore/page. There its modules are files; here they become one script, each in a scope
-of its own, that the page's policy allows by its hash. Texts are data, never markup.
+The page is that of the explorer, in rectiformer/analyze/page. There its modules are files; here they become one
+script, each in a scope of its own, that the page's policy allows by its hash. Texts are data, never markup.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from rectiformer.analyze.record import KINDS, AttentionRecord, pack, to_json
+from rectiformer.analyze.record import SITES, AttentionRecord, pack, to_json
 from rectiformer.errors import ArgumentError
 from rectiformer.files import replacing
 
-PAGE = Path(__file__).parent.parent / "explore" / "page"
+PAGE = Path(__file__).parent / "page"
 BUDGET = 20_000_000
 """Bytes of data a page may have."""
 KEPT_BITS = 12
@@ -43,7 +43,7 @@ def report_html(
     """The report as one HTML page.
 
     Args:
-        records: one model, or two to compare: their examples are shown beside each other, number by number.
+        records: one model, or two to compare: their examples are shown side by side, in order.
         findings: what `Findings.to_json` gives for each record, or None where a model has none.
         title: stands on top of the page.
     """
@@ -73,7 +73,7 @@ def write_report(
 
 
 def live_html(models: Sequence[str]) -> str:
-    """The page as a server gives it, which loads its modules beside it and calls api/translate.
+    """The page as a server gives it, which loads its modules from the same server and calls api/translate.
 
     Args:
         models: names of the one or two models that answer.
@@ -154,43 +154,43 @@ def cut_weights(weights: np.ndarray) -> np.ndarray:
 
 def leave_out(contents: list[dict[str, Any]]) -> list[str]:
     """Take examples and sites out of `contents` until they fit, and say which."""
-    kept, room = fitting_examples(contents)
+    kept, left = fitting_examples(contents)
     most = max(len(content["examples"]) for content in contents)
     for content in contents:
         del content["examples"][kept:]
     notes = [f"the examples after {kept}, of {most}"] if kept < most else []
-    notes += leave_out_sites(contents, room)
+    notes += leave_out_sites(contents, left)
     return [f"Left out to keep this file below {BUDGET / 1e6:g} MB: {note}." for note in notes]
 
 
 def fitting_examples(contents: list[dict[str, Any]]) -> tuple[int, int]:
-    """How many examples have texts that fit half the budget together, at least one, and what room they leave."""
-    kept, room = 0, BUDGET
+    """How many examples have texts that fit half the budget together, at least one, and how many bytes they leave."""
+    kept, left = 0, BUDGET
     for column in zip_longest(*(content["examples"] for content in contents)):
         texts = sum(size({**example, "sites": []}) for example in column if example)
-        if kept and room - texts < BUDGET // 2:
+        if kept and left - texts < BUDGET // 2:
             break
-        kept, room = kept + 1, room - texts
-    return kept, room
+        kept, left = kept + 1, left - texts
+    return kept, left
 
 
-def leave_out_sites(contents: list[dict[str, Any]], room: int) -> list[str]:
-    """Keep the sites that fit, attention to the source and first examples first; one note for each kind cut."""
-    dropped: dict[str, set[int]] = {kind: set() for kind in KINDS}
-    places = [
-        (KINDS.index(site["kind"]), index, site["layer"], record)
+def leave_out_sites(contents: list[dict[str, Any]], left: int) -> list[str]:
+    """Keep the sites that fit, cross-attention and first examples first; one note per site cut."""
+    dropped: dict[str, set[int]] = {kind: set() for kind in SITES}
+    candidates = [
+        (SITES.index(site["kind"]), index, site["layer"], record)
         for record, content in enumerate(contents)
         for index, example in enumerate(content["examples"])
         for site in example["sites"]
     ]
-    for kind, index, layer, record in sorted(places):
+    for kind, index, layer, record in sorted(candidates):
         sites = contents[record]["examples"][index]["sites"]
-        site = next(each for each in sites if (each["kind"], each["layer"]) == (KINDS[kind], layer))
-        if size(site) <= room:
-            room -= size(site)
+        site = next(each for each in sites if (each["kind"], each["layer"]) == (SITES[kind], layer))
+        if size(site) <= left:
+            left -= size(site)
         else:
             sites.remove(site)
-            dropped[KINDS[kind]].add(index + 1)
+            dropped[SITES[kind]].add(index + 1)
     return [
         f"layers of the {kind} attention of {'examples' if len(numbers) > 1 else 'example'} {ranges(sorted(numbers))}"
         for kind, numbers in dropped.items()

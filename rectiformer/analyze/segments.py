@@ -45,19 +45,19 @@ class JoinedPairs(EncodedPairs):
         self.source_lengths = np.array([len(ids) for ids in self.sources], dtype=np.int64)
         self.target_lengths = np.array([len(ids) for ids in self.targets], dtype=np.int64)
 
-    def sentence_numbers(self, side: int, documents: Sequence[int] | np.ndarray, width: int) -> np.ndarray:
+    def sentence_ids(self, side: int, documents: Sequence[int] | np.ndarray, width: int) -> np.ndarray:
         """Which sentence each of the first `width` ids of these documents belongs to, from 0; -1 for none.
 
         Args:
             side: 0 of the source, 1 of the target.
         """
-        numbers = np.full((len(documents), width), -1, dtype=np.int64)
-        for row, document in zip(numbers, documents, strict=True):
+        indices = np.full((len(documents), width), -1, dtype=np.int64)
+        for row, document in zip(indices, documents, strict=True):
             first = 0
             for number, length in enumerate(self.sentence_lengths[document][side]):
                 row[first : first + length] = number
                 first += length + self.separated[side]
-        return numbers
+        return indices
 
 
 def two_sides(documents: Sequence[Document]) -> list[tuple[list[str], list[str]]]:
@@ -68,7 +68,7 @@ def two_sides(documents: Sequence[Document]) -> list[tuple[list[str], list[str]]
 def cut_documents(translators: Sequence[Translator], documents: Sequence[Document]) -> list[tuple[int, int]]:
     """Where segments of whole sentences begin and end that each of these models can read at once, as in training.
 
-    Sentences count through all documents. The smallest `segment` decides; with 0, each sentence stands by itself. A
+    Sentences count through all documents. The smallest `segment` decides; with 0, each sentence is read by itself. A
     DataError for a sentence that is longer than a model reads at all.
     """
     pairs = list(chain.from_iterable(documents))
@@ -81,10 +81,10 @@ def cut_documents(translators: Sequence[Translator], documents: Sequence[Documen
     longest = min(each.longest for each in translators)
     starts = [0, *accumulate(map(len, documents))]
     for number, (first, last) in enumerate(pairwise(starts), 1):
-        for place in range(first, last):
-            if (most := int(lengths[place].max())) > longest:
+        for index in range(first, last):
+            if (most := int(lengths[index].max())) > longest:
                 raise DataError(
-                    f"document {number}, sentence {place - first + 1}: {most} subwords, but at most {longest} are read "
+                    f"document {number}, sentence {index - first + 1}: {most} subwords, but at most {longest} are read "
                     "at once; shorten or remove it"
                 )
     return build_segments(lengths, starts[:-1], [min(longest, *(each.segment for each in translators))])

@@ -41,19 +41,19 @@ BATCH_TOKENS = 4096
 class Meter(Protocol):
     """Sums of what was seen, which other sums can be added to."""
 
-    def numbers(self) -> Any:
-        """All that it has seen, as JSON has it."""
+    def state(self) -> Any:
+        """The sums, as JSON values."""
         ...
 
-    def add(self, numbers: Any) -> None:
-        """Add the numbers of a meter of the same."""
+    def merge(self, state: Any) -> None:
+        """Add the state of another meter of the same."""
         ...
 
 
-class Watching(Protocol):
+class Survey(Protocol):
     """Meters that a batch is added to while the model reads it."""
 
-    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""
         ...
 
@@ -95,19 +95,19 @@ class LayerMemory:
         self.meter.update(seen.weights()[real], seen.output[real], residual[real])
 
 
-class Survey:
+class ModelSurvey:
     """Meters of every attention that has weights and of every memory."""
 
     def __init__(self, model: Transformer, edges: Sequence[int]) -> None:
         self.sites = [SiteMeter(site, edges) for site in weighing_sites(model)]
-        self.memories = [LayerMemory(*place) for place in memory_layers(model)]
+        self.memories = [LayerMemory(*each) for each in memory_layers(model)]
 
-    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""
         for meter in self.sites:
-            yield observing(meter.site, partial(meter.update, batch=batch))
+            yield observing(meter.site.attention, partial(meter.update, batch=batch))
         for memory in self.memories:
-            yield watched(memory.layer, partial(memory.update, batch))
+            yield observing_memory(memory.layer, partial(memory.update, batch))
 
     def all_meters(self) -> list[Meter]:
         """Every meter."""
@@ -116,20 +116,20 @@ class Survey:
 
 
 class CrossSurvey:
-    """Meters of the heads of every attention to the source, and of nothing else."""
+    """Meters of the heads of every cross-attention, and of nothing else."""
 
     def __init__(self, model: Transformer) -> None:
         self.sites = [site for site in weighing_sites(model) if site.kind == "cross"]
         self.meters = [HeadMeter(site.attention.num_heads) for site in self.sites]
 
-    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""
 
         def add(seen: Observation, meter: HeadMeter) -> None:
             meter.update(seen.stats(), real_queries("cross", batch).to(seen.q.device))
 
         for site, meter in zip(self.sites, self.meters, strict=True):
-            yield observing(site, partial(add, meter=meter))
+            yield observing(site.attention, partial(add, meter=meter))
 
     def all_meters(self) -> list[Meter]:
         """Every meter."""
@@ -137,7 +137,7 @@ class CrossSurvey:
 
 
 class DistanceSurvey:
-    """Meters of every attention to the source, over the documents of `joined`."""
+    """Meters of every cross-attention, over the documents of `joined`."""
 
     def __init__(self, model: Transformer, joined: JoinedPairs) -> None:
         self.joined = joined
@@ -148,10 +148,10 @@ class DistanceSurvey:
         """Every meter."""
         return list(self.meters)
 
-    def watching(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
+    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""
         keys, queries = (
-            torch.from_numpy(self.joined.sentence_numbers(side, batch.pairs, ids.shape[1]))
+            torch.from_numpy(self.joined.sentence_ids(side, batch.pairs, ids.shape[1]))
             for side, ids in enumerate((batch.source, batch.target))
         )
 
@@ -161,7 +161,7 @@ class DistanceSurvey:
                 meter.update(weights, queries[:, rows].to(device), keys.to(device))
 
         for site, meter in zip(self.sites, self.meters, strict=True):
-            yield observing(site, partial(add, meter=meter))
+            yield observing(site.attention, partial(add, meter=meter))
 
 
 class Progress:
@@ -176,7 +176,7 @@ class Progress:
             self.tell(self.done, self.total)
 
 
-def run_survey(survey: Watching, translator: Translator, encoded: EncodedPairs, advance: Callable[[int], None]) -> None:
+def run_survey(survey: Survey, translator: Translator, encoded: EncodedPairs, advance: Callable[[int], None]) -> None:
     """Put the pairs through the model while the meters of `survey` run; `advance` is told how many each batch has.
 
     Ranks share the batches, and then add up what their meters have seen.
@@ -185,7 +185,7 @@ def run_survey(survey: Watching, translator: Translator, encoded: EncodedPairs, 
     for indices in batches:
         batch = collate(encoded, np.array(indices), symbols_of(translator))
         with translator.inference(), ExitStack() as stack:
-            for context in survey.watching(batch):
+            for context in survey.observers(batch):
                 stack.enter_context(context)
             decode_forced(translator, batch)
         advance(len(indices))
@@ -195,11 +195,11 @@ def run_survey(survey: Watching, translator: Translator, encoded: EncodedPairs, 
 
 def add_over_ranks(ranks: Ranks, meters: Sequence[Meter]) -> None:
     """Let every meter have seen what those of all ranks have."""
-    found = ranks.all_gather_object(lambda: [meter.numbers() for meter in meters])
-    for rank, numbers in enumerate(found):
+    found = ranks.all_gather_object(lambda: [meter.state() for meter in meters])
+    for rank, states in enumerate(found):
         if rank != ranks.rank:
-            for meter, its in zip(meters, numbers, strict=True):
-                meter.add(its)
+            for meter, state in zip(meters, states, strict=True):
+                meter.merge(state)
 
 
 def check_pairs(pairs: Sequence[Pair], gold: Sequence[Links] | None, tokenized: bool) -> None:
@@ -219,7 +219,7 @@ def shuffle_sources(pairs: Sequence[tuple[Text, Text]], seed: int = 1) -> list[t
     """Each target with the source of another pair; every source is used once. There must be two pairs or more."""
     order = shuffled(len(pairs), "sources", seed)
     given = np.empty_like(order)
-    given[order] = np.roll(order, 1)  # one cycle through all pairs leaves none in its place
+    given[order] = np.roll(order, 1)  # one cycle through all pairs leaves none where it was
     return [(pairs[int(other)][0], target) for other, (_, target) in zip(given, pairs, strict=True)]
 
 
@@ -235,7 +235,7 @@ def encoded_batches(translator: Translator, encoded: EncodedPairs) -> Iterator[B
 
 
 def forced_order(encoded: EncodedPairs) -> Iterator[list[int]]:
-    """The numbers of the pairs of each batch."""
+    """The indices of the pairs of each batch."""
     lengths = encoded.padded_lengths
     return cut_batches(sorted(range(encoded.pairs), key=lambda index: -lengths[index]), lengths, BATCH_TOKENS)
 
@@ -259,14 +259,9 @@ def memory_layers(model: Transformer) -> Iterator[tuple[str, int, EncoderLayer |
             yield side, index, layer
 
 
-def observing(site: Site, see: Callable[[Observation], None]) -> AbstractContextManager[None]:
-    """While the model runs inside, `see` gets each call of this attention."""
-    return observed(site.attention, see)
-
-
 @contextmanager
-def observed(attention: RectifiedAttention | MultiheadAttention, see: Callable[[Observation], None]) -> Iterator[None]:
-    """The same of an attention module, wherever it stands."""
+def observing(attention: RectifiedAttention | MultiheadAttention, see: Callable[[Observation], None]) -> Iterator[None]:
+    """While the model runs inside, `see` gets each call of this attention."""
     before = attention.observer
     attention.observer = see
     try:
@@ -276,7 +271,9 @@ def observed(attention: RectifiedAttention | MultiheadAttention, see: Callable[[
 
 
 @contextmanager
-def watched(layer: EncoderLayer | DecoderLayer, see: Callable[[MemoryObservation, Tensor], None]) -> Iterator[None]:
+def observing_memory(
+    layer: EncoderLayer | DecoderLayer, see: Callable[[MemoryObservation, Tensor], None]
+) -> Iterator[None]:
     """While the model runs inside, `see` gets each observation of the layer's memory and the residual stream [B, M, E]
     that its output is added to."""
     entering: list[Tensor] = []

@@ -115,10 +115,10 @@ class View:
     def check(self, translator: Translator, run: Path) -> None:
         """ArgumentError where the model lacks what is to be shown."""
         from rectiformer.analyze.capture import choose_sites
-        from rectiformer.analyze.record import KINDS
+        from rectiformer.analyze.record import SITES
         from rectiformer.ops.variants import find_variant
 
-        sites, config = self.sites or KINDS, translator.model.config
+        sites, config = self.sites or SITES, translator.model.config
         try:
             choose_sites(translator.model, sites, None)
         except ArgumentError as error:
@@ -143,20 +143,20 @@ class View:
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
         from rectiformer.analyze.capture import record_examples, record_segments, sample
-        from rectiformer.analyze.record import KINDS
+        from rectiformer.analyze.record import SITES
         from rectiformer.analyze.segments import take
 
         if shown is not None:
             segments = take([test.pairs], shown)
             return record_segments(
-                translator, segments, self.sites or KINDS, self.layers, name=name, tokenized=self.tokenized
+                translator, segments, self.sites or SITES, self.layers, name=name, tokenized=self.tokenized
             )
         chosen = sample(self.examples, len(test.pairs), self.seed)
         return record_examples(
             translator,
             [test.pairs[index] for index in chosen],
             None if test.gold is None else [test.gold[index] for index in chosen],
-            self.sites or KINDS,
+            self.sites or SITES,
             self.layers,
             name=name,
             tokenized=self.tokenized,
@@ -262,7 +262,7 @@ def print_findings(
     found: list[Findings], shows: Callable[[SiteFindings], bool], written: list[Path], as_json: bool
 ) -> None:
     """A row an attention, all heads of it together; as JSON, everything."""
-    from rectiformer.analyze.record import KINDS
+    from rectiformer.analyze.record import SITES
     from rectiformer.cli.output import to_json, write_all
     from rectiformer.terminal import Terminal
 
@@ -275,7 +275,7 @@ def print_findings(
         terminal.note(f"{data.name}: {within}{data.sentences:,} sentences, {data.target_tokens:,} target subwords\n")
         columns = ["model", "attention", "layer", "zeros", "null rows", "dead heads", "diversity", "AER", "aligned by"]
         sites = [(each, site) for each in found for site in each.sites if shows(site)]
-        sites.sort(key=lambda pair: (found.index(pair[0]), KINDS.index(pair[1].kind)))
+        sites.sort(key=lambda pair: (found.index(pair[0]), SITES.index(pair[1].kind)))
         terminal.table(columns, [describe(*pair) for pair in sites], numbers=columns[2:8])
         print_distances(terminal, [(each, site.layer) for each, site in sites if site.kind == "cross"])
         scores = [f"{each.model.name} {each.quality.bleu:.1f}" for each in found if each.quality is not None]

@@ -50,11 +50,10 @@ def serve(
 
         rectiformer serve runs/rela --port 8000
     """
+    from rectiformer.connections import address, bind, fit_files
     from rectiformer.serve.app import Served
-    from rectiformer.serve.connections import fit_files
-    from rectiformer.serve.guard import read_token
     from rectiformer.serve.limits import Limits
-    from rectiformer.serve.server import address, bind
+    from rectiformer.serve.server import read_token
     from rectiformer.serve.server import serve as serve_until_stopped
     from rectiformer.terminal import Terminal
     from rectiformer.translate.translator import Translator
@@ -99,9 +98,9 @@ def explore(
 
         rectiformer explore runs/rela runs/softmax
     """
-    from rectiformer.explore.answers import Answerer
-    from rectiformer.explore.server import listen, open_browser
-    from rectiformer.explore.server import serve as serve_page
+    from rectiformer.analyze.explorer import HOST, Answerer, open_browser
+    from rectiformer.analyze.explorer import serve as serve_page
+    from rectiformer.connections import address, bind
     from rectiformer.terminal import Terminal
 
     runs = [run] if other is None else [run, other]
@@ -110,9 +109,11 @@ def explore(
         Answerer(open_run_translator(folder, checkpoint, device, precision), name)
         for folder, name in zip(runs, names, strict=True)
     ]
-    listening = listen(port)
-    address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}/"
-    Terminal().note(f"exploring {' vs. '.join(names)} at {address} (Ctrl-C ends it)")
-    if not no_browser:
-        open_browser(address)
-    serve_page(models, listening)
+    with bind(HOST, port) as bound:
+
+        def announce() -> None:
+            Terminal().note(f"exploring {' vs. '.join(names)} at {address(bound)} (Ctrl-C ends it)")
+            if not no_browser:
+                open_browser(address(bound))
+
+        serve_page(models, bound, announce)

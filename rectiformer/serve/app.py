@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,30 +15,33 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rectiformer.analyze.capture import model_card
 from rectiformer.errors import ArgumentError
 from rectiformer.measure.alignment import steps_of
-from rectiformer.serve import refusals
-from rectiformer.serve.bodies import Lingering, read_json
-from rectiformer.serve.guard import Gate, Guard
+from rectiformer.serve.jobs import AlignPairs
 from rectiformer.serve.limits import Limits
 from rectiformer.serve.metrics import Counting, Metrics
-from rectiformer.serve.refusals import RefusalError
-from rectiformer.serve.requests import JobMaker
-from rectiformer.serve.schema import ErrorAnswer, ModelAnswer, State, TranslateAnswer, body_schema, read_request
+from rectiformer.serve.requests import (
+    ErrorAnswer,
+    JobMaker,
+    ModelAnswer,
+    State,
+    TranslateAnswer,
+    body_schema,
+    read_request,
+)
 from rectiformer.serve.service import ClientGoneError, Service
-from rectiformer.serve.tasks import AlignPairs
 from rectiformer.translate.align import AVERAGE, check_place, cross_sites
 from rectiformer.translate.translator import Translator
+from rectiformer.web import FAILED, UNAVAILABLE, Guard, Lingering, RefusalError, add_page, add_refusals, read_json
 
 PAGE = Path(__file__).parent / "page"
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-TRANSLATE = "/v1/translate"
+TRANSLATE, ALIVE = "/v1/translate", "/livez"
 LARGE = 16_384
-"""Bytes of a body from which its subwords are counted beside the event loop."""
+"""Bytes of a body from which its subwords are counted outside the event loop."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,11 @@ def build_app(served: Served) -> FastAPI:
     add_translate(app, service, maker)
     add_states(app, service, metrics)
     add_model(app, served, maker)
-    add_page(app)
+    add_page(app, PAGE, (PAGE / "index.html").read_text(encoding="utf-8"), "/page/")
     add_refusals(app)
     app.add_middleware(Gate, path=TRANSLATE, refuse=service.unready)
     app.add_middleware(Counting, metrics=metrics, path=TRANSLATE)
-    app.add_middleware(Guard, token=served.token)
+    app.add_middleware(Guard, token=served.token, open_paths=(ALIVE,))
     app.add_middleware(Lingering, seconds=served.limits.body_seconds)
     return app
 
@@ -141,13 +144,13 @@ def encode(answer: dict[str, Any]) -> bytes:
 
 
 def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    """Paths for those who watch the server."""
+    """Paths for monitoring."""
 
-    @app.get("/livez", response_model=State, responses={500: {"model": ErrorAnswer}})
+    @app.get(ALIVE, response_model=State, responses={500: {"model": ErrorAnswer}})
     async def livez() -> Response:
         """Whether the process and the thread that has the model live."""
         if not service.alive:
-            raise RefusalError(refusals.FAILED, "the thread that has the model has ended; restart the server")
+            raise RefusalError(FAILED, "the thread that has the model has ended; restart the server")
         return JSONResponse({"status": "alive"})
 
     @app.get("/readyz", response_model=State, responses={503: {"model": ErrorAnswer}})
@@ -155,7 +158,7 @@ def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
         """Whether a request would be accepted now."""
         reason = service.unready()
         if reason is not None:
-            raise RefusalError(refusals.UNAVAILABLE, str(reason))
+            raise RefusalError(UNAVAILABLE, str(reason))
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE_LATEST: {}}}})
@@ -183,35 +186,33 @@ def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
         return answer
 
 
-def add_page(app: FastAPI) -> None:
-    """The page and its files, read once."""
-    files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in TYPES}
+class Gate:
+    """Turns requests to one path away before anything of them is read, while none is accepted.
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return Response(files["index.html"], media_type=TYPES[".html"])
+    Those that the end of the server cuts off, which cancels them, are told so.
 
-    @app.get("/page/{name}", include_in_schema=False)
-    async def file(name: str) -> Response:
-        if name not in files:
-            raise RefusalError(refusals.NOT_FOUND, "there is no such file")
-        return Response(files[name], media_type=TYPES[Path(name).suffix])
+    Args:
+        refuse: why none is; None if one would be.
+    """
 
+    def __init__(self, app: ASGIApp, path: str, refuse: Callable[[], RefusalError | None]) -> None:
+        self.app, self.path, self.refuse = app, path, refuse
 
-def add_refusals(app: FastAPI) -> None:
-    """One shape for all that goes wrong."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or turn it away."""
+        asked = scope["type"] == "http" and scope["path"] == self.path and scope["method"] == "POST"
+        refusal = self.refuse() if asked else None
+        app = self.app if refusal is None else refusal.response()
+        started = False
 
-    @app.exception_handler(RefusalError)
-    async def refuse(_: Request, refusal: RefusalError) -> Response:
-        return refusal.response()
+        async def answer(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
 
-    @app.exception_handler(HTTPException)
-    async def no_path(_: Request, error: HTTPException) -> Response:
-        kinds = {404: refusals.NOT_FOUND, 405: refusals.NO_METHOD}
-        response = RefusalError(kinds.get(error.status_code, refusals.INVALID), str(error.detail)).response()
-        response.headers.update(error.headers or {})
-        return response
-
-    @app.exception_handler(Exception)
-    async def fail(_: Request, error: Exception) -> Response:
-        return RefusalError(refusals.FAILED, "the server failed; its terminal says where").response()
+        try:
+            await app(scope, receive, answer)
+        except asyncio.CancelledError:
+            if not started:
+                cut_off = RefusalError(UNAVAILABLE, "the server ended before this request was answered; ask again")
+                await cut_off.response()(scope, receive, send)

@@ -1,19 +1,116 @@
-"""A request as tasks: which to begin with, which follow from their results, and the answer in the end."""
+"""A request as tasks: which to begin with, which follow from their results, and the answer in the end.
+
+Tasks of equal operations share a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rectiformer.analyze.capture import capture_examples
 from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, to_json
 from rectiformer.measure.alignment import Link
 from rectiformer.measure.words import word_spans
-from rectiformer.serve.tasks import AlignPairs, Task, TranslateLines, TranslateSegments, WatchPairs
 from rectiformer.text.documents import Window
-from rectiformer.translate.documents import Draft
+from rectiformer.translate.align import align_pairs
+from rectiformer.translate.documents import Draft, Found, Segment, search_segments
 from rectiformer.translate.lines import Candidate, Translation, finite
 from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.translator import Translator
+
+
+class Operation(Protocol):
+    """What the model does with a batch of tasks; equal operations can share one."""
+
+    def run(
+        self, translator: Translator, contents: Sequence[Any], batch_tokens: int, is_wanted: Callable[[int], bool]
+    ) -> Sequence[Any]:
+        """What becomes of each content, in order; anything where `is_wanted` said that contents[n] is not any more."""
+
+
+@dataclass(frozen=True)
+class TranslateLines:
+    """Sentences, each by itself."""
+
+    options: SearchOptions
+
+    def run(
+        self, translator: Translator, contents: Sequence[str], batch_tokens: int, is_wanted: Callable[[int], bool]
+    ) -> list[Translation]:
+        """Their translations."""
+        return translator.translate(
+            contents, self.options, batch_tokens=batch_tokens, too_long="error", warn=ignore, is_wanted=is_wanted
+        )
+
+
+@dataclass(frozen=True)
+class TranslateSegments:
+    """Several sentences of a document together."""
+
+    options: SearchOptions
+
+    def run(
+        self, translator: Translator, contents: Sequence[Segment], batch_tokens: int, is_wanted: Callable[[int], bool]
+    ) -> list[Found]:
+        """What the model generated for each segment."""
+        return search_segments(translator, contents, self.options, batch_tokens, 0, is_wanted=is_wanted)
+
+
+@dataclass(frozen=True)
+class AlignPairs:
+    """Sentences and their translations, to be linked word by word."""
+
+    layer: int
+    head: int | str
+    induction: str
+
+    def run(
+        self,
+        translator: Translator,
+        contents: Sequence[tuple[str, str]],
+        batch_tokens: int,
+        is_wanted: Callable[[int], bool],
+    ) -> list[set[Link]]:
+        """Links (source word, target word) of each pair, from one forward pass, which is not interrupted."""
+        return align_pairs(
+            translator, contents,
+            layer=self.layer, head=self.head, induction=self.induction, batch_tokens=batch_tokens,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecordPairs:
+    """Sentences and their translations, to record what every head does."""
+
+    def run(
+        self,
+        translator: Translator,
+        contents: Sequence[tuple[str, str]],
+        batch_tokens: int,
+        is_wanted: Callable[[int], bool],
+    ) -> list[Example | None]:
+        """The examples of an attention record, each from a forward pass of its own."""
+        return [
+            capture_examples(translator, [pair])[0] if is_wanted(index) else None for index, pair in enumerate(contents)
+        ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to do."""
+
+    operation: Operation
+    content: Any
+    length: int
+    """Tokens it brings into a batch."""
+    key: Any
+    """By which its job knows the result."""
+
+
+def ignore(_: str) -> None:
+    """What there is to say of a line is in its translation's warnings too."""
 
 
 class Job(Protocol):
@@ -32,8 +129,8 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True)
-class Watching:
-    """What is asked for beside translations."""
+class Extras:
+    """What is asked for besides translations."""
 
     align: AlignPairs | None
     """How to link words; None if that is not asked for."""
@@ -41,31 +138,31 @@ class Watching:
     """The model, for a record of what its heads do; None if that is not asked for."""
 
 
-class Watched:
-    """Sentences with their translations, and what is found out about them."""
+class ExtraResults:
+    """Word links and attention of translated sentences, as far as they are asked for."""
 
-    def __init__(self, watching: Watching) -> None:
-        self.watching = watching
+    def __init__(self, extras: Extras) -> None:
+        self.extras = extras
         self.links: dict[Any, tuple[str, str, set[Link]]] = {}
         self.examples: dict[Any, Example] = {}
 
-    def begin(self, place: Any, source: str, target: str, length: int) -> list[Task]:
-        """The tasks for one sentence; `place` sorts it among the others."""
-        kinds = [self.watching.align, WatchPairs() if self.watching.card else None]
-        return [Task(kind, (source, target), length, place) for kind in kinds if kind is not None]
+    def begin(self, key: Any, source: str, target: str, length: int) -> list[Task]:
+        """The tasks for one sentence; `key` sorts it among the others."""
+        operations = [self.extras.align, RecordPairs() if self.extras.card else None]
+        return [Task(each, (source, target), length, key) for each in operations if each is not None]
 
     def receive(self, task: Task, result: Any) -> None:
         """Keep the result of such a task."""
-        if isinstance(task.kind, AlignPairs):
-            self.links[task.place] = (*task.content, result)
+        if isinstance(task.operation, AlignPairs):
+            self.links[task.key] = (*task.content, result)
         else:
-            self.examples[task.place] = result
+            self.examples[task.key] = result
 
-    def alignment(self, place: Any) -> dict[str, Any]:
+    def alignment(self, key: Any) -> dict[str, Any]:
         """The part of the answer about the words of one sentence; empty if not asked for."""
-        if place not in self.links:
+        if key not in self.links:
             return {}
-        source, target, links = self.links[place]
+        source, target, links = self.links[key]
         return {
             "alignment": {
                 "source_words": word_spans(source),
@@ -76,10 +173,10 @@ class Watched:
 
     def record(self) -> dict[str, Any]:
         """The part of the answer about heads; empty if not asked for."""
-        if self.watching.card is None:
+        if self.extras.card is None:
             return {}
-        examples = [self.examples[place] for place in sorted(self.examples)]
-        return {"record": to_json(AttentionRecord(self.watching.card, examples))}
+        examples = [self.examples[key] for key in sorted(self.examples)]
+        return {"record": to_json(AttentionRecord(self.extras.card, examples))}
 
 
 class SentencesJob:
@@ -89,39 +186,37 @@ class SentencesJob:
         lengths: subwords of each.
     """
 
-    def __init__(
-        self, lines: Sequence[str], lengths: Sequence[int], options: SearchOptions, watching: Watching
-    ) -> None:
+    def __init__(self, lines: Sequence[str], lengths: Sequence[int], options: SearchOptions, extras: Extras) -> None:
         self.lines, self.lengths, self.options = lines, lengths, options
         self.sentences = len(lines)
-        self.watched = Watched(watching)
+        self.extras = ExtraResults(extras)
         self.translations: dict[int, Translation] = {}
 
     def begin(self) -> list[Task]:
-        """A task a sentence."""
-        kind = TranslateLines(self.options)
+        """One task per sentence."""
+        operation = TranslateLines(self.options)
         return [
-            Task(kind, line, length + 1, place)  # the end counts as a token too
-            for place, (line, length) in enumerate(zip(self.lines, self.lengths, strict=True))
+            Task(operation, line, length + 1, index)  # the end counts as a token too
+            for index, (line, length) in enumerate(zip(self.lines, self.lengths, strict=True))
         ]
 
     def receive(self, task: Task, result: Any) -> list[Task]:
-        """Keep a translation, and have it watched if asked for; or keep what was seen."""
-        if not isinstance(task.kind, TranslateLines):
-            self.watched.receive(task, result)
+        """Keep a translation, and ask for its extras; or keep one of these."""
+        if not isinstance(task.operation, TranslateLines):
+            self.extras.receive(task, result)
             return []
-        self.translations[task.place] = result
+        self.translations[task.key] = result
         length = max(task.length, len(result.candidates[0].tokens) + 1)
-        return self.watched.begin(task.place, task.content, result.text, length)
+        return self.extras.begin(task.key, task.content, result.text, length)
 
     def answer(self) -> dict[str, Any]:
         """The translations in the order of the sentences."""
         return {
             "translations": [
-                self._translation(self.translations[place]) | self.watched.alignment(place)
-                for place in range(self.sentences)
+                self._translation(self.translations[index]) | self.extras.alignment(index)
+                for index in range(self.sentences)
             ]
-        } | self.watched.record()
+        } | self.extras.record()
 
     def _translation(self, found: Translation) -> dict[str, Any]:
         best = found.candidates[0]
@@ -146,7 +241,7 @@ class DocumentsJob:
         documents: Sequence[list[str]],
         ids: Sequence[list[list[int]]],
         options: SearchOptions,
-        watching: Watching,
+        extras: Extras,
         limit: int,
         overlap: int = 2,
     ) -> None:
@@ -154,10 +249,10 @@ class DocumentsJob:
         self.sentences = sum(map(len, documents))
         self.drafts = [Draft(number + 1, 1, *both) for number, both in enumerate(zip(documents, ids, strict=True))]
         self.waiting = [0] * len(documents)  # windows of each document that are not back
-        self.watched = Watched(watching)
+        self.extras = ExtraResults(extras)
 
     def begin(self) -> list[Task]:
-        """A task a segment."""
+        """One task per segment."""
         return [
             task
             for number, draft in enumerate(self.drafts)
@@ -165,30 +260,30 @@ class DocumentsJob:
         ]
 
     def receive(self, task: Task, result: Any) -> list[Task]:
-        """Place what was written for a segment, or try smaller ones; a document that is done may be watched."""
-        if not isinstance(task.kind, TranslateSegments):
-            self.watched.receive(task, result)
+        """Keep what was generated for a segment, or try smaller ones; ask for the extras of a document that is done."""
+        if not isinstance(task.operation, TranslateSegments):
+            self.extras.receive(task, result)
             return []
-        number, window = task.place
+        number, window = task.key
         self.waiting[number] -= 1
         smaller = self._tasks(number, self.drafts[number].place(window, result))
-        return smaller if self.waiting[number] else self._watch(number)
+        return smaller if self.waiting[number] else self._begin_extras(number)
 
     def _tasks(self, number: int, windows: Sequence[Window]) -> list[Task]:
-        draft, kind = self.drafts[number], TranslateSegments(self.options)
+        draft, operation = self.drafts[number], TranslateSegments(self.options)
         self.waiting[number] += len(windows)
         segments = [(window, draft.segment(window)) for window in windows]
         return [
-            Task(kind, segment, sum(map(len, segment.ids)) + len(segment.ids), (number, window))
+            Task(operation, segment, sum(map(len, segment.ids)) + len(segment.ids), (number, window))
             for window, segment in segments
         ]
 
-    def _watch(self, number: int) -> list[Task]:
+    def _begin_extras(self, number: int) -> list[Task]:
         draft = self.drafts[number]
         return [
             task
             for index in draft.places
-            for task in self.watched.begin(
+            for task in self.extras.begin(
                 (number, index), draft.sources[index], draft.sentences[index], len(draft.ids[index]) + 1
             )
         ]
@@ -197,13 +292,13 @@ class DocumentsJob:
         """The documents in their order, a translation for each of their sentences."""
         return {
             "documents": [self._document(number, draft) for number, draft in enumerate(self.drafts)]
-        } | self.watched.record()
+        } | self.extras.record()
 
     def _document(self, number: int, draft: Draft) -> dict[str, Any]:
         done = draft.finish(lambda _: None)
         return {
             "translations": [
-                {"text": text} | self.watched.alignment((number, index)) for index, text in enumerate(done.sentences)
+                {"text": text} | self.extras.alignment((number, index)) for index, text in enumerate(done.sentences)
             ],
             "segments": done.segments,
             "fallbacks": done.fallbacks,

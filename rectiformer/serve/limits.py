@@ -7,16 +7,13 @@ from dataclasses import dataclass, fields
 from rectiformer.errors import ArgumentError
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
+from rectiformer.web import WebLimits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(WebLimits):
     """What one request may ask for, and how many may wait; more is refused, never cut."""
 
-    max_header_bytes: int = 16_384
-    """Bytes of a request's address and headers, counted while they arrive, before a token is looked for."""
-    max_bytes: int = 262_144
-    """Bytes of a request's body, counted while it arrives."""
     max_sentences: int = 128
     """Sentences of a request, those of all its documents together."""
     max_sentence_tokens: int = 256
@@ -24,21 +21,17 @@ class Limits:
     max_tokens: int = 8_192
     """Subwords of all sentences of a request."""
     max_beam: int = 8
-    """Hypotheses kept a sentence."""
+    """Hypotheses kept per sentence."""
     max_nbest: int = 8
-    """Translations returned a sentence."""
+    """Translations returned per sentence."""
     max_heads: int = 4
     """Sentences of a request that asks for what the heads do."""
     max_heads_tokens: int = 128
     """Subwords of all sentences of such a request."""
-    max_connections: int = 512
-    """Open connections; beyond them the longest idle is closed, or a new one waits until one is."""
     queue_requests: int = 256
     """Requests accepted and not yet answered."""
     queue_sentences: int = 2_048
     """Sentences of these requests."""
-    body_seconds: float = 10.0
-    """Seconds that headers may take to arrive, and again the body."""
     deadline: float = 30.0
     """Seconds from an accepted request to its answer."""
     drain: float = 30.0
@@ -58,10 +51,10 @@ class Limits:
             )
 
     def check_model(self, translator: Translator) -> None:
-        """ArgumentError where a sentence may be longer than the model translates, or its translation be watched."""
+        """ArgumentError where a sentence may be longer than the model translates, or its translation be recorded."""
         longest = translator.longest - SearchOptions.extra_length
         if self.max_sentence_tokens > longest:
             raise ArgumentError(
                 f"max_sentence_tokens = {self.max_sentence_tokens}, but this model translates at most {longest} "
-                "subwords and watches what it wrote; lower it"
+                "subwords and then reads its own translation; lower it"
             )

@@ -37,7 +37,7 @@ class Metrics:
             buckets=TOKENS, registry=self.registry,
         )  # fmt: skip
 
-    def watch(self, name: str, about: str, value: Callable[[], float]) -> None:
+    def add_gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
         Gauge(f"rectiformer_{name}", about, registry=self.registry).set_function(value)
 

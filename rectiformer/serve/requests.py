@@ -1,19 +1,163 @@
-"""From a request to a job, if it is within the limits."""
+"""What a request to translate looks like, what comes back, and both with examples for OpenAPI."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rectiformer.analyze.record import ModelCard
 from rectiformer.errors import ArgumentError
-from rectiformer.serve.jobs import DocumentsJob, Job, SentencesJob, Watching
+from rectiformer.serve.jobs import AlignPairs, DocumentsJob, Extras, Job, SentencesJob
 from rectiformer.serve.limits import Limits
-from rectiformer.serve.refusals import INVALID, OVER_LIMIT, RefusalError
-from rectiformer.serve.schema import TranslateRequest
-from rectiformer.serve.tasks import AlignPairs
 from rectiformer.translate.documents import check_request
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
+from rectiformer.web import INVALID, OVER_LIMIT, RefusalError
+
+REQUEST_EXAMPLES = {
+    "sentences": {"value": {"sentences": ["Der Hund schläft."], "beam": 4}},
+    "alignments": {"value": {"sentences": ["Der Hund schläft."], "alignments": True, "nbest": 2}},
+    "documents": {"value": {"documents": [["Der Hund schläft.", "Er ist müde."]]}},
+}
+
+
+class TranslateRequest(BaseModel):
+    """Sentences or documents, how to decode them, and what to return besides translations."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sentences: list[str] | None = Field(None, min_length=1, description="Each is translated by itself.")
+    documents: list[list[str]] | None = Field(None, min_length=1, description="Each is a list of sentences, in order.")
+    beam: int = Field(4, ge=1, description="Hypotheses kept per sentence; 1 is greedy.")
+    nbest: int = Field(1, ge=1, description="Translations returned per sentence, at most beam; 1 for documents.")
+    length_penalty: float = Field(0.6, ge=0, le=5, allow_inf_nan=False, description="Power of the length penalty.")
+    alignments: bool = Field(False, description="Whether to link the words of both sides.")
+    heads: bool = Field(False, description="Whether to give the attention record: what every head does.")
+
+
+class Candidate(BaseModel):
+    """One translation of a sentence."""
+
+    text: str
+    score: float | None = Field(description="Log probability over length penalty.")
+    ended: bool = Field(description="False if the length limit came first.")
+
+
+class Alignment(BaseModel):
+    """Word links; words are given by their first character and the one behind their last, counted in code points."""
+
+    source_words: list[tuple[int, int]]
+    target_words: list[tuple[int, int]]
+    links: list[tuple[int, int]] = Field(description="Indices of a source word and a target word, from 0.")
+
+
+class Translated(Candidate):
+    """A sentence's best translation."""
+
+    nbest: list[Candidate] | None = Field(None, description="All that were asked for, best first, if more than one.")
+    alignment: Alignment | None = None
+    warnings: list[str]
+
+
+class DocumentSentence(BaseModel):
+    """The translation of one sentence of a document; empty for a blank one."""
+
+    text: str
+    alignment: Alignment | None = None
+
+
+class TranslatedDocument(BaseModel):
+    """As many translations as the document has sentences."""
+
+    translations: list[DocumentSentence]
+    segments: int = Field(description="How many segments the document was cut into.")
+    fallbacks: int = Field(description="How many of them had to be translated in smaller ones.")
+    warnings: list[str]
+
+
+class TranslateAnswer(BaseModel):
+    """Translations of the sentences or documents, in their order."""
+
+    model: str
+    translations: list[Translated] | None = None
+    documents: list[TranslatedDocument] | None = None
+    record: dict[str, Any] | None = Field(None, description="The attention record, version 1, if heads was set.")
+
+
+class ErrorLine(BaseModel):
+    """Why a request was refused."""
+
+    code: str
+    message: str
+
+
+class ErrorAnswer(BaseModel):
+    """What every refusal looks like."""
+
+    error: ErrorLine
+
+
+class State(BaseModel):
+    """Whether the server is there."""
+
+    status: str
+
+
+class ModelAnswer(BaseModel):
+    """Which model answers, and within which limits."""
+
+    name: str
+    variants: dict[str, str]
+    layers: dict[str, int]
+    heads: int
+    segment: int = Field(description="Subwords of a document's segment; 0 for sentences by themselves.")
+    aligns: bool = Field(description="Whether its cross-attention has weights to align by.")
+    limits: dict[str, int | float]
+
+
+def read_request(content: Any) -> TranslateRequest:
+    """The request in a body; RefusalError, in one line, where it is none."""
+    try:
+        asked = TranslateRequest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        location = ".".join(map(str, first["loc"]))[:80] or "the request"
+        raise RefusalError(INVALID, f"{location!a}: {first['msg']}") from None
+    if (asked.sentences is None) == (asked.documents is None):
+        raise RefusalError(INVALID, "give either sentences or documents")
+    if has_half_pairs(asked.documents or [asked.sentences or []]):
+        raise RefusalError(INVALID, "a sentence has half of a surrogate pair, which is no character; remove it")
+    return asked
+
+
+def has_half_pairs(documents: list[list[str]]) -> bool:
+    """Whether a text cannot be encoded as UTF-8; JSON's escapes can spell such."""
+    try:
+        "".join(sentence for document in documents for sentence in document).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def body_schema(limits: Limits) -> dict[str, Any]:
+    """The body of a request as OpenAPI describes it, with what the limits allow."""
+    schema = TranslateRequest.model_json_schema()
+    properties = schema["properties"]
+    for name in ("sentences", "documents"):
+        (array,) = [each for each in properties[name].pop("anyOf") if each["type"] != "null"]
+        properties[name] = {**array, "maxItems": limits.max_sentences, "description": properties[name]["description"]}
+    properties["beam"]["maximum"] = limits.max_beam
+    properties["nbest"]["maximum"] = limits.max_nbest
+    schema["oneOf"] = [{"required": ["sentences"]}, {"required": ["documents"]}]
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": schema, "examples": REQUEST_EXAMPLES}},
+        }
+    }
+
 
 OVERLAP = 2
 
@@ -26,7 +170,7 @@ class JobMaker:
     card: ModelCard
     limits: Limits
     align: AlignPairs | None
-    """Where to look for word links; None where the model has none to give."""
+    """Which heads word links are read from; None where the model has none to give."""
 
     def make(self, asked: TranslateRequest) -> Job:
         """The job of a request; RefusalError where it asks for too much."""
@@ -37,15 +181,15 @@ class JobMaker:
         except ArgumentError as error:
             raise RefusalError(INVALID, str(error)) from error
         if asked.alignments and self.align is None:
-            raise RefusalError(INVALID, "this model's attention to the source has no weights; leave alignments out")
-        watching = Watching(self.align if asked.alignments else None, self.card if asked.heads else None)
+            raise RefusalError(INVALID, "this model's cross-attention has no weights; leave alignments out")
+        extras = Extras(self.align if asked.alignments else None, self.card if asked.heads else None)
         documents = asked.documents or [asked.sentences or []]
         encode = self.translator.source.encode
         ids = [[encode(sentence) for sentence in document] for document in documents]
         self._check_lengths([len(each) for document in ids for each in document], asked.heads)
         if asked.documents is None:
-            return SentencesJob(documents[0], [len(each) for each in ids[0]], options, watching)
-        return DocumentsJob(documents, ids, options, watching, segment, OVERLAP)
+            return SentencesJob(documents[0], [len(each) for each in ids[0]], options, extras)
+        return DocumentsJob(documents, ids, options, extras, segment, OVERLAP)
 
     def _check_counts(self, asked: TranslateRequest) -> None:
         limits = self.limits

@@ -14,10 +14,9 @@ from rectiformer.errors import RectiformerError
 from rectiformer.serve.jobs import Job
 from rectiformer.serve.limits import Limits
 from rectiformer.serve.metrics import Metrics
-from rectiformer.serve.refusals import BUSY, FAILED, INVALID, LATE, UNAVAILABLE, RefusalError
-from rectiformer.serve.waiting import Owner, WaitingLine
-from rectiformer.serve.worker import Outcome, Ran, Worker
+from rectiformer.serve.worker import BatchResult, Outcome, Owner, TaskQueue, Worker
 from rectiformer.translate.translator import Translator
+from rectiformer.web import BUSY, FAILED, INVALID, LATE, UNAVAILABLE, RefusalError
 
 
 class ClientGoneError(Exception):
@@ -39,10 +38,10 @@ class Service:
 
     def __init__(self, translator: Translator, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
-        self.line = WaitingLine(limits.batch_tokens)
+        self.queue = TaskQueue(limits.batch_tokens)
         self.worker = Worker(
             translator,
-            self.line,
+            self.queue,
             warm=lambda: self._in_loop(self._get_ready),
             done=lambda ran: self._in_loop(self._receive, ran),
             ended=lambda: self._in_loop(self._fail_all),
@@ -52,10 +51,10 @@ class Service:
         self.state = "starting"
         self._empty = asyncio.Event()
         self._empty.set()
-        metrics.watch("queue_requests", "Requests accepted and not answered.", lambda: len(self.tickets))
-        metrics.watch("queue_sentences", "Their sentences.", lambda: self.sentences)
-        metrics.watch("waiting_tasks", "Tasks that wait for the model.", lambda: len(self.line))
-        metrics.watch("ready", "Whether a request would be accepted.", lambda: not self.unready())
+        metrics.add_gauge("queue_requests", "Requests accepted and not answered.", lambda: len(self.tickets))
+        metrics.add_gauge("queue_sentences", "Their sentences.", lambda: self.sentences)
+        metrics.add_gauge("waiting_tasks", "Tasks that wait for the model.", lambda: len(self.queue))
+        metrics.add_gauge("ready", "Whether a request would be accepted.", lambda: not self.unready())
 
     def start(self) -> None:
         """Start the thread that has the model; call it inside the event loop."""
@@ -65,7 +64,7 @@ class Service:
     async def stop(self) -> None:
         """Drop whatever is left, and wait for the thread."""
         self.state = "stopped"
-        self.line.close()
+        self.queue.close()
         self._fail_all()
         await asyncio.to_thread(self.worker.join)
 
@@ -129,7 +128,7 @@ class Service:
 
     def _release(self, ticket: Ticket) -> None:
         if ticket.open:
-            self.line.drop(ticket)
+            self.queue.drop(ticket)
         self.tickets.remove(ticket)
         self.sentences -= ticket.job.sentences
         if not self.tickets:
@@ -138,12 +137,12 @@ class Service:
     def _put(self, ticket: Ticket, tasks: list[Any]) -> None:
         ticket.open += len(tasks)
         if tasks:
-            self.line.put(ticket, tasks)
+            self.queue.put(ticket, tasks)
         elif not ticket.open:
             self.metrics.sentences.inc(ticket.job.sentences)
             ticket.future.set_result(ticket.job.answer())
 
-    def _receive(self, ran: Ran) -> None:
+    def _receive(self, ran: BatchResult) -> None:
         self.metrics.batch_seconds.observe(ran.seconds)
         self.metrics.batch_tokens.observe(ran.tokens)
         for outcome in ran.outcomes:

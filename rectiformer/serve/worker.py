@@ -1,4 +1,9 @@
-"""The one thread that uses the model: takes a batch, runs it, tells what became of each task."""
+"""The queue of tasks, and the one thread that uses the model: takes a batch, runs it, tells what became of each task.
+
+Requests share the model fairly, as in start-time fair queueing: each task starts, in virtual time, where the one before
+it of the same request ended, and the earliest start is next. A long document is thus overtaken by a sentence that comes
+later, but never stands still. Those of like length go along with the next one, until the batch is full.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,97 @@ from dataclasses import dataclass
 from typing import Any
 
 from rectiformer.errors import RectiformerError
-from rectiformer.serve.tasks import Task, TranslateLines
-from rectiformer.serve.waiting import Entry, Owner, WaitingLine
+from rectiformer.serve.jobs import Task, TranslateLines
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
+
+
+class Owner:
+    """Whose tasks wait."""
+
+    def __init__(self) -> None:
+        self.reached = 0.0
+        """Virtual time up to which its tasks use the model."""
+        self.gone = False
+        """Whether nobody wants the results any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A task that waits."""
+
+    owner: Owner
+    task: Task
+    start: float
+    number: int
+
+
+class TaskQueue:
+    """The tasks of all requests, between the threads that accept them and the one that has the model.
+
+    Args:
+        batch_tokens: padded tokens of a batch; a longer task makes a batch of its own.
+    """
+
+    def __init__(self, batch_tokens: int) -> None:
+        self.batch_tokens = batch_tokens
+        self._entries: list[Entry] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._now = 0.0  # virtual time
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, owner: Owner, tasks: Sequence[Task]) -> None:
+        """Let tasks wait; how many may is for others to say."""
+        with self._changed:
+            owner.reached = max(owner.reached, self._now)
+            for task in tasks:
+                self._entries.append(Entry(owner, task, owner.reached, self._number))
+                owner.reached += task.length
+                self._number += 1
+            self._changed.notify()
+
+    def drop(self, owner: Owner) -> None:
+        """Forget the tasks of one who is gone."""
+        with self._changed:
+            owner.gone = True
+            self._entries = [entry for entry in self._entries if entry.owner is not owner]
+
+    def close(self) -> None:
+        """No task is given out any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self) -> list[Entry]:
+        """The next batch, as soon as there is one; empty once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._entries or self._closed)
+            if self._closed:
+                return []
+            batch = self._choose()
+            chosen = {entry.number for entry in batch}
+            self._entries = [entry for entry in self._entries if entry.number not in chosen]
+            return batch
+
+    def _choose(self) -> list[Entry]:
+        first = min(self._entries, key=lambda entry: (entry.start, entry.number))
+        self._now = max(self._now, first.start)
+        alike = [
+            entry for entry in self._entries if entry is not first and entry.task.operation == first.task.operation
+        ]
+        alike.sort(key=lambda entry: (abs(entry.task.length - first.task.length), entry.start, entry.number))
+        batch, longest = [first], first.task.length
+        for entry in alike:
+            longest = max(longest, entry.task.length)
+            if (len(batch) + 1) * longest > self.batch_tokens:
+                break
+            batch.append(entry)
+        return batch
+
 
 LOG = logging.getLogger(__name__)
 
@@ -30,7 +122,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Ran:
+class BatchResult:
     """A batch that is done."""
 
     outcomes: list[Outcome]
@@ -58,13 +150,13 @@ class Worker:
     def __init__(
         self,
         translator: Translator,
-        line: WaitingLine,
+        queue: TaskQueue,
         *,
         warm: Callable[[], None],
-        done: Callable[[Ran], None],
+        done: Callable[[BatchResult], None],
         ended: Callable[[], None],
     ) -> None:
-        self.translator, self.line = translator, line
+        self.translator, self.queue = translator, queue
         self._tell_warm, self._tell_done, self._tell_ended = warm, done, ended
         self._takes = True
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -79,19 +171,19 @@ class Worker:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the end of the thread, which comes when the line is closed and its batch done or given up."""
+        """Wait for the end of the thread, which comes when the queue is closed and its batch done or given up."""
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            TranslateLines(SearchOptions()).run(self.translator, ["a"], self.line.batch_tokens, lambda _: True)
+            TranslateLines(SearchOptions()).run(self.translator, ["a"], self.queue.batch_tokens, lambda _: True)
             self._tell_warm()
-            while batch := self.line.take():
+            while batch := self.queue.take():
                 since = time.perf_counter()
                 outcomes = self._work(batch)
                 tokens = sum(entry.task.length for entry in batch)
-                self._tell_done(Ran(outcomes, tokens, time.perf_counter() - since))
-                if not self.line:  # nobody waits for the milliseconds that this takes
+                self._tell_done(BatchResult(outcomes, tokens, time.perf_counter() - since))
+                if not self.queue:  # nobody waits for the milliseconds that this takes
                     give_memory_back()
         finally:
             self._takes = False  # before it is told, so that whoever is admitted until then hears of the end
@@ -104,14 +196,14 @@ class Worker:
         """
         contents = [entry.task.content for entry in batch]
         try:
-            results = batch[0].task.kind.run(
-                self.translator, contents, self.line.batch_tokens, lambda index: not batch[index].owner.gone
+            results = batch[0].task.operation.run(
+                self.translator, contents, self.queue.batch_tokens, lambda index: not batch[index].owner.gone
             )
         except Exception as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
                 return self._work(batch[:middle]) + self._work(batch[middle:])
             if not isinstance(error, RectiformerError):
-                LOG.error("a batch failed: %s", type(error).__name__)  # its message might hold what a user wrote
+                LOG.error("a batch failed: %s", type(error).__name__)  # its message might hold a user's text
             return [Outcome(batch[0].owner, batch[0].task, error=error)]
         return [Outcome(entry.owner, entry.task, result) for entry, result in zip(batch, results, strict=True)]

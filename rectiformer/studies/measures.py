@@ -93,7 +93,7 @@ def measure_attention(translator: Translator, run: Trained) -> dict[str, float]:
         with translator.inference(), ExitStack() as stack:
             for site in weighing_sites(translator.model):
                 meter = meters.setdefault(site.kind, HeadMeter(1))
-                stack.enter_context(observing(site, partial(add_heads, meter, site.kind, batch)))
+                stack.enter_context(observing(site.attention, partial(add_heads, meter, site.kind, batch)))
             decode_forced(translator, batch)
     return {
         f"{kind}_{short}": getattr(meter.result(), measure)[0]
@@ -162,7 +162,7 @@ def add_heads(meter: HeadMeter, kind: str, batch: Batch, seen: Observation) -> N
     """Add what all heads of one attention did with a batch to a meter of one head."""
     each = HeadMeter(seen.q.shape[1])
     each.update(seen.stats(), real_queries(kind, batch).to(seen.q.device))
-    meter.merge(each.pooled())
+    meter.merge(each.pooled().state())
 
 
 def measure_memories(translator: Translator, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def measure_shapes(translator: Translator, batches: Iterable[Batch]) -> dict[str
         with translator.inference(), ExitStack() as stack:
             for site in weighing_sites(translator.model):
                 meter = meters.setdefault(site.kind, ShapeMeter())
-                stack.enter_context(observing(site, partial(add, meter, real_queries(site.kind, batch))))
+                stack.enter_context(observing(site.attention, partial(add, meter, real_queries(site.kind, batch))))
             decode_forced(translator, batch)
     return {kind: meter.shares() for kind, meter in meters.items()}
 

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from rectiformer.analyze.memory_meter import watched
-from rectiformer.analyze.survey import forced_batches, memory_layers, observing, weighing_sites
+from rectiformer.analyze.survey import forced_batches, memory_layers, observing, observing_memory, weighing_sites
 from rectiformer.translate.score import decode_forced
 
 
@@ -22,12 +21,16 @@ def look_densely(translator, pairs, weigh=lambda kind, call: call.weights()[0]):
             for site in weighing_sites(translator.model):
                 seen = weights[site.kind, site.layer]
                 stack.enter_context(
-                    observing(site, lambda call, kind=site.kind, seen=seen: seen.append(weigh(kind, call).double()))
+                    observing(
+                        site.attention, lambda call, kind=site.kind, seen=seen: seen.append(weigh(kind, call).double())
+                    )
                 )
             for side, index, layer in memory_layers(translator.model):
                 seen = memories[side, index]
                 stack.enter_context(
-                    watched(layer, lambda call, x, seen=seen: seen.append((call.weights()[0], call.output[0], x[0])))
+                    observing_memory(
+                        layer, lambda call, x, seen=seen: seen.append((call.weights()[0], call.output[0], x[0]))
+                    )
                 )
             decode_forced(translator, batch)
     return weights, memories

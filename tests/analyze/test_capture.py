@@ -108,7 +108,7 @@ def test_a_record_of_a_model_survives_its_file(translator, tmp_path):
 def test_a_long_pair_in_blocks_is_the_same_as_at_once(vocabulary):
     translator = build_translator(vocabulary, longest=700, num_heads=4)
     line = " ".join(generate_lines(130, 3))
-    example = record_pairs(translator, [(line, line)], kinds=["cross", "decoder"], layers=[1]).examples[0]
+    example = record_pairs(translator, [(line, line)], sites=["cross", "decoder"], layers=[1]).examples[0]
     expected = weights_by_hand(translator, line, line)
     for site in example.sites:
         assert site.heads * site.queries * site.keys > BLOCK_CELLS
@@ -185,26 +185,26 @@ def test_a_missing_target_is_the_translators_own(translator):
     assert [example.target.text for example in examples] == [own[0], "das", own[1], ""]
 
 
-def test_kinds_and_layers_choose_sites(translator):
-    def places(**chosen):
-        example = record_pairs(translator, [("das", "der")], **chosen).examples[0]
+def test_names_and_layers_choose_sites(translator):
+    def chosen(**options):
+        example = record_pairs(translator, [("das", "der")], **options).examples[0]
         return [(site.kind, site.layer) for site in example.sites]
 
-    assert places() == [("encoder", 0), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
-    assert places(kinds=["cross"]) == [("cross", 0), ("cross", 1)]
-    assert places(layers=[1]) == [("decoder", 1), ("cross", 1)]
-    assert places(kinds=["encoder"], layers=[0]) == [("encoder", 0)]
-    assert places(layers=[]) == []
+    assert chosen() == [("encoder", 0), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
+    assert chosen(sites=["cross"]) == [("cross", 0), ("cross", 1)]
+    assert chosen(layers=[1]) == [("decoder", 1), ("cross", 1)]
+    assert chosen(sites=["encoder"], layers=[0]) == [("encoder", 0)]
+    assert chosen(layers=[]) == []
 
 
 FAILURES = [
-    ({"kinds": ["self"]}, ArgumentError, r"unknown kind of attention 'self'"),
+    ({"sites": ["self"]}, ArgumentError, r"unknown attention site 'self'"),
     (
         {"layers": [2]},
         ArgumentError,
         r"attention has index 2; indices count from 0, and the encoder has 1 layers, the decoder 2",
     ),
-    ({"kinds": ["encoder"], "layers": [1]}, ArgumentError, r"no layer of encoder attention has index 1"),
+    ({"sites": ["encoder"], "layers": [1]}, ArgumentError, r"no layer of encoder attention has index 1"),
     ({"gold": []}, DataError, r"2 sentence pairs for 0 gold alignments"),
     (
         {"gold": [None, Links(frozenset({(0, 0)}), frozenset({(0, 3)}))]},

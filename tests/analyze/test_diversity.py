@@ -129,7 +129,7 @@ def test_meters_merge():
     one, other = DiversityMeter(), DiversityMeter()
     for meter, weights in ((one, first), (other, second)):
         meter.update(weights, torch.full(weights.shape[:3], 5))
-    one.merge(other)
+    one.merge(other.state())
     assert vars(one.result()) == pytest.approx(vars(measure(first, second)), abs=1e-15)
 
 

@@ -12,7 +12,7 @@ from analyze.dense import entropy, lengths_densely, look_densely, summarize_dens
 from closeness import peak_allocation
 
 from rectiformer.analyze.findings import Findings, analyze
-from rectiformer.analyze.survey import Survey, forced_batches, run_survey, shuffle_sources
+from rectiformer.analyze.survey import ModelSurvey, forced_batches, run_survey, shuffle_sources
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.measure.alignment import Links
@@ -218,18 +218,18 @@ def test_shuffled_sources_are_all_used_and_none_stays(count):
 
 
 @pytest.mark.parametrize(
-    ("changes", "kinds", "missing"),
+    ("changes", "sites", "missing"),
     [
         ({"variant": "inhibitor"}, set(), ["cross", "encoder", "decoder"]),
         ({"variant": "rela-g", "cross_variant": "inhibitor"}, {"encoder", "decoder"}, ["cross"]),
     ],
 )
-def test_attention_without_weights_is_left_out_with_a_note(changes, kinds, missing):
+def test_attention_without_weights_is_left_out_with_a_note(changes, sites, missing):
     notes = []
     found = analyze(
         build_translator(**changes), PAIRS, gold=[Links(frozenset())] * len(PAIRS), quality=False, warn=notes.append
     )
-    assert {site.kind for site in found.sites} == kinds
+    assert {site.kind for site in found.sites} == sites
     assert (found.alignment, found.shuffled) == (None, None)
     assert len(found.memories) == 3
     assert notes == [f"{kind} attention is 'inhibitor', which has no weights; it is left out" for kind in missing]
@@ -338,7 +338,7 @@ def test_a_document_never_has_all_its_weights_in_memory():
         length = len(VOCABULARY.encode(document)) + 1
 
         def work():
-            survey = Survey(translator.model, [1, length + 1])
+            survey = ModelSurvey(translator.model, [1, length + 1])
             run_survey(survey, translator, EncodedPairs(translator, [(document, document)]), lambda _: None)
 
         return length, peak_allocation(work)

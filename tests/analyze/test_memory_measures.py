@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from rectiformer.analyze.memory_meter import MemoryMeter, VarianceMeter, anisotropy, watched
+from rectiformer.analyze.memory_meter import MemoryMeter, VarianceMeter, anisotropy
+from rectiformer.analyze.survey import observing_memory
 from rectiformer.config import ModelConfig
 from rectiformer.model.layers import EncoderLayer
 from rectiformer.model.memory import MEMORIES
@@ -40,7 +41,7 @@ def test_variance_keeps_its_digits_far_from_zero_and_over_batches():
     for part in (x + 1e9).chunk(2):
         half = VarianceMeter()
         half.update(part)
-        merged.add(*half.numbers())
+        merged.merge(*half.state())
     whole.update(torch.empty(0))
     exact = x.var(correction=0).item()
     assert whole.result() == pytest.approx(exact, rel=1e-6)
@@ -83,7 +84,7 @@ def test_batches_and_merged_meters_equal_one_batch():
     meters = [MemoryMeter(values) for _ in range(2)]
     for place, part in enumerate(torch.arange(20).split(3)):
         meters[place % 2].update(weights[part], output[part], residual[part])
-    meters[0].merge(meters[1])
+    meters[0].merge(meters[1].state())
     found, whole = (vars(each) for each in (meters[0].result(), measure(weights, output, residual, values)))
     assert found.pop("top_score_ratio") == pytest.approx(whole.pop("top_score_ratio"), abs=1e-12)
     assert found == pytest.approx(whole, abs=1e-12)
@@ -113,13 +114,13 @@ def test_anisotropy_is_the_mean_cosine_of_all_pairs():
 
 @pytest.mark.parametrize("order", ["post", "pre"])
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_what_is_watched_is_the_stream_and_what_is_added_to_it(memory, order):
+def test_what_is_observed_is_the_stream_and_what_is_added_to_it(memory, order):
     layer = EncoderLayer(ModelConfig(hidden_size=8, num_heads=2, ffn_size=16, memory=memory, norm=order), {}).eval()
     layer.memory.observer = before = lambda seen: None
     seen = []
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
-        with watched(layer, lambda observation, residual: seen.append((observation, residual))):
+        with observing_memory(layer, lambda observation, residual: seen.append((observation, residual))):
             layer(x, None)
         entering = layer.around_attention(x, lambda x: layer.attention(x))
         added = layer.memory(layer.around_memory.norm(entering) if order == "pre" else entering)
@@ -132,7 +133,7 @@ def test_what_is_watched_is_the_stream_and_what_is_added_to_it(memory, order):
 
 def test_watching_ends_with_an_error_too():
     layer = EncoderLayer(ModelConfig(hidden_size=8, num_heads=2, ffn_size=16), {})
-    with pytest.raises(ZeroDivisionError), watched(layer, lambda *_: 1 / 0):
+    with pytest.raises(ZeroDivisionError), observing_memory(layer, lambda *_: 1 / 0):
         layer(torch.randn(1, 2, 8), None)
     assert layer.memory.observer is None
     assert not layer.around_memory._forward_pre_hooks

@@ -11,7 +11,7 @@ import torch
 from analyze.test_findings import PAIRS, build_translator
 
 from rectiformer.analyze.meters import DistanceMeter, length_edges
-from rectiformer.analyze.survey import CrossSurvey, Survey, add_over_ranks, forced_batches
+from rectiformer.analyze.survey import CrossSurvey, ModelSurvey, add_over_ranks, forced_batches
 from rectiformer.distributed.ranks import SINGLE_PROCESS
 from rectiformer.translate.score import EncodedPairs, decode_forced
 
@@ -19,24 +19,24 @@ from rectiformer.translate.score import EncodedPairs, decode_forced
 def watch(translator, survey, pairs):
     for batch in forced_batches(translator, pairs):
         with translator.inference(), ExitStack() as stack:
-            for context in survey.watching(batch):
+            for context in survey.observers(batch):
                 stack.enter_context(context)
             decode_forced(translator, batch)
 
 
-@pytest.mark.parametrize("kind", [Survey, CrossSurvey])
+@pytest.mark.parametrize("kind", [ModelSurvey, CrossSurvey])
 def test_numbers_of_every_meter_add_up(kind):
     """Through JSON, as ranks exchange them; a rank that saw nothing adds nothing."""
     translator = build_translator("reluformer")
-    edges = [length_edges(EncodedPairs(translator, PAIRS).source_lengths + 1)] if kind is Survey else []
+    edges = [length_edges(EncodedPairs(translator, PAIRS).source_lengths + 1)] if kind is ModelSurvey else []
     whole, first, second, idle = (kind(translator.model, *edges) for _ in range(4))
     for survey, pairs in ((whole, PAIRS), (first, PAIRS[:7]), (second, PAIRS[7:])):
         watch(translator, survey, pairs)
     for other in (second, idle):
         for meter, its in zip(first.all_meters(), other.all_meters(), strict=True):
-            meter.add(json.loads(json.dumps(its.numbers())))
+            meter.merge(json.loads(json.dumps(its.state())))
     for meter, expected in zip(first.all_meters(), whole.all_meters(), strict=True):
-        torch.testing.assert_close(flat(meter.numbers()), flat(expected.numbers()))
+        torch.testing.assert_close(flat(meter.state()), flat(expected.state()))
     assert len(whole.all_meters()) >= 2
 
 
@@ -46,16 +46,16 @@ def test_numbers_of_distances_add_up():
     weights, queries, keys = torch.rand(4, 2, 3, 5), torch.randint(-1, 3, (4, 3)), torch.randint(-1, 3, (4, 5))
     for meter, rows in zip(meters, (slice(None), slice(0, 1), slice(1, 4)), strict=True):
         meter.update(weights[rows], queries[rows], keys[rows])
-    meters[1].add(json.loads(json.dumps(meters[2].numbers())))
-    torch.testing.assert_close(flat(meters[1].numbers()), flat(meters[0].numbers()))
+    meters[1].merge(json.loads(json.dumps(meters[2].state())))
+    torch.testing.assert_close(flat(meters[1].state()), flat(meters[0].state()))
 
 
 def test_one_rank_is_left_as_it_is():
     meter = DistanceMeter()
     meter.update(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
-    before = meter.numbers()
+    before = meter.state()
     add_over_ranks(SINGLE_PROCESS, [meter])
-    assert meter.numbers() == before
+    assert meter.state() == before
 
 
 def flat(numbers):

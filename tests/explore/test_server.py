@@ -21,9 +21,9 @@ pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "rectiformer[s
 
 from rectiformer.analyze.capture import record_pairs
 from rectiformer.analyze.record import from_json
+from rectiformer.analyze.switching import Head, switched_off
+from rectiformer.connections import bind
 from rectiformer.errors import ArgumentError
-from rectiformer.explore.server import listen
-from rectiformer.explore.switching import Head, switched_off
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 from rectiformer.translate.capture import capturable
@@ -58,7 +58,7 @@ def server(runs, tmp_path_factory):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DISPLAY": ":0", "BROWSER": f"{script} %s"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     line = process.stdout.readline().decode()
-    assert line.startswith("exploring rela-g beside softmax at http://127.0.0.1:"), process.stderr.read().decode()
+    assert line.startswith("exploring rela-g vs. softmax at http://127.0.0.1:"), process.stderr.read().decode()
     address = line.split(" at ")[1].split(" ")[0]
     yield SimpleNamespace(address=address, port=int(address.rstrip("/").rpartition(":")[2]), opened=opened)
     process.send_signal(signal.SIGINT)
@@ -93,9 +93,9 @@ def ask(server, **question):
 def refuse(server, status, body, **headers):
     """The one line of an answer that says no."""
     found, content = post(server, body, **headers)
-    assert (found, list(content)) == (status, ["detail"])
-    assert "\n" not in content["detail"]
-    return content["detail"]
+    assert (found, list(content), list(content["error"])) == (status, ["error"], ["code", "message"])
+    assert "\n" not in content["error"]["message"]
+    return content["error"]["message"]
 
 
 @pytest.mark.parametrize("model", [0, 1])
@@ -221,13 +221,13 @@ def test_hostile_text_is_answered_as_it_is(server, text):
     ids=lambda value: ascii(value)[:40],
 )
 def test_a_question_that_is_none_is_refused_in_one_line(server, question, line):
-    assert refuse(server, 400, json.dumps(question)) == line
+    assert refuse(server, 422, json.dumps(question)) == line
 
 
 @pytest.mark.parametrize("head", [["cross", 0, 2], ["cross", 1, 0], ["sideways", 0, 0], ["encoder", -1, 0]], ids=str)
 def test_an_unknown_head_is_refused(server, head):
     kind, layer, number = head
-    assert refuse(server, 400, json.dumps({"source": SOURCE, "off": [head]})) == (
+    assert refuse(server, 422, json.dumps({"source": SOURCE, "off": [head]})) == (
         f"there is no head {number} of {kind} layer {layer}; the encoder has 1 layers, the decoder 1, and each "
         "attention 2 heads, all counted from 0"
     )
@@ -235,21 +235,43 @@ def test_an_unknown_head_is_refused(server, head):
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_too_many_subwords_are_refused(server, side):
-    line = refuse(server, 400, json.dumps({"source": SOURCE, side: "Hund " * 600}))
+    line = refuse(server, 422, json.dumps({"source": SOURCE, side: "Hund " * 600}))
     assert line.startswith(f"{side} has ")
     assert line.endswith(" subwords, but at most 512 are shown; shorten it")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000], ids=["empty", "half", "bytes", "deep"])
-def test_a_body_that_is_no_json_is_refused(server, body):
-    assert refuse(server, 400, body) == "the request is not JSON in UTF-8; send {source, target, off, model}"
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (b"", "the body is not JSON: Expecting value at character 0"),
+        (b"{", "the body is not JSON: "),
+        (b"\xff\xfe", "byte 0 of the body is not UTF-8; encode it so"),
+        (b"[" * 100_000, "the body has a number or a nesting that is beyond reason; send less"),
+        (b'{"source": NaN}', "the body has NaN, which is not JSON; send a number"),
+    ],
+    ids=["empty", "half", "bytes", "deep", "NaN"],
+)
+def test_a_body_that_is_no_json_is_refused(server, body, line):
+    assert refuse(server, 400, body).startswith(line)
+
+
+def test_headers_and_connections_are_limited_as_those_of_serve(server):
+    """Headers are refused before they are held, and the 65th idle connection takes the place of the first."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000)
+        assert connection.recv(12) == b"HTTP/1.1 431"
+    held = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(70)]
+    assert request(server, "GET", "/").status == 200
+    assert held[0].recv(1) == b""
+    for connection in held:
+        connection.close()
 
 
 def test_a_body_is_not_read_beyond_its_limit(server):
     """Neither where its length says so, nor where it has none and never ends."""
-    line = "the request has more than 500,000 bytes; shorten its texts"
-    assert refuse(server, 400, b" " * 600_000) == line
-    assert refuse(server, 400, iter([b" " * 100_000] * 6)) == line
+    line = "the body has more than 500,000 bytes; send less at once"
+    assert refuse(server, 413, b" " * 600_000) == line
+    assert refuse(server, 413, iter([b" " * 100_000] * 6)) == line
 
 
 def test_a_page_that_leaves_midway_leaves_no_trace(server):
@@ -265,14 +287,14 @@ def test_a_request_by_another_name_is_refused(server, host):
     for method, path in (("GET", "/"), ("GET", "/main.js"), ("POST", "/api/translate")):
         answer = request(server, method, path, "{}", Host=host)
         assert answer.status == 403
-        assert json.loads(answer.body)["detail"].startswith(f"host '{host}' is not this server; ")
+        assert json.loads(answer.body)["error"]["message"].startswith(f"host '{host}' is not this server; ")
 
 
 def test_a_request_of_another_page_is_refused_and_never_allowed(server):
     body = json.dumps({"source": SOURCE})
     for origin in ("http://evil.example", "null", f"https://127.0.0.1:{server.port}", "http://127.0.0.1:1"):
         assert refuse(server, 403, body, Origin=origin).startswith(f"origin '{origin}' is another page")
-    assert refuse(server, 400, body, Content_Type="text/plain") == "content type 'text/plain'; send application/json"
+    assert refuse(server, 415, body, Content_Type="text/plain") == "content type 'text/plain'; send application/json"
     asked = request(server, "OPTIONS", "/api/translate", Access_Control_Request_Method="POST")
     assert asked.status == 405
     assert not [name for name in asked.headers if name.lower().startswith("access-control")]
@@ -308,7 +330,7 @@ def test_a_port_in_use_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: [^\n]*; name another --port"):
-            listen(port)
+            bind("127.0.0.1", port)
 
 
 def test_a_person_translates_switches_a_head_off_and_sees_the_difference(server, visit):

@@ -16,8 +16,8 @@ from serve.asking import Server, read_response, soon, wait_until
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from rectiformer.serve.connections import SHORTEST_IDLE, Connection, accept
-from rectiformer.serve.limits import Limits
+from rectiformer.connections import SHORTEST_IDLE, Connection, accept
+from rectiformer.web import WebLimits
 
 GOOD = {"sentences": ["Der Hund schläft."], "beam": 1}
 WORK = 1.3
@@ -158,7 +158,7 @@ def test_who_is_busy_or_has_just_come_is_not_closed_for_another():
     async def play(bound):
         state, config = ServerState(), Config(answer, ws="none", log_level="error")
         accepting = asyncio.create_task(
-            accept(bound, lambda: Connection(config, state, {}, Limits()), state.connections, 2)
+            accept(bound, lambda: Connection(config, state, {}, WebLimits()), state.connections, 2)
         )
         request, port = b"GET / HTTP/1.1\r\n\r\n", bound.getsockname()[1]
         busy, idle = asyncio.create_task(ask(port, request)), asyncio.create_task(ask(port, b""))

@@ -8,9 +8,9 @@ import pytest
 import uvicorn
 from serve.asking import wait_until
 
+from rectiformer.connections import address, bind
 from rectiformer.serve.app import Served, build_app
 from rectiformer.serve.limits import Limits
-from rectiformer.serve.server import address, bind
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis: pip install schemathesis")
 

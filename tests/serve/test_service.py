@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rectiformer.analyze.capture import watch_pairs
+from rectiformer.analyze.capture import capture_examples
 from rectiformer.analyze.record import from_json
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.serve.app import Served, build_app
@@ -93,7 +93,7 @@ def test_alignments_and_heads_are_those_of_forced_decoding(translator):
         assert "".join(target[a:b] for a, b in alignment["target_words"]) == "".join(target.split())
     record = from_json(content["record"], "answer")
     assert [(each.source.text, each.target.text) for each in record.examples] == pairs
-    for example, expected in zip(record.examples, watch_pairs(translator, pairs), strict=True):
+    for example, expected in zip(record.examples, capture_examples(translator, pairs), strict=True):
         for site, other in zip(example.sites, expected.sites, strict=True):
             np.testing.assert_allclose(site.dense(), other.dense(), atol=1e-5)
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from serve.asking import LONG
 
-from rectiformer.serve.tasks import Task, TranslateLines, TranslateSegments, WatchPairs
-from rectiformer.serve.waiting import Owner, WaitingLine
-from rectiformer.serve.worker import Worker
+from rectiformer.serve.jobs import RecordPairs, Task, TranslateLines, TranslateSegments
+from rectiformer.serve.worker import Owner, TaskQueue, Worker
 from rectiformer.translate.documents import Segment
 from rectiformer.translate.options import SearchOptions
 
@@ -18,8 +17,8 @@ OPTIONS = SearchOptions(beam=2)
 STEPS = 3
 
 
-def work(translator, line, monkeypatch, leaving):
-    """The batches that a worker runs until the line is empty, and the rows of each step of the model.
+def work(translator, queue, monkeypatch, leaving):
+    """The batches that a worker runs until the queue is empty, and the rows of each step of the model.
 
     Owners in `leaving` are gone while the first batch decodes its third token.
     """
@@ -29,26 +28,26 @@ def work(translator, line, monkeypatch, leaving):
         rows.append(len(ids))
         if len(rows) == STEPS:
             for owner in leaving:
-                line.drop(owner)
+                queue.drop(owner)
         return step(ids, state)
 
     def done(batch):
         ran.append(batch)
-        if not line:
-            line.close()
+        if not queue:
+            queue.close()
 
     def warm():
         monkeypatch.setattr(translator.model, "step", count)
 
-    worker = Worker(translator, line, warm=warm, done=done, ended=lambda: None)
+    worker = Worker(translator, queue, warm=warm, done=done, ended=lambda: None)
     worker.start()
     worker.join()
     return ran, rows
 
 
-def put(line, kind, *contents):
+def put(queue, kind, *contents):
     owner = Owner()
-    line.put(owner, [Task(kind, content, 200, place) for place, content in enumerate(contents)])
+    queue.put(owner, [Task(kind, content, 200, place) for place, content in enumerate(contents)])
     return owner
 
 
@@ -59,30 +58,30 @@ def lines_of(owner, ran):
 @pytest.mark.parametrize("kind", [TranslateLines, TranslateSegments])
 def test_a_batch_that_nobody_waits_for_stops_at_the_next_token(translator, monkeypatch, kind):
     """It would have written some 200; the next one, which somebody waits for, is translated."""
-    line = WaitingLine(batch_tokens=700)
+    queue = TaskQueue(batch_tokens=700)
     segment = Segment([LONG], [translator.source.encode(LONG)], 1)
     contents = [LONG if kind is TranslateLines else segment] * 3
-    gone = put(line, kind(OPTIONS), *contents)
-    stays = put(line, TranslateLines(OPTIONS), "Der Hund schläft.")
-    ran, rows = work(translator, line, monkeypatch, [gone])
+    gone = put(queue, kind(OPTIONS), *contents)
+    stays = put(queue, TranslateLines(OPTIONS), "Der Hund schläft.")
+    ran, rows = work(translator, queue, monkeypatch, [gone])
     assert rows[:STEPS] == [6] * STEPS
     assert 6 not in rows[STEPS:]
     assert lines_of(stays, ran) == [translator.translate(["Der Hund schläft."], OPTIONS)[0].text]
 
 
 def test_where_only_some_are_gone_the_rest_goes_on_without_them(translator, monkeypatch):
-    line = WaitingLine(batch_tokens=1000)
-    gone = put(line, TranslateLines(OPTIONS), LONG, LONG[:200])
+    queue = TaskQueue(batch_tokens=1000)
+    gone = put(queue, TranslateLines(OPTIONS), LONG, LONG[:200])
     sources = ["Der Hund schläft.", LONG]
-    stays = put(line, TranslateLines(OPTIONS), *sources)
-    ran, rows = work(translator, line, monkeypatch, [gone])
+    stays = put(queue, TranslateLines(OPTIONS), *sources)
+    ran, rows = work(translator, queue, monkeypatch, [gone])
     assert rows[: STEPS + 1] == [8] * STEPS + [4]
     assert lines_of(stays, ran) == [each.text for each in translator.translate(sources, OPTIONS)]
 
 
 def test_heads_are_not_watched_for_those_who_are_gone(translator):
     pairs = [("Der Hund schläft.", "The dog sleeps."), ("Er ist müde.", "He is tired.")]
-    first, second = WatchPairs().run(translator, pairs, 100, lambda index: index == 1)
+    first, second = RecordPairs().run(translator, pairs, 100, lambda index: index == 1)
     assert first is None
     assert second.source.text == "Er ist müde."
 
@@ -106,14 +105,14 @@ def resident():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_a_batch_freed_goes_back_to_the_system(translator):
-    line, ran = WaitingLine(batch_tokens=1000), []
+    queue, ran = TaskQueue(batch_tokens=1000), []
 
     def done(batch):
         ran.append(batch)
-        line.close()
+        queue.close()
 
-    put(line, Wasteful(), "anything")
-    worker = Worker(translator, line, warm=lambda: None, done=done, ended=lambda: None)
+    put(queue, Wasteful(), "anything")
+    worker = Worker(translator, queue, warm=lambda: None, done=done, ended=lambda: None)
     before = resident()
     worker.start()
     worker.join()

@@ -32,9 +32,9 @@ def switched_off(model: Transformer, heads: Collection[Head]) -> Iterator[None]:
     check_heads(model, heads)
     with ExitStack() as stack:
         for site in model.sites():
-            numbers = heads_at(heads, site.kind, site.layer)
-            if numbers:
-                stack.enter_context(silenced(site, numbers))
+            off = heads_at(heads, site.kind, site.layer)
+            if off:
+                stack.enter_context(silenced(site, off))
         yield
 
 
@@ -56,7 +56,7 @@ def heads_at(heads: Collection[Head], kind: str, layer: int) -> list[int]:
 
 @contextmanager
 def silenced(site: Site, heads: Sequence[int]) -> Iterator[None]:
-    """Zeros in place of what these heads of an attention give to its norm."""
+    """Zeros instead of what these heads of an attention give to its norm."""
 
     def mute(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         mixed = inputs[0].unflatten(-1, (site.attention.num_heads, -1))  # [B, M, H, D]
@@ -64,9 +64,8 @@ def silenced(site: Site, heads: Sequence[int]) -> Iterator[None]:
 
     handle = site.attention.norm.register_forward_pre_hook(mute)
     try:
-        with observing(
-            site, see_nothing
-        ):  # a captured graph or fused step would pass the hook by; a watched one cannot
+        # A CUDA graph or a fused step would bypass the hook; attention that is observed uses neither.
+        with observing(site.attention, see_nothing):
             yield
     finally:
         handle.remove()
@@ -78,10 +77,10 @@ def see_nothing(_: Observation) -> None:
 
 def without_heads(site: SiteRecord, heads: Collection[Head]) -> SiteRecord:
     """The record of a site in which the heads that are switched off weigh nothing."""
-    numbers = heads_at(heads, site.kind, site.layer)
-    if not numbers:
+    indices = heads_at(heads, site.kind, site.layer)
+    if not indices:
         return site
-    off = np.repeat(np.isin(np.arange(site.heads), numbers), site.queries)  # [H * M]
+    off = np.repeat(np.isin(np.arange(site.heads), indices), site.queries)  # [H * M]
     starts = site.row_starts.astype(np.int64)
     counts = starts[1:] - starts[:-1]
     kept = ~np.repeat(off, counts)

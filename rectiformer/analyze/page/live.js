@@ -142,7 +142,7 @@ async function translate(question) {
   const headers = { "Content-Type": "application/json" };
   const answer = await fetch("api/translate", { method: "POST", headers, body });
   const content = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(content.detail ?? `the server answered ${answer.status}`);
+  if (!answer.ok) throw new Error(content.error?.message ?? `the server answered ${answer.status}`);
   return content;
 }
 

@@ -1,18 +1,37 @@
-"""One question of the page and its answer: a sentence, the heads to leave out, and what the model then does."""
+"""The explorer: the report's page, live, for this machine only. It asks api/translate, and a model answers."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rectiformer.analyze.capture import model_card, watch_pairs
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from rectiformer.analyze.capture import capture_examples, model_card
 from rectiformer.analyze.record import AttentionRecord, to_json
-from rectiformer.errors import ArgumentError
-from rectiformer.explore.switching import Head, switched_off, without_heads
+from rectiformer.analyze.report import PAGE, live_html
+from rectiformer.analyze.switching import Head, switched_off, without_heads
+from rectiformer.connections import BACKLOG, LimitedServer
+from rectiformer.errors import ArgumentError, RectiformerError
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
+from rectiformer.web import INVALID, Guard, Lingering, RefusalError, WebLimits, add_page, add_refusals, read_json
 
+HOST = "127.0.0.1"
+LIMITS = WebLimits(max_bytes=500_000, max_connections=64)
+"""The body has two texts of the most characters, of four bytes each, and heads."""
 LONGEST = 20_000
 """Most characters of a text; live.js says the same."""
 SUBWORDS = 512
@@ -26,7 +45,7 @@ class Question:
 
     source: str
     target: str | None
-    """What the heads are to be watched writing; the model's own translation if None."""
+    """What to force the model to generate; its own translation if None."""
     off: frozenset[Head]
     model: int
 
@@ -83,12 +102,12 @@ class Answerer:
         self.card = model_card(translator.model, name)
 
     def answer(self, question: Question) -> dict[str, Any]:
-        """The model's own translation, its score, and the record of the heads while they write it or the target."""
+        """The model's own translation, its score, and what the heads do under it or under the forced target."""
         self.check_lengths(question)
         with switched_off(self.translator.model, question.off):
             (own,) = self.translator.translate([question.source], SearchOptions(), too_long="error")
             target = own.text if question.target is None else question.target
-            (example,) = watch_pairs(self.translator, [(question.source, target)])
+            (example,) = capture_examples(self.translator, [(question.source, target)])
         example = dataclasses.replace(
             example,
             forced=question.target is not None,
@@ -104,3 +123,44 @@ class Answerer:
             subwords = len(vocabulary.encode(text or ""))
             if subwords > SUBWORDS:
                 raise ArgumentError(f"{name} has {subwords:,} subwords, but at most {SUBWORDS} are shown; shorten it")
+
+
+def build_app(models: Sequence[Answerer]) -> FastAPI:
+    """The application that serves the page for one model, or two to compare."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    turn = asyncio.Lock()
+
+    @app.post("/api/translate")
+    async def translate(request: Request) -> Response:
+        try:
+            question = Question.from_json(await read_json(request, LIMITS))
+            if question.model not in range(len(models)):
+                raise ArgumentError(f"there is no model {question.model}; there are {len(models)}, counted from 0")
+            async with turn:  # a model is switched and observed by one question at a time
+                answer = await run_in_threadpool(models[question.model].answer, question)
+        except RectiformerError as error:
+            raise RefusalError(INVALID, str(error)) from error
+        except ClientDisconnect:
+            return Response(status_code=499)  # which nobody reads
+        return JSONResponse(answer)
+
+    add_page(app, PAGE, live_html([model.card.name for model in models]), "/")
+    add_refusals(app)
+    app.add_middleware(Guard, hosts=(HOST, "localhost"), image_sources="data: blob:")
+    app.add_middleware(Lingering, seconds=LIMITS.body_seconds)
+    return app
+
+
+def serve(models: Sequence[Answerer], bound: socket.socket, announce: Callable[[], None]) -> None:
+    """Answer until Ctrl-C; `announce` is called once connections are taken."""
+    bound.listen(BACKLOG)
+    announce()
+    with suppress(KeyboardInterrupt):
+        asyncio.run(LimitedServer(build_app(models), LIMITS).serve(sockets=[bound]))
+
+
+def open_browser(address: str) -> None:
+    """Show the page, where there is a screen: a text browser would take the terminal."""
+    screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if screen:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

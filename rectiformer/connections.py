@@ -1,6 +1,6 @@
-"""Connections: as many as there are files for, and heads of requests within bounds of size and time.
+"""Connections of `serve` and `explore`: as many as there are files for, and headers within limits of size and time.
 
-uvicorn bounds neither, and answers in plain text what it cannot read.
+uvicorn limits neither, and answers in plain text what it cannot read.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import resource
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
-from uvicorn import Config
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from rectiformer.serve.bodies import LEFTOVER
-from rectiformer.serve.guard import RAW_HEADERS
-from rectiformer.serve.limits import Limits
-from rectiformer.serve.refusals import LARGE_HEADERS, NOT_HTTP, SLOW_HEADERS, Kind, RefusalError
+from rectiformer.errors import ArgumentError
+from rectiformer.web import LARGE_HEADERS, LEFTOVER, NOT_HTTP, SLOW_HEADERS, Reason, RefusalError, WebLimits
 
 LOG = logging.getLogger(__name__)
 
@@ -29,13 +27,18 @@ BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 SPARE_FILES = 64
 """Files that the process needs besides connections."""
+KEEP_ALIVE = 30
+"""Seconds for which an idle connection stays open."""
 SHORTEST_IDLE = 1.0
 """Seconds for which an idle connection is safe: its next request may be on the way."""
 RETRY = 0.05
 """Seconds until a connection is tried again for which there was no slot or no file."""
 
 
-def fit_files(limits: Limits, warn: Callable[[str], None]) -> Limits:
+AnyLimits = TypeVar("AnyLimits", bound=WebLimits)
+
+
+def fit_files(limits: AnyLimits, warn: Callable[[str], None]) -> AnyLimits:
     """The limits with no more connections than the files that this process may open allow; `warn` is told of fewer."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(1, files - SPARE_FILES)
@@ -46,42 +49,12 @@ def fit_files(limits: Limits, warn: Callable[[str], None]) -> Limits:
     return replace(limits, max_connections=most)
 
 
-async def accept(bound: socket.socket, connect: Callable[[], Connection], connections: set[Any], most: int) -> None:
-    """Accept connections, one by one, so that there are never more than `most`; the others wait in the kernel.
-
-    Args:
-        connect: makes the protocol of a connection, which then is one of `connections`.
-    """
-    loop = asyncio.get_running_loop()
-    bound.setblocking(False)
-    told = ""
-    while True:
-        try:
-            accepted, _ = await loop.sock_accept(bound)
-            while len(connections) >= most and not close_longest_idle(connections):
-                await asyncio.sleep(RETRY)
-            await loop.connect_accepted_socket(connect, accepted)
-        except OSError as error:  # no file is left, or the client is gone again
-            if told != (told := str(error.strerror)):
-                LOG.error("connections cannot be accepted: %s; it is tried again and again", told)
-            await asyncio.sleep(RETRY)
-
-
-def close_longest_idle(connections: set[Connection]) -> bool:
-    """Close the connection that has waited longest for a request; False if each is busy or has just come."""
-    idle = [each for each in connections if each.idle]
-    longest = min(idle, key=lambda each: each.idle_since, default=None)
-    if longest is None or longest.loop.time() - longest.idle_since < SHORTEST_IDLE:
-        return False
-    connections.discard(longest)
-    longest.transport.abort()
-    return True
-
-
 class Connection(HttpToolsProtocol):
     """A connection that is closed, with a refusal, where the head of a request is too large, too slow or no HTTP."""
 
-    def __init__(self, config: Config, state: ServerState, app_state: dict[str, Any], limits: Limits) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, app_state: dict[str, Any], limits: WebLimits
+    ) -> None:
         super().__init__(config, state, app_state)
         self.limits = limits
         self.idle_since = self.loop.time()
@@ -146,13 +119,13 @@ class Connection(HttpToolsProtocol):
     def _large(self) -> str:
         return f"the address and the headers have more than {self.limits.max_header_bytes:,} bytes; send fewer"
 
-    def _refuse(self, kind: Kind, message: str) -> None:
+    def _refuse(self, reason: Reason, message: str) -> None:
         """Answer once, then throw away what still comes: to close with bytes unread would reset the connection."""
         self._refused, self._received = True, 0
         if not self.idle:  # an earlier request, whose answer cannot follow this one
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(to_bytes(RefusalError(kind, message)))
+        self.transport.write(RefusalError(reason, message).to_bytes())
         self.transport.write_eof()
         self._stop_timer()
         self._expect_head()
@@ -176,9 +149,85 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
 
-def to_bytes(refusal: RefusalError) -> bytes:
-    """A refusal as HTTP, where no application is asked."""
-    response = refusal.response()
-    status = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()
-    fields = [b"%s: %s" % field for field in (*response.raw_headers, *RAW_HEADERS)]
-    return b"\r\n".join([status, *fields, b"", bytes(response.body)])
+async def accept(bound: socket.socket, connect: Callable[[], Connection], connections: set[Any], most: int) -> None:
+    """Accept connections, one by one, so that there are never more than `most`; the others wait in the kernel.
+
+    Args:
+        connect: makes the protocol of a connection, which then is one of `connections`.
+    """
+    loop = asyncio.get_running_loop()
+    bound.setblocking(False)
+    told = ""
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(bound)
+            while len(connections) >= most and not close_longest_idle(connections):
+                await asyncio.sleep(RETRY)
+            await loop.connect_accepted_socket(connect, accepted)
+        except OSError as error:  # no file is left, or the client is gone again
+            if told != (told := str(error.strerror)):
+                LOG.error("connections cannot be accepted: %s; it is tried again and again", told)
+            await asyncio.sleep(RETRY)
+
+
+def close_longest_idle(connections: set[Connection]) -> bool:
+    """Close the connection that has waited longest for a request; False if each is busy or has just come."""
+    idle = [each for each in connections if each.idle]
+    longest = min(idle, key=lambda each: each.idle_since, default=None)
+    if longest is None or longest.loop.time() - longest.idle_since < SHORTEST_IDLE:
+        return False
+    connections.discard(longest)
+    longest.transport.abort()
+    return True
+
+
+class LimitedServer(uvicorn.Server):
+    """A server that accepts no more connections, and reads no larger headers, than its limits allow."""
+
+    def __init__(self, app: FastAPI, limits: WebLimits, **options: Any) -> None:
+        config = uvicorn.Config(
+            app, ws="none", log_level="error", access_log=False, server_header=False, proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE, **options,
+        )  # fmt: skip
+        super().__init__(config)
+        self.limits = limits
+        self._accepting: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, and accept connections, which uvicorn is kept from doing itself."""
+        await super().startup(sockets=[])
+
+        def connect() -> Connection:
+            return Connection(self.config, self.server_state, self.lifespan.state, self.limits)
+
+        most = self.limits.max_connections
+        self._accepting = [
+            asyncio.create_task(accept(each, connect, self.server_state.connections, most)) for each in sockets or ()
+        ]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nothing any more, and end."""
+        for task in self._accepting:
+            task.cancel()
+        await super().shutdown(sockets)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the port but does not listen yet; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once only if TCP is named
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ArgumentError(
+            f"cannot listen on {host}:{port}: {error.strerror}; name another --port, or 0 for a free one"
+        ) from error
+    return bound
+
+
+def address(bound: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

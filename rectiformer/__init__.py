@@ -18,12 +18,11 @@ from rectiformer.errors import (
 from rectiformer.errors import (
     missing_package as _missing_package,
 )
-from rectiformer.model.attention import RectifiedAttention
+from rectiformer.model.attention import Observation, RectifiedAttention
 from rectiformer.model.cache import KeyValueCache
-from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
 from rectiformer.model.multihead import MultiheadAttention
-from rectiformer.model.observation import Observation
+from rectiformer.model.projection import LearnedOption
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.explain import Explanation, explain

@@ -21,7 +21,7 @@ from rectiformer.analyze.survey import forced_batches, observing, weighing_sites
 from rectiformer.errors import ArgumentError, DataError, unknown_name
 from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, pieces_to_words, word_spans
-from rectiformer.model.observation import Observation
+from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import Batch, collate, shuffled

@@ -29,9 +29,8 @@ from rectiformer.analyze.record import (
 )
 from rectiformer.analyze.survey import observing
 from rectiformer.errors import ArgumentError, DataError
-from rectiformer.model.attention import RectifiedAttention
+from rectiformer.model.attention import Observation, RectifiedAttention
 from rectiformer.model.multihead import MultiheadAttention
-from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import find_variant
 

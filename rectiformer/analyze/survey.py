@@ -21,11 +21,10 @@ from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links, check_links
 from rectiformer.measure.words import given_spans, word_spans
-from rectiformer.model.attention import RectifiedAttention
+from rectiformer.model.attention import Observation, RectifiedAttention
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.memory import MemoryObservation
 from rectiformer.model.multihead import MultiheadAttention
-from rectiformer.model.observation import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import weight_blocks

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rectiformer.analyze.record import SiteRecord
 from rectiformer.analyze.survey import observing
 from rectiformer.errors import ArgumentError
-from rectiformer.model.observation import Observation
+from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
 
 

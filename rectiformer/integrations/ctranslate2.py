@@ -99,7 +99,7 @@ def fill_embedding(table: Any, encodings: Any, embedding: Embedding, positions: 
 
 def fill_attention(part: Any, attention: RectifiedAttention, norm: nn.LayerNorm) -> None:
     """CTranslate2 fuses queries, keys and values to oneself, but only keys and values to another sequence."""
-    parts = [*attention.sizes[:1], sum(attention.sizes[1:])] if attention.cross else [sum(attention.sizes)]
+    parts = [*attention.qkv_sizes[:1], sum(attention.qkv_sizes[1:])] if attention.cross else [sum(attention.qkv_sizes)]
     *inputs, output = part.linear
     assert attention.input_bias is not None
     weights, biases = attention.input_weight.split(parts), attention.input_bias.split(parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.model.layers import centers_keys, find_opening
+from rectiformer.model.layers import centers_keys, find_score_bias
 from rectiformer.ops.variants import VARIANTS
 
 FORMATS = ("onnx", "ctranslate2", "transformers")
@@ -61,7 +61,7 @@ def attention_obstacle(config: ModelConfig, format: str, center: bool) -> str:
         if center and centered(config):
             how = f"model.center_keys = {config.center_keys!r} does for {variants['cross']!r}"
             return f"{engine} cannot center keys, as {how}"
-        if find_opening(config, variants["cross"]) is not None:
+        if find_score_bias(config, variants["cross"]) is not None:
             return f"{engine} cannot add model.score_bias = {config.score_bias!r} to its scores"
     return ""
 

@@ -69,7 +69,7 @@ def translate_layer(name: str, layer: EncoderLayer | DecoderLayer, last: bool) -
 def project(name: str, attention: RectifiedAttention) -> Tensors:
     """The four projections; what the queries are divided by and what the outputs are multiplied by goes into them."""
     assert attention.input_bias is not None
-    weights, biases = (list(part.split(attention.sizes)) for part in (attention.input_weight, attention.input_bias))
+    weights, biases = (list(part.split(attention.qkv_sizes)) for part in (attention.input_weight, attention.input_bias))
     scale = query_scale(attention)
     weights[0], biases[0] = weights[0] * scale[:, None], biases[0] * scale
     gain = attention.norm.gain if isinstance(attention.norm, RMSNorm) else torch.ones(attention.embed_dim)
@@ -85,8 +85,8 @@ def project(name: str, attention: RectifiedAttention) -> Tensors:
 
 def query_scale(attention: RectifiedAttention) -> Tensor:
     """What each row of the query projection is multiplied by, [E]: 1 / gamma of its head, learned or fixed."""
-    if attention.learned_divides:
-        return attention.head_scales().repeat_interleave(attention.embed_dim // attention.num_heads)
+    if attention.scales_scores:
+        return attention.score_scales().repeat_interleave(attention.embed_dim // attention.num_heads)
     return torch.full((attention.embed_dim,), 1 / float(attention.options.get("gamma", 1.0)))
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
 from rectiformer.errors import ArgumentError, RectiformerError
-from rectiformer.model.observation import Observation
+from rectiformer.model.attention import Observation
 
 NAMES: set[str] = set()
 """Every name that `register` has registered."""

@@ -21,8 +21,8 @@ from transformers.utils import is_tracing, output_capturing
 from rectiformer.errors import ArgumentError
 from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, is_ours, verify
 from rectiformer.integrations.watch import watch_models
+from rectiformer.model.attention import Observation
 from rectiformer.model.norms import EPSILON
-from rectiformer.model.observation import Observation
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant
 

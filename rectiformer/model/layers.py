@@ -10,8 +10,8 @@ from rectiformer.config import ModelConfig
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import Cache, StaticLayer
 from rectiformer.model.dropout import Dropout
-from rectiformer.model.learned import LearnedOption
 from rectiformer.model.memory import KeyValueMemory
+from rectiformer.model.projection import LearnedOption
 from rectiformer.model.rotary import Rotation, SentenceRotary
 from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.variants import find_variant
@@ -58,7 +58,7 @@ def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOpt
         option_init=find_start(config, variant),
         output_norm=config.output_norm or None,
         center_keys=centers_keys(config, kind),
-        score_bias=find_opening(config, variant),
+        score_bias=find_score_bias(config, variant),
     )
 
 
@@ -71,7 +71,7 @@ def centers_keys(config: ModelConfig, kind: str) -> bool:
     return config.center_keys == "yes"
 
 
-def find_opening(config: ModelConfig, variant: str) -> float | None:
+def find_score_bias(config: ModelConfig, variant: str) -> float | None:
     """What is added to the scores at first, where queries learn to add to it; None where they do not."""
     power = find_variant(variant).power
     if not power or config.score_bias == "none":

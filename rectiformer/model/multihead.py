@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.learned import build_learned
+from rectiformer.model.attention import Observation
 from rectiformer.model.norms import build_output_norm
-from rectiformer.model.observation import Observation
+from rectiformer.model.projection import build_learned
 from rectiformer.ops.dispatch import attention
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import attention_weights

@@ -1,8 +1,7 @@
 """Norms of the mixed values, over all heads together, before the output projection.
 
 The ReLA authors norm the concatenated heads once. A null row stays exactly zero, since nothing is subtracted, and when
-one head is null the others are scaled up by the joint root mean square. Inside, everything is float32 or wider. Keys
-are centered here too, where a variant asks for it.
+one head is null the others are scaled up by the joint root mean square. Inside, everything is float32 or wider.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from rectiformer.errors import ConfigError, unknown_name
 from rectiformer.ops.dispatch import transform_obstacle
 from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
-from rectiformer.ops.ranks import AddOverRanks, Ranks, own_lengths
 
 EPSILON = 1e-8
 """Added to the mean square, inside the root."""
@@ -105,15 +103,3 @@ def build_output_norm(name: str, width: int, heads: int = 1) -> nn.Module:
     if name not in OUTPUT_NORMS:
         raise ConfigError(unknown_name("output norm", name, OUTPUT_NORMS))
     return OUTPUT_NORMS[name](width, heads)
-
-
-def center_rows(x: Tensor, lengths: Tensor | None, ranks: Ranks | None = None) -> Tensor:
-    """Rows [B, N, E] without what the first lengths[b] of them, or of those of all `ranks`, have in common."""
-    if lengths is None:
-        return x - x.mean(1, keepdim=True)
-    own = lengths if ranks is None else own_lengths(lengths, x.shape[1] * ranks.size, ranks)
-    real = (torch.arange(x.shape[1], device=x.device) < own[:, None])[..., None]
-    wide = torch.promote_types(x.dtype, torch.float32)
-    total = torch.where(real, x, 0).sum(1, keepdim=True, dtype=wide)
-    total = total if ranks is None else AddOverRanks.apply(total, ranks)
-    return x - (total / lengths.clamp_min(1)[:, None, None]).to(x.dtype)

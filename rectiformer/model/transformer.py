@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
-from rectiformer.model.attention import RectifiedAttention, variance_scaling_
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import Cache, ContextCache, KeyValueCache, StaticCache, StaticLayer, before_start
 from rectiformer.model.embedding import Embedding, position_signals, working_dtype
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
+from rectiformer.model.projection import variance_scaling_
 from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of, with_numbers, without_numbers
 from rectiformer.ops.ranks import Ranks, own_shard
 

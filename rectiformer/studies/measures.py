@@ -18,7 +18,7 @@ from torch import Tensor
 from rectiformer.analyze.findings import Findings, analyze
 from rectiformer.analyze.meters import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
-from rectiformer.model.observation import Observation
+from rectiformer.model.attention import Observation
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import Pair
 from rectiformer.studies.plan import Trained

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rectiformer.model.observation import Observation
+from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import AttentionStats

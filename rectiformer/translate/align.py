@@ -25,7 +25,7 @@ from rectiformer.measure.alignment import (
     strongest,
 )
 from rectiformer.measure.words import given_spans, merge_links, pieces_to_words, word_spans
-from rectiformer.model.observation import Observation
+from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import weight_blocks

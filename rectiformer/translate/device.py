@@ -18,7 +18,7 @@ def hold_weights(model: Transformer, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     for site in model.sites():
-        site.attention.settle()
+        site.attention.fold_projections()
 
 
 def find_device(device: str | torch.device) -> torch.device:

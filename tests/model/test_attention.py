@@ -9,7 +9,7 @@ from model.built_attention import HEAD, HEADS, WIDTH, assert_same, build, fix_sc
 import rectiformer
 from rectiformer import VARIANTS, KeyValueCache, RectifiedAttention, attention_weights
 from rectiformer.errors import RectiformerError
-from rectiformer.model import observation
+from rectiformer.model import attention as attention_module
 
 RECTIFIED = [name for name, row in VARIANTS.items() if row.rectified]
 NORMED = [name for name, row in VARIANTS.items() if row.rectified and row.output_norm != "none"]
@@ -177,7 +177,7 @@ def test_grouped_heads_equal_repeated_ones(variant, num_kv_heads):
     assert grouped.input_weight.shape == (WIDTH + 2 * num_kv_heads * HEAD, WIDTH)
     with torch.no_grad():
         for few, many in ((grouped.input_weight, full.input_weight), (grouped.input_bias, full.input_bias)):
-            q, k, v = few.split(grouped.sizes)
+            q, k, v = few.split(grouped.qkv_sizes)
             k, v = (part.unflatten(0, (num_kv_heads, HEAD)) for part in (k, v))
             k, v = (part.repeat_interleave(HEADS // num_kv_heads, 0).flatten(0, 1) for part in (k, v))
             many.copy_(torch.cat([q, k, v]))
@@ -199,7 +199,7 @@ def test_observed_weights_mix_the_values(variant):
     _, seen, _ = watch(module, x, **call)
     q, k, v = module.project(x, None, None)
     options = module.options if module.learned is None else {module.learned.name: module.learned()}
-    q = q * module.learned()[:, None, None] if module.learned_divides else q  # they were divided by it in advance
+    q = q * module.learned()[:, None, None] if module.scales_scores else q  # they were divided by it in advance
     weights = attention_weights(q, k, variant, **call, **options)
     assert_same(seen.weights(), weights)
     assert torch.equal(seen.weights() != 0, weights != 0)
@@ -214,7 +214,7 @@ def test_observed_weights_mix_the_values(variant):
 def test_observation_is_lazy_and_harmless(variant, monkeypatch):
     module, x, asked = build(variant, dropout=0.3).train(), tokens(2, 5), []
     for name in ("attention_weights", "attention_stats"):
-        monkeypatch.setattr(observation, name, lambda *_, name=name, **__: asked.append(name))
+        monkeypatch.setattr(attention_module, name, lambda *_, name=name, **__: asked.append(name))
     outputs = []
     for observer in (None, lambda _: None, lambda seen: (seen.weights(), seen.stats(), repr(seen))):
         assert asked == []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rectiformer.model.observation import Observation
+from rectiformer.model.attention import Observation
 from rectiformer.studies.efficiency import Load, measure_speed
 from rectiformer.studies.measures import SHAPES, ShapeMeter
 from rectiformer.toml import load_config

@@ -52,8 +52,8 @@ def test_held_weights_are_cast_ones(kind):
 
 @pytest.mark.parametrize("kind", ["reluformer", OPEN])
 def test_a_step_multiplies_no_weights_any_more(kind, monkeypatch):
-    made, project = [], RectifiedAttention._projection
-    monkeypatch.setattr(RectifiedAttention, "_projection", lambda *a: made.append(1) or project(*a))
+    made, project = [], RectifiedAttention._fold
+    monkeypatch.setattr(RectifiedAttention, "_fold", lambda *a: made.append(1) or project(*a))
     inputs = torch.randint(4, WORDS, (2, 9)), torch.tensor([9, 4]), torch.randint(4, WORDS, (2, 7))
     model = build(kind)
     with torch.inference_mode():

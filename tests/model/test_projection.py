@@ -6,7 +6,7 @@ import torch
 from rectiformer import ConfigError, attention
 from rectiformer.config import ModelConfig
 from rectiformer.model.attention import RectifiedAttention
-from rectiformer.model.norms import center_rows
+from rectiformer.model.projection import center_keys
 from rectiformer.model.transformer import Transformer
 
 WIDTH, HEADS = 24, 3
@@ -24,16 +24,16 @@ def split(x):
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("center", [True, False], ids=["centered", "as they are"])
-@pytest.mark.parametrize(("variant", "opening"), [("rela", 1.0), ("relu2", 2.0), ("relu-seqlen", 0.3), ("rela", 0.0)])
-def test_it_adds_a_number_to_every_score_of_the_other_dimensions(variant, opening, center, bias):
-    module = build(variant, score_bias=opening, center_keys=center, bias=bias, output_norm="none")
+@pytest.mark.parametrize(("variant", "init"), [("rela", 1.0), ("relu2", 2.0), ("relu-seqlen", 0.3), ("rela", 0.0)])
+def test_it_adds_a_number_to_every_score_of_the_other_dimensions(variant, init, center, bias):
+    module = build(variant, score_bias=init, center_keys=center, bias=bias, output_norm="none")
     x = torch.randn(2, 9, WIDTH, dtype=torch.double)
     q, k, v = torch.nn.functional.linear(x, module.input_weight, module.input_bias).split(WIDTH, -1)
     first = torch.arange(WIDTH) % (WIDTH // HEADS) == 0
     q, k = q.masked_fill(first, 0), k.masked_fill(first, 0)
-    k = center_rows(k, LENGTHS) if center else k
+    k = center_keys(k, LENGTHS) if center else k
     by_hand = attention(
-        split(q), split(k), split(v), variant, key_lengths=LENGTHS, attn_bias=torch.full((1, 1, 1, 1), opening).double()
+        split(q), split(k), split(v), variant, key_lengths=LENGTHS, attn_bias=torch.full((1, 1, 1, 1), init).double()
     )
     expected = module.output(by_hand.transpose(1, 2).flatten(2))
     torch.testing.assert_close(module(x, key_lengths=LENGTHS), expected)
@@ -103,20 +103,20 @@ def test_a_head_of_centered_keys_can_close():
     assert not nothing[:, 1:].any()
 
 
-def test_only_rectified_attention_of_a_model_is_opened():
+def test_only_rectified_attention_of_a_model_has_a_score_bias():
     config = ModelConfig(
         hidden_size=16, num_heads=2, ffn_size=8, variant="softmax", cross_variant="relu2", score_bias="open"
     )
-    sites = {site.kind: site.attention.opening for site in Transformer(config, 9, 9).sites()}
+    sites = {site.kind: site.attention.score_bias for site in Transformer(config, 9, 9).sites()}
     assert sites["encoder"] is None
     assert sites["decoder"] is None
-    assert sites["cross"].amount == 2
+    assert sites["cross"].init == 2
 
 
 def test_a_threshold_begins_at_0_and_is_learned():
     config = {"hidden_size": 16, "num_heads": 2, "ffn_size": 8, "variant": "reluformer"}
     site = next(Transformer(ModelConfig(**config, score_bias="zero"), 9, 9).sites())
-    assert site.attention.opening.amount == 0
+    assert site.attention.score_bias.init == 0
     site.attention(torch.randn(2, 5, 16)).square().sum().backward()
     assert site.attention.input_bias.grad[:16:8].abs().min() > 0
 

@@ -1,0 +1,286 @@
+"""Queries, keys and values out of one matrix, and what a variant adds to it: a score bias, a learned gamma or alpha."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rectiformer.errors import ConfigError, unknown_name
+from rectiformer.model.cache import Cache
+from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
+from rectiformer.ops.ranks import AddOverRanks, Ranks, own_lengths
+from rectiformer.ops.variant import Variant
+
+SHARING = ("head", "layer", "fixed")
+
+
+class Projections(nn.Module):
+    """The query, key and value projections of an attention.
+
+    One matrix holds all three, so self-attention is a single product. The ReLA authors initialize it as a whole (limit
+    sqrt(3 / 1024) at width 512), but the separate projections of cross-attention each by themselves (limit
+    sqrt(3 / 512)); `cross` says which of the two this is. Scores start smaller by that factor squared, which matters
+    for a ReLU.
+    """
+
+    learned: LearnedOption | None
+    """The variant's gamma or alpha."""
+    scales_scores: bool
+    """Whether `learned` is folded into the query projection instead of being handed to the attention operator."""
+    ranks: Ranks | None = None
+    """The ranks that share the keys, each holding a part of them."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        *,
+        cross: bool,
+        bias: bool,
+        center_keys: bool,
+        score_bias: float | None,
+    ) -> None:
+        super().__init__()
+        check_heads(embed_dim, num_heads, num_kv_heads)
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self.cross, self.center_keys = cross, center_keys
+        head_dim = embed_dim // num_heads
+        self.qkv_sizes = [embed_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+        self.score_bias = None if score_bias is None else ScoreBias(self.qkv_sizes, head_dim, score_bias)
+        self.input_weight = nn.Parameter(torch.empty(sum(self.qkv_sizes), embed_dim))
+        self.input_bias = nn.Parameter(torch.empty(sum(self.qkv_sizes))) if bias else None
+        self.folded: tuple[Tensor, Tensor | None] | None = None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for part in self.input_weight.split(self.qkv_sizes) if self.cross else [self.input_weight]:
+            variance_scaling_(part)
+        if self.score_bias is not None:
+            self.score_bias.reset(self.input_weight)
+        if self.input_bias is not None:
+            nn.init.zeros_(self.input_bias)
+
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        cache: Cache | None,
+        key_lengths: Tensor | None = None,
+        rotary: SentenceRotary = NO_ROTARY,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, M, D] of x, and keys and values [B, K, N, D] of `context`, or of x where that is None."""
+        if context is None:
+            q, k, v = self._linear(x, 0, 3).split(self.qkv_sizes, -1)
+        else:
+            q = self._linear(x, 0, 1)
+            if cache is not None and cache.length:
+                return self._queries(q, rotary), cache.keys, cache.values
+            k, v = self._linear(context, 1, 3).chunk(2, -1)
+        k, v = self._keys(k, key_lengths, rotary), split_heads(v, self.num_kv_heads)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        return self._queries(q, rotary), k, v
+
+    def _queries(self, q: Tensor, rotary: SentenceRotary) -> Tensor:
+        return apply_rotary(split_heads(q, self.num_heads), rotary.queries)
+
+    def _keys(self, k: Tensor, lengths: Tensor | None, rotary: SentenceRotary) -> Tensor:
+        if self.center_keys:
+            k = center_keys(k, lengths, self.ranks)
+        if self.score_bias is not None:
+            k = self.score_bias.add_to_keys(k)
+        return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys)
+
+    def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Parts `first` to `last` of the query, key and value projections in one product."""
+        rows = slice(sum(self.qkv_sizes[:first]), sum(self.qkv_sizes[:last]))
+        if self.folded is None:
+            return F.linear(x, *self._fold(rows))
+        weight, bias = self.folded
+        return F.linear(x, weight[rows], None if bias is None else bias[rows])
+
+    def _fold(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """These rows of weight and bias, with the score bias and the learned scale folded in."""
+        weight, bias = self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows]
+        if self.score_bias is not None:
+            weight, bias = self.score_bias(weight, bias, rows)
+        if self.scales_scores and rows.start == 0:
+            scale = self.score_scales().repeat_interleave(self.embed_dim // self.num_heads).to(weight.dtype)
+            scale = F.pad(scale, (0, len(weight) - self.embed_dim), value=1.0)
+            weight, bias = weight * scale[:, None], None if bias is None else bias * scale
+        return weight, bias
+
+    def fold_projections(self) -> None:
+        """Fold score bias and learned scale into the projections for good, for a model that learns no more.
+
+        A decoding step would otherwise do it again, with several launches per attention.
+        """
+        if self.score_bias is not None or self.scales_scores:
+            with torch.no_grad():
+                self.folded = self._fold(slice(0, sum(self.qkv_sizes)))
+
+    def score_scales(self) -> Tensor:
+        """The factor [H] of each head's scores that stands for dividing its weights: [x / gamma]+ is [x]+ / gamma.
+
+        It scales rows of the projection, once, and its gradient comes with the matrix's own, where attention kernels
+        would have to sum it over all scores.
+        """
+        assert self.learned is not None
+        return self.learned().reciprocal().expand(self.num_heads)
+
+
+class ScoreBias(nn.Module):
+    """A learned bias that each query adds to its scores, held in the first dimension of each head.
+
+    Queries hold the number there: at first the same for all, then what they have learned to add to it, so that a head
+    can close for a query, or open further. Keys hold sqrt(head_dim), which the scores are divided by. No kernel, cache
+    or export has to know of it.
+
+    A softmax is (1 + x)/n to first order in its scores x, less their mean: it begins with a mean of all values, and
+    every key has a gradient. Rectified attention cuts half of the keys before anything is learned. With its power p as
+    the bias it is [x + p]+^p, to first order (1 + x) times a constant too, and cuts a key once its score has fallen by
+    p. Squared it is 1.5-entmax with a threshold that is learned, not solved for so that weights add up to 1.
+
+    A bias that starts at 0 is a threshold alone. Of centered keys half have scores above 0, in a segment of a document
+    as in a sentence; to look at few of them a query has to subtract something from all.
+
+    Args:
+        qkv_sizes: widths of queries, keys and values.
+        init: the bias at first.
+    """
+
+    keep: Tensor
+    values: Tensor
+    keys: Tensor
+
+    def __init__(self, qkv_sizes: Sequence[int], head_dim: int, init: float) -> None:
+        super().__init__()
+        if head_dim < 2:
+            raise ConfigError(
+                f"heads of {head_dim} dimension have none left for scores next to the one that holds their bias; use "
+                "fewer heads, or model.score_bias = 'none'"
+            )
+        self.init, self.head_dim = init, head_dim
+        queries, keys = (torch.arange(size) % head_dim == 0 for size in qkv_sizes[:2])
+        kept = torch.cat([torch.ones(qkv_sizes[0]), ~keys, torch.ones(qkv_sizes[2])])
+        self.register_buffer("keep", kept, persistent=False)
+        values = torch.cat([queries * init, torch.zeros(sum(qkv_sizes[1:]))])
+        self.register_buffer("values", values, persistent=False)
+        self.register_buffer("keys", keys * math.sqrt(head_dim), persistent=False)
+
+    def reset(self, weight: Tensor) -> None:
+        """Let queries add nothing yet."""
+        weight[: len(weight) - 2 * len(self.keys)][:: self.head_dim] = 0
+
+    def forward(self, weight: Tensor, bias: Tensor | None, rows: slice) -> tuple[Tensor, Tensor]:
+        """Rows of the projections, with the bias in a query's first dimension and 0 in place of a key's."""
+        keep, values = self.keep[rows].to(weight.dtype), self.values[rows].to(weight.dtype)
+        return weight * keep[:, None], values if bias is None else bias * keep + values
+
+    def add_to_keys(self, keys: Tensor) -> Tensor:
+        """Keys [..., E], centered or not, with the factor of the bias in their first dimension."""
+        return keys + self.keys.to(keys.dtype)
+
+
+class LearnedOption(nn.Module):
+    """A variant's gamma or alpha as a parameter that cannot leave its range, however far it is pushed.
+
+    gamma is exp(raw), between 1e-13 and 1e13. alpha is 1 + sigmoid(raw), kept 0.001 above 1: nearer to 1, its exponent
+    1 / (alpha - 1) loses float32's digits, and at 1 there is none.
+    """
+
+    LEAST_ALPHA = 1.001
+
+    def __init__(self, variant: Variant, name: str, heads: int = 1, init: float | None = None) -> None:
+        super().__init__()
+        option = variant.options.get(name)
+        if option is None or not option.learn:
+            raise ConfigError(f"variant {variant.name!r} has no learnable number {name!r}")
+        self.name = name
+        self.transform = option.learn
+        self.raw_init = self._inverse(option.default if init is None else init)
+        self.raw = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.raw, self.raw_init)
+
+    def forward(self) -> Tensor:
+        raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
+        if self.transform == "exp":
+            return raw.clamp(-30, 30).exp()
+        return self.LEAST_ALPHA + (2 - self.LEAST_ALPHA) * raw.sigmoid()
+
+    def _inverse(self, value: float) -> float:
+        least, most = (0, math.inf) if self.transform == "exp" else (self.LEAST_ALPHA, 2)
+        if not least < value < most:
+            raise ConfigError(
+                f"{self.name} is learned between {least} and {most} and cannot start at {value:g}; start it inside of "
+                f"that (model.{self.name}_init)"
+            )
+        if self.transform == "exp":
+            return math.log(value)
+        return -math.log((2 - self.LEAST_ALPHA) / (value - self.LEAST_ALPHA) - 1)
+
+    @staticmethod
+    def name_in(variant: Variant) -> str | None:
+        """The option of `variant` that can be learned, if it has one."""
+        return next((name for name, option in variant.options.items() if option.learn), None)
+
+
+def build_learned(
+    variant: Variant, sharing: str | LearnedOption, heads: int, fixed: Mapping[str, float], init: float | None = None
+) -> LearnedOption | None:
+    """The variant's gamma or alpha, one per head or per layer, or the shared one given; None where it is fixed."""
+    name = LearnedOption.name_in(variant)
+    if isinstance(sharing, LearnedOption):
+        if sharing.name != name:
+            raise ConfigError(f"the shared {sharing.name!r} is not a number that variant {variant.name!r} learns")
+        if name in fixed:
+            raise ConfigError(f"{name} is given both fixed, as {fixed[name]}, and shared to be learned")
+        return sharing
+    if sharing not in SHARING:
+        raise ConfigError(unknown_name("value of option_sharing", str(sharing), SHARING))
+    if name is None or name in fixed or sharing == "fixed":
+        return None
+    return LearnedOption(variant, name, heads if sharing == "head" else 1, init)
+
+
+def center_keys(k: Tensor, lengths: Tensor | None, ranks: Ranks | None = None) -> Tensor:
+    """Keys [B, N, E] minus the mean over the first lengths[b] of them, or of those of all `ranks`."""
+    if lengths is None:
+        return k - k.mean(1, keepdim=True)
+    own = lengths if ranks is None else own_lengths(lengths, k.shape[1] * ranks.size, ranks)
+    real = (torch.arange(k.shape[1], device=k.device) < own[:, None])[..., None]
+    wide = torch.promote_types(k.dtype, torch.float32)
+    total = torch.where(real, k, 0).sum(1, keepdim=True, dtype=wide)
+    total = total if ranks is None else AddOverRanks.apply(total, ranks)
+    return k - (total / lengths.clamp_min(1)[:, None, None]).to(k.dtype)
+
+
+def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
+    """ConfigError where the heads cannot share the width, or the key heads, equally."""
+    if embed_dim < 1 or num_heads < 1 or num_kv_heads < 1:
+        raise ConfigError(
+            f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}; each must be at least 1"
+        )
+    if embed_dim % num_heads:
+        raise ConfigError(f"num_heads = {num_heads} does not divide embed_dim = {embed_dim}")
+    if num_heads % num_kv_heads:
+        raise ConfigError(f"num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}")
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, length, E] to [B, num_heads, length, E / num_heads]."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def variance_scaling_(weight: Tensor) -> Tensor:
+    """Uniform with limit sqrt(3 / mean of fan-in and fan-out): the ReLA authors' initializer of every matrix."""
+    limit = math.sqrt(6 / sum(weight.shape))
+    return nn.init.uniform_(weight, -limit, limit)

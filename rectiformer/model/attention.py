@@ -153,7 +153,7 @@ class RectifiedAttention(Projections):
         if self.ranks is not None:
             return self.combine_heads(self.attend_shards(q, k, v, context is None, key_lengths))
         options = self.current_options()
-        shown = {
+        arguments: dict[str, Any] = {
             "causal": causal,
             "key_lengths": key_lengths,
             "attn_mask": attn_mask,
@@ -161,14 +161,14 @@ class RectifiedAttention(Projections):
             "window_size": window_size,
         }
         dropout_p = self.dropout if self.training else 0.0
-        call = check_call(q, k, v, self.variant, **shown, dropout_p=dropout_p, options=options)
+        call = check_call(q, k, v, self.variant, **arguments, dropout_p=dropout_p, options=options)
         if self.row_observer is None:
             mixed = run(q, k, v, call, "auto")
         else:
             mixed, rows = attention_with_rows(q, k, v, call)
             self.row_observer(rows)
         if self.observer is not None:
-            self.observer(Observation(self.variant, q, k, mixed, {**shown, **options}))
+            self.observer(Observation(self.variant, q, k, mixed, {**arguments, **options}))
         return self.combine_heads(mixed)
 
     def step(self, x: Tensor, cache: StaticLayer, written: Tensor, rotary: SentenceRotary = NO_ROTARY) -> Tensor:

@@ -41,16 +41,16 @@ def play_trainings(folder, monkeypatch, script):
     """From now on a training is this script, with the arguments of one; a reporter for its study."""
     path = folder / "play.py"
     path.write_text(PREAMBLE + script)
-    monkeypatch.setattr("rectiformer.studies.pool.COMMAND", (sys.executable, "-S", str(path)))
+    monkeypatch.setattr("rectiformer.studies.running.COMMAND", (sys.executable, "-S", str(path)))
     return Telling(folder / "told")
 
 
-def lay_out(places, training, **files):
+def lay_out(paths, training, **files):
     """The folder of a training that is to be played, with its text prepared and its result under another name."""
-    folder = places.folder(training)
+    folder = paths.folder(training)
     folder.mkdir(parents=True)
-    describe(places, training).write(folder)
+    describe(paths, training).write(folder)
     (folder / "result.json").rename(folder / "result")
     for name, text in files.items():
         (folder / name).write_text(text)
-    places.data(training).mkdir(parents=True, exist_ok=True)
+    paths.data(training).mkdir(parents=True, exist_ok=True)

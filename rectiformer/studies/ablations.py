@@ -16,8 +16,7 @@ from rectiformer.studies.measures import (
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import COMPILED, GRAMMAR_TINY, IWSLT14, MULTI30K_NARROW, SENTENCE_FOLDERS
-from rectiformer.studies.results import Results
-from rectiformer.studies.tables import Claim, Table, claims_table
+from rectiformer.studies.results import Claim, Results, Table, claims_table
 
 LONGER = ("training.steps=3000", "checkpoint.every=3000", COMPILED)
 """After the thousand updates of the other studies of narrow models, rows still differ in when they began to learn: of

@@ -8,9 +8,8 @@ from typing import Any
 from rectiformer.studies.corpora import CORPORA, Gold
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.plan import Study
-from rectiformer.studies.results import Result, Results, estimate
+from rectiformer.studies.results import Claim, Result, Results, Table, claims_table, estimate
 from rectiformer.studies.sparsity import OURS, ValuesByLayer, by_layer
-from rectiformer.studies.tables import Claim, Table, claims_table
 from rectiformer.studies.translation_quality import (
     BASELINE,
     PANELS,

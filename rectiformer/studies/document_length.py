@@ -33,8 +33,7 @@ from rectiformer.studies.recipes import (
     THRESHOLD,
     attention_settings,
 )
-from rectiformer.studies.results import Results
-from rectiformer.studies.tables import Claim, Table, claims_table
+from rectiformer.studies.results import Claim, Results, Table, claims_table
 from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
 

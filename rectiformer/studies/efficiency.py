@@ -19,8 +19,7 @@ from rectiformer.ops import add_norm, fused_norm, launching
 from rectiformer.studies.corpora import EVERY
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import DOCUMENT_FOLDERS, DOCUMENTS
-from rectiformer.studies.results import Results
-from rectiformer.studies.tables import Table
+from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
 from rectiformer.translate.device import hold_weights

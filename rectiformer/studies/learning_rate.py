@@ -9,8 +9,7 @@ from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import curve_of, training_speed
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, attention_settings, to_the_end
-from rectiformer.studies.results import Results
-from rectiformer.studies.tables import Table
+from rectiformer.studies.results import Results, Table
 
 NORMS = ("post", "pre")
 VARIANTS = ("softmax", "rela-g")

@@ -21,8 +21,17 @@ from rectiformer.studies.measures import (
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
-from rectiformer.studies.results import Results, difference, estimate
-from rectiformer.studies.tables import CLAIM, Claim, Table, claims_table, signed, verdict
+from rectiformer.studies.results import (
+    CLAIM,
+    Claim,
+    Results,
+    Table,
+    claims_table,
+    difference,
+    estimate,
+    signed,
+    verdict,
+)
 from rectiformer.toml import load_config
 
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}

@@ -13,8 +13,7 @@ from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ArgumentError
 from rectiformer.runs.folder import adopt_vocabularies, is_created
 from rectiformer.runs.record import changed_keys, value_of
-from rectiformer.studies.results import Results
-from rectiformer.studies.tables import Table
+from rectiformer.studies.results import Results, Table
 from rectiformer.toml import load_config
 
 RUN = "run"

@@ -19,8 +19,7 @@ from rectiformer.studies.measures import (
 )
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, SENTENCE_FOLDERS, SENTENCES
-from rectiformer.studies.results import Results
-from rectiformer.studies.tables import Table
+from rectiformer.studies.results import Results, Table
 
 SHORT = {
     "smoke": (*GRAMMAR_TINY, "validation.every=10", "checkpoint.every=10"),

@@ -9,9 +9,8 @@ from rectiformer.errors import DataError
 from rectiformer.files import read_regular, replacing
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import SCALES, Study
-from rectiformer.studies.results import Results, distinct, save_results, saved_path
+from rectiformer.studies.results import CLAIM, RULE, Results, Table, distinct, save_results, saved_path
 from rectiformer.studies.running import load_results
-from rectiformer.studies.tables import CLAIM, RULE, Table
 
 PAGE = "reproduction.md"
 ELSEWHERE = "studies"

@@ -1,27 +1,40 @@
-"""Running studies: what is not finished is trained in processes of its own, side by side, and can be stopped any time.
+"""Running studies: unfinished trainings run side by side, each in a process of its own, and can be stopped at any time.
 
 OUT/<study>/<scale>/<training>/ holds the run, its log and, once it is measured, result.json; OUT/data/ prepared text.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rectiformer.errors import ArgumentError, CheckpointError
+from rectiformer.errors import ArgumentError, CheckpointError, DeviceMemoryError
 from rectiformer.runs.folder import is_created
 from rectiformer.runs.lock import RunLock
+from rectiformer.runs.metrics import read_metrics
 from rectiformer.runs.record import changed_keys, value_of
 from rectiformer.studies.corpora import require_folder
 from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable, start_folder
-from rectiformer.studies.pool import Pool, Task
-from rectiformer.studies.results import Results, read_result, read_saved
-from rectiformer.studies.single import Places, is_finished
+from rectiformer.studies.results import Result, Results, read_result, read_saved
+from rectiformer.studies.single import StudyPaths, describe, is_finished, is_trained
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Reporter, Silent
-from rectiformer.train.signals import StoppedError, StopRequest
+from rectiformer.train.signals import STOPPED, StoppedError, StopRequest
+
+COMMAND = (sys.executable, "-m", "rectiformer", "study")
+POLL = 0.2  # seconds between looks at the processes
+SETTLE = 2.0  # seconds after one ran out of memory in which others that started with it may do so too
+ASKED_TO_STOP = (STOPPED, -signal.SIGTERM)
+HEADLINES = {"bleu": "BLEU", "d_bleu": "d-BLEU", "valid_bleu": "validation BLEU"}
+"""The measure that is told when a training ends: the first of these that it has."""
 
 
 def run_studies(
@@ -33,18 +46,18 @@ def run_studies(
     reporter: Reporter | None = None,
     deadline: float | None = None,
 ) -> list[Results]:
-    """Train and measure what is not yet finished in `out`, and return all that is, study by study.
+    """Train and measure what is not yet finished in `out`, and return all results, study by study.
 
-    The trainings of all studies share `jobs`, in the order of the studies and of their plans, but models that others
-    start from come first; one that starts from another's model, or measures it, waits for that. A training that fails
-    is recorded with its reason, and tried again by the next call; the others go on. StoppedError where this process is
-    asked to stop: the trainings save, and the next call goes on with them.
+    The trainings of all studies share `jobs`, in the order of the studies and of their plans, except that models which
+    others start from come first; a training that starts from another's model, or measures it, waits for it. A training
+    that fails is recorded with its reason and tried again by the next call; the others go on. StoppedError where this
+    process is asked to stop: the trainings save, and the next call resumes them.
 
     Args:
-        jobs: trainings side by side; fewer, once the device has no memory for so many. Beside several, others that are
-            trained are measured, up to half as many: that leaves a device idle most of the time.
-        only: parts of the keys of the trainings to do, with commas between; the rest is left alone. A part with a
-            slash is one of `study/key`.
+        jobs: trainings side by side; fewer once the device runs out of memory. Measuring leaves a device mostly idle,
+            so up to half as many finished trainings are measured in addition.
+        only: parts of the keys of the trainings to run, separated by commas; the rest is left alone. A part with a
+            slash is matched against `study/key`.
         deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
     """
     reporter = reporter or Silent()
@@ -56,10 +69,10 @@ def run_studies(
     every = list_tasks(plans, out)
     chosen = choose(every, only)
     for task in chosen:
-        refuse_changed(task.places, task.training)
+        refuse_changed(task.paths, task.training)
     left = list_left(chosen, every)
     with ExitStack() as stack:
-        for root in dict.fromkeys(task.places.root for task in (*chosen, *left)):
+        for root in dict.fromkeys(task.paths.root for task in (*chosen, *left)):
             root.mkdir(parents=True, exist_ok=True)
             stack.enter_context(RunLock(root, reporter.note))
         stop = stack.enter_context(StopRequest())
@@ -67,18 +80,18 @@ def run_studies(
         def time_is_up() -> bool:
             return stop.requested or (deadline is not None and time.monotonic() > deadline)
 
-        count = len({task.folder for task in (*chosen, *left)})
-        Pool(left, count, jobs, reporter).run(time_is_up)
+        total = len({task.folder for task in (*chosen, *left)})
+        Pool(left, total, jobs, reporter).run(time_is_up)
         if stop.requested:
-            undone = sum(not is_finished(task.places, task.training) for task in left)
-            raise StoppedError(f"stopped as asked with {undone} trainings left; the same command goes on with them")
+            undone = sum(not is_finished(task.paths, task.training) for task in left)
+            raise StoppedError(f"stopped as asked with {undone} trainings left; the same command resumes them")
     return [load_results(study, scale, out) for study, scale in plans]
 
 
 def list_tasks(plans: Sequence[tuple[Study, Scale]], out: Path) -> list[Task]:
     """All trainings, study by study, each in the order of its plan."""
     return [
-        Task(Places(study, scale, out), training)
+        Task(StudyPaths(study, scale, out), training)
         for study, scale in plans
         if study.shows is None
         for training in study.trainings(scale)
@@ -86,69 +99,277 @@ def list_tasks(plans: Sequence[tuple[Study, Scale]], out: Path) -> list[Task]:
 
 
 def choose(tasks: Sequence[Task], only: str = "") -> list[Task]:
-    """The trainings whose names have one of the parts of `only` in them; ArgumentError where none has."""
+    """The trainings whose names contain one of the parts of `only`; ArgumentError where none does."""
     parts = [part for part in only.split(",") if part]
     if not only:
         return list(tasks)
 
     def is_meant(task: Task) -> bool:
-        key = task.training.key
-        return any(part in (f"{task.places.study.name}/{key}" if "/" in part else key) for part in parts)
+        return any(part in (task.full_name if "/" in part else task.training.key) for part in parts)
 
     chosen = [task for task in tasks if is_meant(task)]
     if not chosen:
         known = ", ".join(dict.fromkeys(task.training.name for task in tasks))
-        names = ", ".join(dict.fromkeys(task.places.study.name for task in tasks))
+        names = ", ".join(dict.fromkeys(task.paths.study.name for task in tasks))
         raise ArgumentError(f"no training of {names} has {only!r} in its name; there are {known}")
     return chosen
 
 
 def list_left(chosen: Sequence[Task], every: Sequence[Task]) -> list[Task]:
-    """Those without a result, done here or saved here, and before them the models of `every` that they start from and
-    that are not here."""
+    """Those without a result, made here or saved here; before them the missing models of `every` they start from."""
     saved = {
-        places.root: read_saved(places.out, places.study.name, places.scale.name)
-        for places in {task.places.root: task.places for task in chosen}.values()
+        paths.root: read_saved(paths.out, paths.study.name, paths.scale.name)
+        for paths in {task.paths.root: task.paths for task in chosen}.values()
     }
 
     def is_done(task: Task) -> bool:
-        result = saved[task.places.root].get(task.training.key)
+        result = saved[task.paths.root].get(task.training.key)
         known = result is not None and not result.failed and result.config == hash_config(task.training.config)
-        return known or is_finished(task.places, task.training)
+        return known or is_finished(task.paths, task.training)
 
     left = [task for task in chosen if not is_done(task)]
-    starts = {start_folder(task.training.config, task.places.out, task.places.scale) for task in left}
+    starts = {start_folder(task.training.config, task.paths.out, task.paths.scale) for task in left}
     undone = {task.folder for task in left}
     missing = [
-        task for task in every if task.folder in starts - undone and not is_created(task.places.run(task.training))
+        task for task in every if task.folder in starts - undone and not is_created(task.paths.run(task.training))
     ]
     return sorted([*missing, *left], key=lambda task: task.folder not in starts)
 
 
-def refuse_changed(places: Places, training: Training) -> None:
+def refuse_changed(paths: StudyPaths, training: Training) -> None:
     """CheckpointError where the folder holds this training with other settings than it has now."""
-    path, wanted = places.run(training) / "config.toml", portable(training.config)
+    path, wanted = paths.run(training) / "config.toml", portable(training.config)
     if path.exists():
         found = portable(load_config(path))
         keys = changed_keys(found, wanted)
         changes = ", ".join(f"{key} = {value_of(found, key)!r}, now {value_of(wanted, key)!r}" for key in keys)
     else:
-        result = read_result(places.folder(training))
+        result = read_result(paths.folder(training))
         same = result is None or result.failed or result.config == hash_config(training.config)
         changes = "" if same else "other settings than it has now"
     if changes:
         raise CheckpointError(
-            f"{places.folder(training)} was made with {changes}; name another --out, or remove that folder"
+            f"{paths.folder(training)} was made with {changes}; name another --out, or remove that folder"
         )
 
 
 def load_results(study: Study, scale: Scale, out: Path) -> Results:
-    """Everything that is known in `out` of a study at a scale: of trainings done there, else of results saved there."""
+    """All results of a study at a scale in `out`: of trainings done there, else saved there."""
     source = study.source
-    places, trainings = Places(source, scale, out), source.trainings(scale)
+    paths, trainings = StudyPaths(source, scale, out), source.trainings(scale)
     saved = read_saved(out, source.name, scale.name)
-    found = [read_result(places.folder(training)) or saved.get(training.key) for training in trainings]
+    found = [read_result(paths.folder(training)) or saved.get(training.key) for training in trainings]
     known = [(result, training) for result, training in zip(found, trainings, strict=True) if result is not None]
     changed = [training.name for result, training in known if result.config != hash_config(training.config)]
     entries = [result for result, _ in known]
     return Results(study.name, scale.name, len(trainings), entries, list(dict.fromkeys(changed)))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training of a study that is to be run."""
+
+    paths: StudyPaths
+    training: Training
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.paths.study.name}/{self.training.key}"
+
+    @property
+    def folder(self) -> Path:
+        return self.paths.folder(self.training)
+
+    @property
+    def data(self) -> Path:
+        return self.paths.data(self.training)
+
+    @property
+    def steps(self) -> int:
+        return self.training.config.training.steps
+
+    def waits_for(self, other: Task) -> bool:
+        """Whether `other`, which has not ended, must come first: it trains what this one measures or starts from."""
+        if self.paths.study.reads and other.folder == self.paths.owner(self.training):
+            return True
+        start = start_folder(self.training.config, self.paths.out, self.paths.scale)
+        return other.folder == start and not is_trained(other.paths, other.training)
+
+    def arguments(self) -> list[str]:
+        """The arguments of the command that runs it."""
+        study, scale, data = self.paths.study, self.paths.scale, self.paths.scale.data
+        folder = [] if data is None else ["--data", str(data)]
+        return [study.name, "--scale", scale.name, *folder, "--out", str(self.paths.out), "--one", self.training.key]
+
+
+@dataclass
+class Job:
+    """A task in a process of its own."""
+
+    task: Task
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+    alone: bool
+    """Whether nothing has ever run next to it."""
+    started: float = field(default_factory=time.monotonic)
+
+    def last_line(self) -> str:
+        """The last line it printed, which is the reason where it failed."""
+        with self.log.open("rb") as file:
+            file.seek(self.log_start)
+            lines = [line for line in file.read().decode("utf-8", "replace").split("\n") if line.strip()]
+        return lines[-1].strip().removeprefix("rectiformer: ") if lines else ""
+
+
+@dataclass
+class Shortage:
+    """A time at which the device had too little memory for all trainings that had started before it."""
+
+    began: float
+    jobs: int
+    """How many were allowed side by side until then."""
+    count: int = 0
+    latest: float = -math.inf
+    """When the last of `count` trainings ran out."""
+
+
+class Pool:
+    """The processes of one study or several."""
+
+    def __init__(self, waiting: Sequence[Task], total: int, jobs: int, reporter: Reporter) -> None:
+        self.jobs, self.reporter = jobs, reporter
+        self.waiting, self.running = list(waiting), list[Job]()
+        self.tasks = tuple(waiting)
+        self.several = len({task.paths.study.name for task in waiting}) > 1
+        self.total, self.ended = total, total - len(waiting)
+        self.shortage = Shortage(0.0, jobs)
+
+    def name(self, task: Task) -> str:
+        """What a task is called, with its study where there are several."""
+        return task.full_name if self.several else task.training.key
+
+    def can_start(self) -> bool:
+        """Whether one more may start."""
+        settled = time.monotonic() > self.shortage.latest + SETTLE
+        free = self.in_training() < self.jobs and len(self.running) < self.jobs + self.jobs // 2
+        return settled and free and not any(job.task.paths.study.alone for job in self.running)
+
+    def in_training(self) -> int:
+        """How many run that are not yet trained; the others are being measured."""
+        return sum(not is_trained(job.task.paths, job.task.training) for job in self.running)
+
+    def next_ready(self) -> Task | None:
+        """The first task that may start now.
+
+        The first one to read some text prepares it, and the others wait for that; a task that needs another's model
+        waits for it; one that must run alone waits for all that can go on.
+        """
+        running = [job.task for job in self.running]
+        preparing = {task.data for task in running}
+        for task in self.waiting:
+            if task.paths.study.alone and running:
+                continue
+            others = (other for other in (*running, *self.waiting) if other is not task)
+            if (task.data.exists() or task.data not in preparing) and not any(map(task.waits_for, others)):
+                return task
+        return None
+
+    def run(self, time_is_up: Callable[[], bool]) -> None:
+        """Until nothing is left, or time is up and everything has stopped."""
+        asked = False
+        self.reporter.begin(0, max(1, sum(task.steps for task in self.tasks)))
+        try:
+            while self.running or (self.waiting and not asked):
+                if not asked and time_is_up():
+                    asked = True
+                    self.ask_to_stop()
+                while not asked and self.can_start() and (task := self.next_ready()) is not None:
+                    self.waiting.remove(task)
+                    self.start(task)
+                time.sleep(POLL)
+                for job in [job for job in self.running if job.process.poll() is not None]:
+                    self.running.remove(job)
+                    self.collect(job)
+                self.reporter.advance(sum(map(self.progress, self.tasks)))
+        finally:
+            self.ask_to_stop()
+            for job in self.running:
+                self.collect(job)
+            self.reporter.end()
+
+    def ask_to_stop(self) -> None:
+        for job in self.running:
+            job.process.terminate()
+
+    def start(self, task: Task) -> None:
+        """Begin or resume a training."""
+        log = task.folder / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*COMMAND, *task.arguments()],
+                stdin=subprocess.PIPE,  # its end tells a training that this process was killed
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which then asks each training once
+                # One thread each: results do not depend on how many run side by side.
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+            for other in self.running:
+                other.alone = False
+            self.running.append(Job(task, process, log, file.tell(), alone=not self.running))
+
+    def collect(self, job: Job) -> None:
+        """Report how a training has ended, and record it where it failed."""
+        code, task = job.process.wait(), job.task
+        assert job.process.stdin is not None
+        job.process.stdin.close()
+        if code == 0 and is_finished(task.paths, task.training):
+            self.ended += 1
+            result = read_result(task.folder)
+            assert result is not None
+            took = f"{time.monotonic() - job.started:.0f} s"
+            self.reporter.note(f"{self.name(task)}: {headline(result)}{took} ({self.ended} of {self.total})")
+        elif code in ASKED_TO_STOP:
+            self.reporter.note(f"{self.name(task)}: stopped; the same command resumes it")
+        elif code == DeviceMemoryError.exit_code and not job.alone:
+            self.put_back(job)
+        else:
+            self.fail(task, f"killed by signal {-code}" if code < 0 else job.last_line() or f"exit code {code}")
+
+    def put_back(self, job: Job) -> None:
+        """Let a training that ran out of memory wait, and run fewer side by side from now on.
+
+        Of those that ran out together, half come back together. It waits even if the others have ended since: they may
+        have held what it lacked.
+        """
+        if job.started > self.shortage.began:
+            self.shortage = Shortage(time.monotonic(), self.jobs)
+        self.shortage.latest = time.monotonic()
+        self.shortage.count += 1
+        self.jobs = max(1, min(self.shortage.jobs - 1, self.in_training() + self.shortage.count // 2))
+        self.waiting.insert(0, job.task)
+        rest = "the rest run one at a time" if self.jobs == 1 else f"{self.jobs} run side by side"
+        name = self.name(job.task)
+        self.reporter.note(f"{name}: no device memory left next to the others; it waits, and {rest}")
+
+    def fail(self, task: Task, reason: str) -> None:
+        self.ended += 1
+        reason = " ".join(reason.split())
+        task.folder.mkdir(parents=True, exist_ok=True)
+        replace(describe(task.paths, task.training), failed=reason).write(task.folder)
+        self.reporter.note(f"{self.name(task)}: failed: {reason} ({self.ended} of {self.total})")
+
+    def progress(self, task: Task) -> int:
+        """Updates of a training so far, as its log says; all of them once it has ended."""
+        if not any(job.task is task for job in self.running):
+            return 0 if any(other is task for other in self.waiting) else task.steps
+        records = read_metrics(task.paths.run(task.training) / "metrics.jsonl")
+        return max((int(record["step"]) for record in records if "step" in record), default=0)
+
+
+def headline(result: Result) -> str:
+    """The measure one looks for first, for a line about it."""
+    found = (f"{shown} {result.measures[name]:.2f}, " for name, shown in HEADLINES.items() if name in result.measures)
+    return next(found, "")

@@ -1,4 +1,4 @@
-"""One training of a study, from its configuration to its result on disk; begun, resumed or only measured."""
+"""One training of a study, from its configuration to its result on disk: begun, resumed or only measured."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from rectiformer.translate.translator import find_device
 
 SMALL_FILE = 2**16
 FULL = ("out of memory", "ALLOC_FAILED")
-"""What CUDA, Triton and cuBLAS say of a full device in errors that are not torch's OutOfMemoryError."""
+"""What CUDA, Triton and cuBLAS say of a full device in errors other than torch's OutOfMemoryError."""
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where everything of a study at a scale lies under one folder."""
+class StudyPaths:
+    """The folders of a study at a scale, all under `out`."""
 
     study: Study
     scale: Scale
@@ -53,11 +53,11 @@ class Places:
         return self.out / self.study.name / self.scale.name
 
     def folder(self, training: Training) -> Path:
-        """That of one training: its result and, unless another study trains it, the run."""
+        """The folder of a training: its result and, unless another study trains it, its run."""
         return self.root / training.key
 
     def owner(self, training: Training) -> Path:
-        """The folder of the study that trains it."""
+        """The folder of the training in the study that trains it."""
         return self.out / (self.study.reads or self.study.name) / self.scale.name / training.key
 
     def run(self, training: Training) -> Path:
@@ -69,46 +69,46 @@ class Places:
         return self.out / "data" / f"{hash_text(training.config)}{form}"
 
 
-def run_single(places: Places, key: str, reporter: Reporter) -> Result:
-    """Prepare, train what is left, measure, write the result, keep the best weights and nothing else."""
-    training = find_training(places, key)
-    folder = places.folder(training)
+def run_single(paths: StudyPaths, key: str, reporter: Reporter) -> Result:
+    """Prepare the text, train or resume, measure, save the result, and keep only the best weights."""
+    training = find_training(paths, key)
+    folder = paths.folder(training)
     folder.mkdir(parents=True, exist_ok=True)
-    prepare_text(places, training, reporter)
-    with needing_memory(f"{key} cannot be trained"):
-        cost = train_rest(places, training, reporter)
-    data = places.data(training)
-    trained = Trained(training, places.scale, places.run(training), data, cost["peak_bytes"])
-    with needing_memory(f"{key} cannot be measured"):
-        measures = places.study.measure(trained)
+    prepare_text(paths, training, reporter)
+    with naming_full_device(f"{key} cannot be trained"):
+        cost = train_rest(paths, training, reporter)
+    data = paths.data(training)
+    trained = Trained(training, paths.scale, paths.run(training), data, cost["peak_bytes"])
+    with naming_full_device(f"{key} cannot be measured"):
+        measures = paths.study.measure(trained)
     result = dataclasses.replace(
-        describe(places, training),
+        describe(paths, training),
         data=Prepared.open(data, verify=False).hash,
         seconds=cost["seconds"],
         signature=measures.pop(SIGNATURE, ""),
         measures=measures,
     )
     result.write(folder)
-    if not places.study.reads:
-        keep_best_weights(places.run(training))
+    if not paths.study.reads:
+        keep_best_weights(paths.run(training))
     return result
 
 
 @contextmanager
-def needing_memory(failure: str) -> Iterator[None]:
-    """DeviceMemoryError, in one line that begins with `failure`, where the device has too little memory for this."""
+def naming_full_device(failure: str) -> Iterator[None]:
+    """DeviceMemoryError, in one line that begins with `failure`, where the device runs out of memory."""
     try:
         yield
     except RuntimeError as error:
-        if not is_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise DeviceMemoryError(
             f"{failure}: the device has no memory left; lower --jobs, so that fewer trainings share it"
         ) from error
 
 
-def is_of_memory(error: BaseException | None) -> bool:
-    """Whether a full device is behind it: a graph whose capture ran out of memory ends in an error of its own."""
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a full device is the cause: a graph whose capture ran out of memory ends in an error of its own."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in FULL):
             return True
@@ -116,62 +116,62 @@ def is_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def prepare_text(places: Places, training: Training, reporter: Reporter) -> None:
-    """Prepare the text of a training, unless that is done."""
-    data = places.data(training)
+def prepare_text(paths: StudyPaths, training: Training, reporter: Reporter) -> None:
+    """Prepare the text of a training, unless it is there."""
+    data = paths.data(training)
     if data.exists():
         return
     data.parent.mkdir(parents=True, exist_ok=True)
-    located = locate_start(training.config, places.out, places.scale)
+    located = locate_start(training.config, paths.out, paths.scale)
     with StopRequest() as stop, in_form(located, training.form) as config:
         prepare(config, data, partial(tell_unless_asked, reporter, stop))
 
 
-def find_training(places: Places, key: str) -> Training:
+def find_training(paths: StudyPaths, key: str) -> Training:
     """The training of this key; ArgumentError where the study has none."""
-    known = {training.key: training for training in places.study.trainings(places.scale)}
+    known = {training.key: training for training in paths.study.trainings(paths.scale)}
     if key not in known:
-        raise ArgumentError(unknown_name(f"training of {places.study.name}", key, known))
+        raise ArgumentError(unknown_name(f"training of {paths.study.name}", key, known))
     return known[key]
 
 
-def is_trained(places: Places, training: Training) -> bool:
-    """Whether it is trained to the end, be it measured or not."""
-    return cost_path(places, training).exists()
+def is_trained(paths: StudyPaths, training: Training) -> bool:
+    """Whether it is trained to the end, measured or not."""
+    return cost_path(paths, training).exists()
 
 
-def cost_path(places: Places, training: Training) -> Path:
-    """What the training has cost, written when it has ended."""
-    return places.owner(training) / "cost.json"
+def cost_path(paths: StudyPaths, training: Training) -> Path:
+    """Time and memory of the training, saved when it ends."""
+    return paths.owner(training) / "cost.json"
 
 
-def train_rest(places: Places, training: Training, reporter: Reporter) -> dict[str, Any]:
-    """Train to the end, unless that is done; what it cost the process that ended it."""
-    path = cost_path(places, training)
-    if is_trained(places, training):
+def train_rest(paths: StudyPaths, training: Training, reporter: Reporter) -> dict[str, Any]:
+    """Train to the end, unless that is done; time and memory of the process that ended it."""
+    path = cost_path(paths, training)
+    if is_trained(paths, training):
         return parse_object(path, read_regular(path, SMALL_FILE))
     start = time.monotonic()
-    config = locate_start(training.config, places.out, places.scale)
-    train(config, places.run(training), resume=True, data=places.data(training), reporter=reporter)
+    config = locate_start(training.config, paths.out, paths.scale)
+    train(config, paths.run(training), resume=True, data=paths.data(training), reporter=reporter)
     cost = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": peak_bytes(training.config.training.device)}
     replace_file(path, json.dumps(cost).encode())
-    gc.collect()  # the graphs of training hold memory that measuring, and trainings side by side, can use
+    gc.collect()  # graphs of training hold memory that measuring and other trainings can use
     torch.cuda.empty_cache()
     return cost
 
 
 def peak_bytes(device: str) -> int:
-    """Most memory this process has used: of the GPU, or where it trained on none of the machine."""
+    """Peak memory of this process: on the GPU, or in RAM where it trained on a CPU."""
     if find_device(device).type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def describe(places: Places, training: Training) -> Result:
-    """A result without numbers: what was to be trained, and by what on which machine."""
+def describe(paths: StudyPaths, training: Training) -> Result:
+    """A result without measures: what is trained, by which code, on which machine."""
     return Result(
-        study=places.study.name,
-        scale=places.scale.name,
+        study=paths.study.name,
+        scale=paths.scale.name,
         key=training.key,
         name=training.name,
         seed=training.seed,
@@ -185,7 +185,7 @@ def describe(places: Places, training: Training) -> Result:
 
 
 def commit() -> str:
-    """The commit of this code; where there is no git, RECTIFORMER_COMMIT says it."""
+    """The commit of this code, from RECTIFORMER_COMMIT or git."""
     if said := os.environ.get("RECTIFORMER_COMMIT"):
         return said
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
@@ -196,7 +196,7 @@ def commit() -> str:
 
 
 def device_name(device: str) -> str:
-    """The GPU, or the kind of CPU."""
+    """The model of the GPU or CPU."""
     if find_device(device).type == "cuda":
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
@@ -206,7 +206,7 @@ def device_name(device: str) -> str:
 
 
 def keep_best_weights(run: Path) -> None:
-    """Of a finished run, keep the weights to translate with: a study of a hundred models fits a disk that way."""
+    """Remove all but the weights to translate with, so that a study of a hundred models fits a disk."""
     best = best_checkpoint(run)
     assert best is not None
     name = next(name for name in WEIGHTS if best.holds(name))
@@ -217,5 +217,5 @@ def keep_best_weights(run: Path) -> None:
     save_checkpoint(run, best.step, tensors, state, best.manifest["identity"], best=True)
 
 
-def is_finished(places: Places, training: Training) -> bool:
-    return (places.folder(training) / RESULT).exists()
+def is_finished(paths: StudyPaths, training: Training) -> bool:
+    return (paths.folder(training) / RESULT).exists()

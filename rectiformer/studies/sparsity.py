@@ -10,8 +10,18 @@ from rectiformer.studies.document_length import DOCUMENT_LENGTH
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import SHAPES, SITES
 from rectiformer.studies.plan import Study
-from rectiformer.studies.results import Result, Results, estimate
-from rectiformer.studies.tables import CLAIM, Claim, Table, claims_table, describe_all, signed, verdict
+from rectiformer.studies.results import (
+    CLAIM,
+    Claim,
+    Result,
+    Results,
+    Table,
+    claims_table,
+    describe_all,
+    estimate,
+    signed,
+    verdict,
+)
 from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, corpora_of, rows_of, variant_of
 
 SITE_MEASURES = {

@@ -1,4 +1,4 @@
-"""Trainings side by side that need more memory than the device has go on with fewer, and nothing fails by that."""
+"""Trainings that need more memory than the device has run fewer side by side, and none fails for it."""
 
 import json
 from dataclasses import replace
@@ -10,19 +10,19 @@ from studying import lay_out, play_trainings, run_study
 from rectiformer.errors import DeviceMemoryError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, seeded
-from rectiformer.studies.single import Places, run_single
+from rectiformer.studies.single import StudyPaths, run_single
 from rectiformer.train.reporting import Silent
 
 SEARCH, SMOKE = STUDIES["reluformer-search"], Scale("smoke")
 THREE = replace(SEARCH, trainings=lambda scale: seeded("rela-g", (1, 2, 3), SEARCH.trainings(scale)[0].config))
-NO_ROOM = "the device has no memory left"
+NO_MEMORY = "the device has no memory left"
 # Plays a training on a full device: it runs out of memory as often as `refused` has letters, then it has its result.
 PLAYED = f"""
 refused = (folder / "refused").read_text()
 if refused:
     (folder / "refused").write_text(refused[1:])
     tell("ends")
-    print("rectiformer: {NO_ROOM}")
+    print("rectiformer: {NO_MEMORY}")
     sys.exit({DeviceMemoryError.exit_code})
 while not (out / "told").exists():
     time.sleep(0.02)
@@ -39,16 +39,16 @@ def play(tmp_path, monkeypatch):
 
     def call(*refused, jobs, only=""):
         for training, times in zip(THREE.trainings(SMOKE), refused, strict=True):
-            lay_out(Places(THREE, SMOKE, tmp_path), training, refused="x" * times)
+            lay_out(StudyPaths(THREE, SMOKE, tmp_path), training, refused="x" * times)
         results = run_study(THREE, SMOKE, tmp_path, jobs=jobs, only=only, reporter=reporter)
         return results, reporter.said, (tmp_path / "journal").read_text().split("\n")[:-1]
 
     return call
 
 
-def test_a_training_without_memory_beside_others_goes_on_beside_fewer(play):
+def test_a_training_that_runs_out_of_memory_next_to_others_resumes_next_to_fewer(play):
     results, said, journal = play(1, 0, 0, jobs=3)
-    assert said[0] == "rela-g-seed1: no memory left on the device beside the others; it waits, and 2 go on side by side"
+    assert said[0] == "rela-g-seed1: no device memory left next to the others; it waits, and 2 run side by side"
     assert said[-1].endswith("(3 of 3)")
     assert len(said) == 4
     assert [entry.failed for entry in results.entries] == ["", "", ""]
@@ -61,17 +61,17 @@ def test_a_training_without_memory_beside_others_goes_on_beside_fewer(play):
 def test_trainings_that_run_out_of_memory_together_are_tried_alone_once(play):
     """One of them has too little alone as well, which is its failure."""
     results, said, journal = play(9, 1, 1, jobs=3)
-    assert [entry.failed for entry in results.entries] == [NO_ROOM, "", ""]
+    assert [entry.failed for entry in results.entries] == [NO_MEMORY, "", ""]
     assert ["it waits" in text for text in said] == [True, True, True, False, False, False]
-    assert said[2].endswith("beside the others; it waits, and the rest go on one at a time")
+    assert said[2].endswith("next to the others; it waits, and the rest run one at a time")
     assert [line.split()[0] for line in journal[6:]] == ["begins", "ends"] * 3
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_training_without_memory_alone_fails(play, jobs):
     results, said, journal = play(9, 0, 0, jobs=jobs, only="seed1")
-    assert [entry.failed for entry in results.entries] == [NO_ROOM]
-    assert said == [f"rela-g-seed1: failed: {NO_ROOM} (1 of 1)"]
+    assert [entry.failed for entry in results.entries] == [NO_MEMORY]
+    assert said == [f"rela-g-seed1: failed: {NO_MEMORY} (1 of 1)"]
     assert journal == ["begins reluformer-search/rela-g-seed1", "ends reluformer-search/rela-g-seed1"]
 
 
@@ -98,11 +98,11 @@ def broken(*given):
 @pytest.fixture
 def unmeasured(tmp_path):
     """A study with a training that is done, as its cost says, and is to be measured."""
-    places = Places(SEARCH, SMOKE, tmp_path)
+    paths = StudyPaths(SEARCH, SMOKE, tmp_path)
     training = SEARCH.trainings(SMOKE)[0]
-    places.data(training).mkdir(parents=True)
-    places.folder(training).mkdir(parents=True)
-    (places.folder(training) / "cost.json").write_text(json.dumps({"seconds": 1.0, "peak_bytes": 1}))
+    paths.data(training).mkdir(parents=True)
+    paths.folder(training).mkdir(parents=True)
+    (paths.folder(training) / "cost.json").write_text(json.dumps({"seconds": 1.0, "peak_bytes": 1}))
     return tmp_path
 
 
@@ -132,4 +132,4 @@ def test_too_little_memory_to_train_is_one_line_with_the_same_exit_code(tmp_path
 
 def test_other_errors_of_measuring_are_left_as_they_are(unmeasured):
     with pytest.raises(RuntimeError, match="sizes of tensors do not match"):
-        run_single(Places(replace(SEARCH, measure=broken), SMOKE, unmeasured), "rela-g-seed1", Silent())
+        run_single(StudyPaths(replace(SEARCH, measure=broken), SMOKE, unmeasured), "rela-g-seed1", Silent())

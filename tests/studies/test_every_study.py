@@ -19,7 +19,7 @@ from rectiformer.studies.measures import translate_pairs
 from rectiformer.studies.plan import Scale, hash_config, locate_start
 from rectiformer.studies.report import write_report
 from rectiformer.studies.running import load_results
-from rectiformer.studies.single import Places, run_single
+from rectiformer.studies.single import StudyPaths, run_single
 from rectiformer.studies.sparsity import pairing_table
 from rectiformer.studies.translation_quality import PANELS, PENALTIES
 from rectiformer.text.prepared import Prepared
@@ -41,7 +41,7 @@ def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("studies")
     for study in TRAINED:
         for training in study.trainings(SMOKE):
-            run_single(Places(study, SMOKE, folder), training.key, Silent())
+            run_single(StudyPaths(study, SMOKE, folder), training.key, Silent())
     return folder
 
 
@@ -107,7 +107,7 @@ def test_the_length_penalty_is_the_best_on_validation_data(out):
     key, study = "grammar-rela-g-seed1", STUDIES["translation-quality"]
     training = next(each for each in study.trainings(SMOKE) if each.key == key)
     measures, translator = measures_of(out, study.name, key), open_run(out, study.name, key)
-    valid = Prepared.open(Places(study, SMOKE, out).data(training)).valid_text
+    valid = Prepared.open(StudyPaths(study, SMOKE, out).data(training)).valid_text
 
     def bleu(pairs, penalty):
         return translate_pairs(translator, pairs, penalty).scores["bleu"].value

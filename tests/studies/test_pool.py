@@ -10,7 +10,7 @@ from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, seeded
 from rectiformer.studies.results import Results, save_results
 from rectiformer.studies.running import run_studies
-from rectiformer.studies.single import Places, describe
+from rectiformer.studies.single import StudyPaths, describe
 
 SMOKE, SEARCH = Scale("smoke"), STUDIES["reluformer-search"]
 CONFIG = SEARCH.trainings(SMOKE)[0].config
@@ -45,7 +45,7 @@ def play(tmp_path, monkeypatch):
     def call(*studies, jobs, only=""):
         for each in studies:
             for training in each.trainings(SMOKE):
-                lay_out(Places(each, SMOKE, tmp_path), training, cost=json.dumps({"seconds": 1, "peak_bytes": 1}))
+                lay_out(StudyPaths(each, SMOKE, tmp_path), training, cost=json.dumps({"seconds": 1, "peak_bytes": 1}))
         plans = [(each, SMOKE) for each in studies]
         found = run_studies(plans, tmp_path, jobs=jobs, only=only, reporter=reporter)
         if not only:
@@ -55,20 +55,16 @@ def play(tmp_path, monkeypatch):
     return call
 
 
-def place(journal, event):
-    return journal.index(event)
-
-
 def test_studies_run_side_by_side_and_say_whose_a_training_is(play):
     said, journal = play(study("first", ["a"]), study("second", ["b"]), jobs=2)
-    assert place(journal, "begins second/b-seed1") < place(journal, "ends first/a-seed1")
+    assert journal.index("begins second/b-seed1") < journal.index("ends first/a-seed1")
     assert {line.split(":")[0] for line in said} == {"first/a-seed1", "second/b-seed1"}
 
 
 def test_what_starts_from_a_model_waits_until_that_is_trained_and_not_longer(play):
     _, journal = play(study("second", ["b"], start="first/a-seed1"), study("first", ["a"]), jobs=2)
-    trained, begun = place(journal, "is trained first/a-seed1"), place(journal, "begins second/b-seed1")
-    assert trained < begun < place(journal, "ends first/a-seed1") + 2
+    trained, begun = journal.index("is trained first/a-seed1"), journal.index("begins second/b-seed1")
+    assert trained < begun < journal.index("ends first/a-seed1") + 2
 
 
 def test_a_model_that_others_start_from_is_trained_first(play):
@@ -79,15 +75,15 @@ def test_a_model_that_others_start_from_is_trained_first(play):
 
 def test_what_measures_a_model_waits_until_nobody_else_does(play):
     _, journal = play(study("second", ["a"], reads="first"), study("first", ["a"]), jobs=2)
-    assert place(journal, "ends first/a-seed1") < place(journal, "begins second/a-seed1")
+    assert journal.index("ends first/a-seed1") < journal.index("begins second/a-seed1")
 
 
 def test_who_measures_time_runs_alone(play):
     _, journal = play(study("first", ["c"]), study("timed", ["a", "b"], alone=True), study("last", ["d", "e"]), jobs=3)
     for key in ("timed/a-seed1", "timed/b-seed1"):
-        begun = place(journal, f"begins {key}")
+        begun = journal.index(f"begins {key}")
         assert journal[begun + 1 : begun + 3] == [f"is trained {key}", f"ends {key}"]
-    assert place(journal, "ends last/e-seed1") < place(journal, "begins timed/a-seed1")
+    assert journal.index("ends last/e-seed1") < journal.index("begins timed/a-seed1")
 
 
 def test_what_nobody_trains_is_not_waited_for(play):
@@ -98,8 +94,8 @@ def test_what_nobody_trains_is_not_waited_for(play):
 def save(tmp_path, *studies, **changes):
     """Write down results, as a report does, of trainings that were done elsewhere."""
     for each in studies:
-        places = Places(each, SMOKE, tmp_path)
-        entries = [replace(describe(places, training), **changes) for training in each.trainings(SMOKE)]
+        paths = StudyPaths(each, SMOKE, tmp_path)
+        entries = [replace(describe(paths, training), **changes) for training in each.trainings(SMOKE)]
         save_results(Results(each.name, "smoke", len(entries), entries), tmp_path)
 
 
@@ -123,5 +119,5 @@ def test_a_model_to_start_from_is_trained_though_its_result_is_known_and_nobody_
     first, second = study("first", ["a"]), study("second", ["b"], start="first/a-seed1")
     save(tmp_path, first)
     said, journal = play(first, second, jobs=2, only="second/")
-    assert place(journal, "is trained first/a-seed1") < place(journal, "begins second/b-seed1")
+    assert journal.index("is trained first/a-seed1") < journal.index("begins second/b-seed1")
     assert said[-1].endswith("(2 of 2)")

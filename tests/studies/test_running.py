@@ -20,7 +20,7 @@ from rectiformer.studies.plan import Scale
 from rectiformer.studies.report import write_report
 from rectiformer.studies.results import read_result
 from rectiformer.studies.running import load_results
-from rectiformer.studies.single import Places, run_single
+from rectiformer.studies.single import StudyPaths, run_single
 from rectiformer.train.reporting import Silent
 from rectiformer.translate.translator import Translator
 
@@ -62,9 +62,9 @@ def straight(tmp_path_factory):
     """A folder with two trainings that nothing interrupted, in this process, and their results."""
     torch.set_num_threads(1)  # as the processes have, or sums are rounded otherwise
     out = tmp_path_factory.mktemp("straight")
-    places = Places(SEARCH, SMOKE, out)
+    paths = StudyPaths(SEARCH, SMOKE, out)
     for key in KEYS:
-        run_single(places, key, Silent())
+        run_single(paths, key, Silent())
     return out, load_results(SEARCH, SMOKE, out)
 
 

@@ -6,17 +6,20 @@ import pytest
 
 from rectiformer.errors import CheckpointError, DataError
 from rectiformer.studies.results import (
+    Claim,
     Estimate,
     Result,
     Results,
+    Table,
+    claims_table,
     difference,
     estimate,
     read_result,
     read_saved,
     save_results,
     t_quantile,
+    verdict,
 )
-from rectiformer.studies.tables import Claim, Table, claims_table, verdict
 
 
 @pytest.mark.parametrize(

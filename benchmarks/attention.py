@@ -27,7 +27,7 @@ from closeness import assert_no_worse, grid, peak_allocation
 from points import describe_machine
 
 from rectiformer import VARIANTS, attention
-from rectiformer.ops.dispatch import check_call, choose
+from rectiformer.ops.attention import check_call, choose
 from rectiformer.ops.reference import reference_attention
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

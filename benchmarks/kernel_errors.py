@@ -16,9 +16,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from closeness import assert_no_worse
 
+from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import follow
-from rectiformer.ops.dispatch import check_call
-from rectiformer.ops.reference import AttentionCall, reference_attention
+from rectiformer.ops.call import AttentionCall
+from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.variants import VARIANTS
 
 NAMES = ("out", "d_q", "d_k", "d_v")

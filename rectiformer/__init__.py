@@ -24,12 +24,9 @@ from rectiformer.model.memory import MEMORIES, KeyValueMemory
 from rectiformer.model.multihead import MultiheadAttention
 from rectiformer.model.projection import LearnedOption
 from rectiformer.ops.cached import decode_attention
-from rectiformer.ops.dispatch import attention
-from rectiformer.ops.explain import Explanation, explain
-from rectiformer.ops.packed import attention_varlen
-from rectiformer.ops.parallel import context_parallel_attention
-from rectiformer.ops.ranks import shard_sequence, unshard_sequence
+from rectiformer.ops.distributed import context_parallel_attention, shard_sequence, unshard_sequence
 from rectiformer.ops.variants import VARIANTS
+from rectiformer.ops.varlen import attention_varlen
 from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights
 
 if typing.TYPE_CHECKING:

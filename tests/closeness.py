@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rectiformer.ops.dispatch import check_call, run
+from rectiformer.ops.attention import check_call, run
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.variants import VARIANTS
 

@@ -99,7 +99,7 @@ def attend(how, variant, sizes, dtype="bfloat16", heads=(4, 4), **arguments):
     """Forward and backward pass of one call; nobody computes, so the numbers are of no use."""
     import torch
 
-    from rectiformer.ops.dispatch import check_call
+    from rectiformer.ops.attention import check_call
 
     M, N, D = sizes
     shapes = (heads[0], M), (heads[1], N), (heads[1], N)
@@ -150,10 +150,9 @@ def launch_decode():
     """One query and several, few keys and many, one key head for each query head and one for two."""
     import torch
 
+    from rectiformer.ops.call import AttentionCall, Visibility
     from rectiformer.ops.decode import fused_decoding
-    from rectiformer.ops.reference import AttentionCall
     from rectiformer.ops.variants import VARIANTS
-    from rectiformer.ops.visibility import Visibility
 
     for variant, (heads, key_heads, queries, room) in product(
         ("rela", "softmax"), ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000))

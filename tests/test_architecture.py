@@ -33,20 +33,20 @@ LAYERS = [
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts.split()}
 INSIDE_OPS = [
-    "shapes simplex dropout visibility kernels",
+    "shapes simplex dropout kernels",
     "activations",
-    "variant",
     "variants",
+    "call",
     "reference",
-    "packing second launching ranks",
+    "autograd launching",
     "simplex_rows",
-    "blocked products row_blocks sdpa tilings",
-    "operators long_launch",
+    "cpu plain tilings",
+    "long_launch",
     "fused_norm",
     "short long add_norm",
     "fused decode long_rows",
-    "dispatch cache_rows",
-    "weights packed cached explain row_statistics parallel",
+    "attention cache_rows",
+    "weights varlen cached distributed",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
 

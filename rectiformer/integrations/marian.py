@@ -27,8 +27,7 @@ from rectiformer.integrations.folder import (
 )
 from rectiformer.integrations.marian_weights import translate_weights
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.variant import Variant
-from rectiformer.ops.variants import find_variant
+from rectiformer.ops.variants import Variant, find_variant
 from rectiformer.translate.translator import Translator
 
 CLOSE = 1e-3

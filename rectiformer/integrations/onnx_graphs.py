@@ -27,7 +27,7 @@ from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import ContextCache
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.dispatch import attention
+from rectiformer.ops.attention import attention
 
 OPSET = 20
 LARGEST_FILE = 2**31 - 2**24

@@ -23,7 +23,7 @@ from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, R
 from rectiformer.integrations.watch import watch_models
 from rectiformer.model.attention import Observation
 from rectiformer.model.norms import EPSILON
-from rectiformer.ops.dispatch import attention
+from rectiformer.ops.attention import attention
 from rectiformer.ops.variants import find_variant
 
 __all__ = ["NAMES", "OBSERVERS", "STANDARD", "Band", "Reach", "attend", "is_ours", "mask", "register", "verify"]

@@ -14,14 +14,20 @@ from rectiformer.model.cache import Cache, StaticLayer
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm
 from rectiformer.model.projection import LearnedOption, Projections, build_learned, variance_scaling_
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary
+from rectiformer.ops.attention import Window, check_call, run
 from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.call import shown_by
 from rectiformer.ops.decode import OutputNorm
-from rectiformer.ops.dispatch import Window, check_call, run
-from rectiformer.ops.parallel import attention_to_shards, context_parallel_attention
-from rectiformer.ops.row_statistics import RowStatistics, attention_with_rows
+from rectiformer.ops.distributed import attention_to_shards, context_parallel_attention
 from rectiformer.ops.variants import find_variant
-from rectiformer.ops.visibility import shown_by
-from rectiformer.ops.weights import AttentionStats, attention_stats, attention_weights, visible_keys
+from rectiformer.ops.weights import (
+    AttentionStats,
+    RowStatistics,
+    attention_stats,
+    attention_weights,
+    attention_with_rows,
+    visible_keys,
+)
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,7 +13,7 @@ from rectiformer.errors import ArgumentError
 from rectiformer.model.attention import Observation
 from rectiformer.model.norms import build_output_norm
 from rectiformer.model.projection import build_learned
-from rectiformer.ops.dispatch import attention
+from rectiformer.ops.attention import attention
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import attention_weights
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
-from rectiformer.ops.dispatch import transform_obstacle
+from rectiformer.ops.attention import transform_obstacle
 from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
 
 EPSILON = 1e-8

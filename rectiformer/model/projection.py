@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from rectiformer.errors import ConfigError, unknown_name
 from rectiformer.model.cache import Cache
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
-from rectiformer.ops.ranks import AddOverRanks, Ranks, own_lengths
-from rectiformer.ops.variant import Variant
+from rectiformer.ops.distributed import AddOverRanks, Ranks, own_lengths
+from rectiformer.ops.variants import Variant
 
 SHARING = ("head", "layer", "fixed")
 

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.parallel import require_rectified
-from rectiformer.ops.ranks import Ranks
+from rectiformer.ops.distributed import Ranks, require_rectified
 
 
 @contextmanager

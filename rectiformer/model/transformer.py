@@ -18,7 +18,7 @@ from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, buil
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import variance_scaling_
 from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of, with_numbers, without_numbers
-from rectiformer.ops.ranks import Ranks, own_shard
+from rectiformer.ops.distributed import Ranks, own_shard
 
 
 @dataclass(frozen=True)

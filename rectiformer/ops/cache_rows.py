@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops import launching
+from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.decode import LARGEST_HEAD, MOST_QUERIES, TILE, count_splits, queries_a_key_head
-from rectiformer.ops.products import plain_weights
-from rectiformer.ops.reference import AttentionCall
+from rectiformer.ops.plain import plain_weights
 from rectiformer.ops.simplex_rows import kernels_suit, simplex_weights
 
 MOST_POSITIONS = 128

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
+from rectiformer.ops.attention import check_head_options, run, transform_obstacle
 from rectiformer.ops.cache_rows import cache_attention, cache_suits
+from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
 from rectiformer.ops.decode import OutputNorm, decode_obstacle, fused_decoding, norm_heads
-from rectiformer.ops.dispatch import check_head_options, run, transform_obstacle
-from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.shapes import describe, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import find_variant
-from rectiformer.ops.visibility import UNBOUNDED, Visibility
 
 
 def decode_attention(

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
 from rectiformer.ops.launching import block, heads_last, kernel_obstacle, row_scale_parts
-from rectiformer.ops.reference import AttentionCall
 
 LARGEST_HEAD = 256
 MOST_QUERIES = 64

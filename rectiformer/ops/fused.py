@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.long import long_attention, long_obstacle
-from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.short import short_attention, short_obstacle
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from rectiformer.ops.operators import recall, remember
+from rectiformer.ops.autograd import recall, remember
 
 TRITON = find_spec("triton") is not None
 WIDEST = 8192

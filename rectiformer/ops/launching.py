@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from rectiformer.ops.reference import AttentionCall
+from rectiformer.ops.call import AttentionCall
 
 TRITON = find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.activations import RowScale
+from rectiformer.ops.autograd import Describe, recall, remember, second_derivatives
+from rectiformer.ops.call import AttentionCall, Packing, Visibility
 from rectiformer.ops.launching import heads_last, kernel_obstacle, row_scale_parts
 from rectiformer.ops.long_launch import LongCall
-from rectiformer.ops.operators import recall, remember, scale_rows
-from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import AttentionCall
-from rectiformer.ops.second import Describe, second_derivatives
+from rectiformer.ops.reference import scale_rows
 from rectiformer.ops.variants import VARIANTS
-from rectiformer.ops.visibility import Visibility
 
 LARGEST = 256
 """Largest head size."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rectiformer.ops.call import Visibility
 from rectiformer.ops.launching import block, heads_last, interpreting, table
 from rectiformer.ops.tilings import SCALING, Tiling, find_tiling
-from rectiformer.ops.visibility import Visibility
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rectiformer.ops.autograd import recall, remember
+from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.launching import heads_last
 from rectiformer.ops.long import (
     INPUTS,
@@ -22,9 +24,6 @@ from rectiformer.ops.long import (
     with_positive_scale,
 )
 from rectiformer.ops.long_launch import LongCall, scales_inside
-from rectiformer.ops.operators import recall, remember
-from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import AttentionCall
 
 
 def long_rows_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:

@@ -5,51 +5,12 @@ Whatever is faster elsewhere is compared with this file, value and gradients, ov
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 from torch import Tensor
 
-from rectiformer.ops.activations import Rows, Value
+from rectiformer.ops.activations import Rows
+from rectiformer.ops.call import AttentionCall, Visibility
 from rectiformer.ops.dropout import keep_cells
-from rectiformer.ops.variant import Variant
-from rectiformer.ops.visibility import Visibility, shown_by
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """One attention call after its arguments were checked: what every implementation is handed."""
-
-    variant: Variant
-    visibility: Visibility
-    options: dict[str, Value]
-    scale: float
-    attn_bias: Tensor | None = None  # four axes, broadcasts to [B, H, M, N]
-    dropout_p: float = 0.0
-    seed: Tensor | None = None
-    origin: tuple[int, int] = (0, 0)
-    """Row and column of cell (0, 0) in the dropout pattern of a packed batch."""
-
-    @property
-    def seen(self) -> Visibility:
-        """What `visibility` shows, less the keys that the bias hides. Its mask is as large as the bias: ask once."""
-        if self.attn_bias is None:
-            return self.visibility
-        shown, mask = shown_by(self.attn_bias), self.visibility.attn_mask
-        return replace(self.visibility, attn_mask=shown if mask is None else mask & shown)
-
-    @property
-    def counts_cells(self) -> bool:
-        """Whether a row's keys can only be counted one by one: a mask or a bias may hide any of them."""
-        return self.attn_bias is not None or self.visibility.attn_mask is not None
-
-    def rows(self, start: int, stop: int) -> AttentionCall:
-        """The same call for queries `start` to `stop` only."""
-        attn_bias = self.attn_bias
-        if attn_bias is not None and attn_bias.shape[2] > 1:
-            attn_bias = attn_bias[:, :, start:stop]
-        origin = (self.origin[0] + start, self.origin[1])
-        return replace(self, visibility=self.visibility.rows(start, stop), attn_bias=attn_bias, origin=origin)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -124,3 +85,12 @@ def dropout_factor(call: AttentionCall, weights: Tensor) -> Tensor | None:
         all_heads=heads,
     )
     return keep.to(weights.dtype) / (1 - call.dropout_p)
+
+
+def scale_rows(out: Tensor, call: AttentionCall) -> Tensor:
+    """The mixed values times the variant's row scale: it is linear, so it can come last."""
+    if call.variant.row_scale is None:
+        return out
+    count = call.seen.counts(out.device).clamp_min(1)[..., None]
+    count = count.to(torch.promote_types(out.dtype, torch.float32))
+    return out * call.variant.row_scale(Rows(None, count, call.options))

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.activations import RowScale
+from rectiformer.ops.autograd import recall, remember
+from rectiformer.ops.call import AttentionCall, Packing, Visibility
 from rectiformer.ops.launching import block, heads_last, kernel_obstacle, row_scale_parts, table
-from rectiformer.ops.operators import recall, remember
-from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import AttentionCall, reference_attention
+from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.variants import VARIANTS
-from rectiformer.ops.visibility import Visibility
 
 LARGEST = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
 """Most queries or keys, and largest head size: what one program can hold and, in float32, compile in seconds."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops import launching
-from rectiformer.ops.reference import AttentionCall
-from rectiformer.ops.visibility import UNBOUNDED
+from rectiformer.ops.call import UNBOUNDED, AttentionCall
 
 POWERS = {"sparsemax": 1, "entmax15": 2}
 """Variants whose weights are [x - tau]+ to a power."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from rectiformer.config import TrainingConfig
 from rectiformer.errors import ConfigError
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.row_statistics import RowStatistics
 from rectiformer.ops.variants import find_variant
+from rectiformer.ops.weights import RowStatistics
 
 EPSILON = 1e-8
 """Inside the logarithm of the row sum."""

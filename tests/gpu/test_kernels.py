@@ -5,17 +5,17 @@ import torch
 from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
 from rectiformer import RectifiedAttention, attention, attention_varlen
-from rectiformer.ops import cached, products
+from rectiformer.ops import cached, plain
 from rectiformer.ops.add_norm import add_norm
+from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import decode_attention, follow, plain_decoding
+from rectiformer.ops.call import AttentionCall, Visibility
 from rectiformer.ops.decode import OutputNorm
-from rectiformer.ops.dispatch import check_call
 from rectiformer.ops.long_rows import long_rows_obstacle
-from rectiformer.ops.reference import AttentionCall, reference_attention, reference_weights
-from rectiformer.ops.row_statistics import attention_with_rows
+from rectiformer.ops.reference import reference_attention, reference_weights
 from rectiformer.ops.simplex_rows import POWERS
 from rectiformer.ops.variants import VARIANTS
-from rectiformer.ops.visibility import Visibility
+from rectiformer.ops.weights import attention_with_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -294,9 +294,9 @@ def test_compiled_modules_are_as_exact_as_plain_ones(variant, length):
     exact = results(module, torch.float64, module)
     eager = results(module, torch.bfloat16, module)
     ours = results(module, torch.bfloat16, torch.compile(module, fullgraph=True))
-    for index, (fast, plain, true) in enumerate(zip(ours, eager, exact, strict=True)):
+    for index, (fast, eager_part, true) in enumerate(zip(ours, eager, exact, strict=True)):
         # Scores off the grid may change sign by rounding, so norms are compared, not cells.
-        errors = [(found.double() - true).norm().item() for found in (fast, plain)]
+        errors = [(found.double() - true).norm().item() for found in (fast, eager_part)]
         assert errors[0] <= 2 * errors[1] + torch.finfo(torch.bfloat16).eps * true.norm().item(), index
 
 
@@ -343,7 +343,7 @@ def test_no_length_compiles_a_kernel_again():
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("variant", POWERS)
 def test_rows_on_the_simplex(variant, features, dtype, monkeypatch):
-    monkeypatch.setattr(products, "plain_weights", lambda *_: pytest.fail("no kernel was taken"))
+    monkeypatch.setattr(plain, "plain_weights", lambda *_: pytest.fail("no kernel was taken"))
     inputs = [tensor.cuda() for tensor in grid_inputs(2, 2, 1, M, N, 16, 16)]
     assert_matches_reference(inputs, dtype, "products", variant, **on_device(FEATURES[features]))
 

@@ -8,8 +8,7 @@ import torch
 from rectiformer.config import ModelConfig
 from rectiformer.model.rotary import apply_rotary, rotation_of, with_numbers, without_numbers
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.variant import dot_scores
-from rectiformer.ops.variants import VARIANTS
+from rectiformer.ops.variants import VARIANTS, dot_scores
 
 START, SEPARATOR, WORDS = 2, 4, 23
 SIZES = {"hidden_size": 16, "num_heads": 2, "ffn_size": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}

@@ -8,7 +8,7 @@ from closeness import assert_matches_reference, grid_inputs, peak_allocation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rectiformer.ops.blocked as blocked
+import rectiformer.ops.cpu as cpu
 from rectiformer import VARIANTS, attention
 
 RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
@@ -27,7 +27,7 @@ FEATURES = {
 def block_size(request, monkeypatch):
     """Small inputs fit in one block as shipped, so the block edges are tested with blocks of a few cells too."""
     if request.param == "tiny blocks":
-        monkeypatch.setattr(blocked, "block_sizes", lambda scores, buffers: (3, 4, 5))
+        monkeypatch.setattr(cpu, "block_sizes", lambda scores, buffers: (3, 4, 5))
 
 
 @pytest.mark.usefixtures("block_size")

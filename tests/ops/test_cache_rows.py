@@ -6,8 +6,8 @@ from closeness import assert_no_worse, grid
 
 from rectiformer import VARIANTS
 from rectiformer.ops import cache_rows, cached, launching
+from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import decode_attention, follow
-from rectiformer.ops.dispatch import check_call
 from rectiformer.ops.reference import reference_attention, reference_weights
 
 pytestmark = pytest.mark.usefixtures("interpreter")

@@ -9,9 +9,9 @@ from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops import cached
+from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import decode_attention, follow
 from rectiformer.ops.decode import OutputNorm, count_splits, decode_obstacle, holds_all_heads
-from rectiformer.ops.dispatch import check_call
 from rectiformer.ops.fused_norm import plain_rms_norm
 from rectiformer.ops.reference import reference_attention
 

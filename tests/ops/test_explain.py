@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+import rectiformer.ops.attention as dispatch
 from rectiformer import attention, explain
 from rectiformer.errors import ArgumentError
-from rectiformer.ops import dispatch
 
 
 def draw(length, size=16, dtype=torch.float32):

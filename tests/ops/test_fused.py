@@ -6,7 +6,7 @@ from closeness import assert_matches_reference, grid, grid_inputs, outputs_and_g
 
 from rectiformer import VARIANTS, attention
 from rectiformer.errors import ArgumentError
-from rectiformer.ops.dispatch import check_call, choose
+from rectiformer.ops.attention import check_call, choose
 from rectiformer.ops.short import Problem, flat_arguments, short_obstacle
 
 FUSED = [name for name, variant in VARIANTS.items() if "fused" in variant.implementations]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rectiformer.ops
-from rectiformer.ops.visibility import UNBOUNDED
+from rectiformer.ops.call import UNBOUNDED
 
 for module in pkgutil.iter_modules(rectiformer.ops.__path__):
     importlib.import_module(f"rectiformer.ops.{module.name}")

@@ -6,7 +6,7 @@ from closeness import assert_matches_reference, assert_no_worse, grid, grid_inpu
 
 from rectiformer import attention, attention_varlen
 from rectiformer.ops import fused
-from rectiformer.ops.dispatch import check_call
+from rectiformer.ops.attention import check_call
 from rectiformer.ops.long import long, long_attention, long_backward, long_obstacle
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.tilings import TILINGS, find_tiling

@@ -5,8 +5,8 @@ import torch
 from closeness import assert_no_worse, grid
 
 from rectiformer import VARIANTS, ArgumentError, ShapeError, attention, attention_varlen
-from rectiformer.ops.dispatch import check_call
-from rectiformer.ops.packing import Packing
+from rectiformer.ops.attention import check_call
+from rectiformer.ops.call import Packing
 from rectiformer.ops.short import short_obstacle
 
 LENGTHS = {

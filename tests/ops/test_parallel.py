@@ -11,9 +11,8 @@ from sharded import CASES, FEWER_CASES, RANKS, RECTIFIED, SETTINGS, SHAPES, find
 from rectiformer import attention, context_parallel_attention, shard_sequence
 from rectiformer.errors import ArgumentError
 from rectiformer.ops import fused
-from rectiformer.ops.parallel import CALL_FACTS, local_parts
-from rectiformer.ops.ranks import Ranks
-from rectiformer.ops.visibility import UNBOUNDED, Visibility
+from rectiformer.ops.call import UNBOUNDED, Visibility
+from rectiformer.ops.distributed import CALL_FACTS, Ranks, local_parts
 
 
 @pytest.fixture(scope="module")

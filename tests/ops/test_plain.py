@@ -6,10 +6,9 @@ from closeness import assert_matches_reference, grid_inputs
 
 from rectiformer import VARIANTS, attention
 from rectiformer.errors import ArgumentError
-from rectiformer.ops import row_blocks
-from rectiformer.ops.dispatch import PLAIN
-from rectiformer.ops.reference import AttentionCall
-from rectiformer.ops.visibility import Visibility
+from rectiformer.ops import plain
+from rectiformer.ops.attention import PLAIN
+from rectiformer.ops.call import AttentionCall, Visibility
 
 SEEN = {
     "full": {},
@@ -62,7 +61,7 @@ def test_rows_one_after_the_other_are_the_same_call(variant, monkeypatch):
     for backend in set(PLAIN) & set(VARIANTS[variant].implementations):
         found = []
         for most in (1 << 40, 9 * 8 * 4 * 4):
-            monkeypatch.setattr(row_blocks, "MOST_HELD", most)
+            monkeypatch.setattr(plain, "MOST_HELD", most)
             out = attention(q, k, v, variant, backend=backend, **arguments)
             found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, bias))])
         for whole, parts in zip(*found, strict=True):
@@ -73,5 +72,5 @@ def test_a_call_that_would_hold_too_much_goes_by_rows():
     """32 heads with 4,096 x 4,096 differences in each of 64 columns are 128 GiB, four times over."""
     q = torch.empty(4, 8, 4096, 64, device="meta")
     seen = Visibility(4096, 4096)
-    assert row_blocks.rows_at_once(q, q, AttentionCall(VARIANTS["inhibitor"], seen, {}, 1.0)) == 4096 // 128
-    assert row_blocks.rows_at_once(q, q, AttentionCall(VARIANTS["softmax"], seen, {}, 1.0)) == 4096 // 2
+    assert plain.rows_at_once(q, q, AttentionCall(VARIANTS["inhibitor"], seen, {}, 1.0)) == 4096 // 128
+    assert plain.rows_at_once(q, q, AttentionCall(VARIANTS["softmax"], seen, {}, 1.0)) == 4096 // 2

@@ -8,14 +8,14 @@ import torch
 from closeness import assert_no_worse, grid, grid_inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import rectiformer.ops.weights as weights_module
 from rectiformer import VARIANTS
 from rectiformer.errors import ArgumentError
-from rectiformer.ops import row_statistics
-from rectiformer.ops.dispatch import check_call
+from rectiformer.ops.attention import check_call
+from rectiformer.ops.call import Packing
 from rectiformer.ops.long_rows import long_rows, long_rows_backward, long_rows_obstacle
-from rectiformer.ops.packing import Packing
 from rectiformer.ops.reference import reference_attention, reference_weights
-from rectiformer.ops.row_statistics import attention_with_rows
+from rectiformer.ops.weights import attention_with_rows
 
 M, N = 70, 75  # tiles of float32 have 16 to 64 rows: full ones, edges and tails
 RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
@@ -118,13 +118,13 @@ def test_kernels_sum_up_rows_of_packed_sequences(features):
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("variant", RECTIFIED)
 def test_the_cpu_sums_up_rows_as_the_reference_does(variant, features, block, monkeypatch):
-    monkeypatch.setattr(row_statistics, "BLOCK_CELLS", block)
+    monkeypatch.setattr(weights_module, "BLOCK_CELLS", block)
     assert_rows_match(grid_inputs(2, 2, 1, M, N, 16, 8), variant, **FEATURES[features])
 
 
 @pytest.mark.parametrize("variant", OTHERS)
 def test_rows_of_every_other_variant_are_summed_up_too(variant, monkeypatch):
-    monkeypatch.setattr(row_statistics, "BLOCK_CELLS", 5000)
+    monkeypatch.setattr(weights_module, "BLOCK_CELLS", 5000)
     assert_rows_match(grid_inputs(2, 2, 1, M, N, 16, 8), variant, **FEATURES["everything"])
 
 
@@ -265,6 +265,6 @@ def test_memory_grows_no_faster_than_the_length(variant):
             (out.sum() + rows.mass.log().sum() + rows.entropy.sum()).backward()
         return seen.cells
 
-    assert row_statistics.BLOCK_CELLS >= 4 * 512**2  # a short one is held whole
+    assert weights_module.BLOCK_CELLS >= 4 * 512**2  # a short one is held whole
     for length in (512, 1024):
-        assert largest(length) <= row_statistics.BLOCK_CELLS < 4 * 1024**2
+        assert largest(length) <= weights_module.BLOCK_CELLS < 4 * 1024**2

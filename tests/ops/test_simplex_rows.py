@@ -6,12 +6,13 @@ import pytest
 import torch
 from closeness import assert_matches_reference, grid, grid_inputs
 
+import rectiformer.ops.attention as dispatch
 from rectiformer import attention
-from rectiformer.ops import dispatch, launching, products, simplex_rows
+from rectiformer.ops import launching, plain, simplex_rows
 from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.call import UNBOUNDED
 from rectiformer.ops.simplex import entmax15, sparsemax
 from rectiformer.ops.simplex_rows import POWERS, simplex
-from rectiformer.ops.visibility import UNBOUNDED
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 DEFINITIONS = {"sparsemax": sparsemax, "entmax15": entmax15}
@@ -39,7 +40,7 @@ def weigh_all(variant, scores):
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_kernels_match_the_reference(variant, features, dtype, monkeypatch):
-    monkeypatch.setattr(products, "plain_weights", lambda *_: pytest.fail("no kernel was taken"))
+    monkeypatch.setattr(plain, "plain_weights", lambda *_: pytest.fail("no kernel was taken"))
     assert_matches_reference(grid_inputs(2, 4, 2, 13, 17, 8, 5), dtype, "products", variant, **FEATURES[features])
 
 
@@ -105,8 +106,8 @@ def test_first_and_second_derivatives(variant):
 
 def test_what_the_kernels_do_not_do_goes_through_plain_operations(monkeypatch):
     q, k, v, _ = (tensor.float() for tensor in grid_inputs(1, 1, 1, 3, 4, 4, 4))
-    taken, weigh = [], products.simplex_weights
-    monkeypatch.setattr(products, "simplex_weights", lambda *a: taken.append(1) or weigh(*a))
+    taken, weigh = [], plain.simplex_weights
+    monkeypatch.setattr(plain, "simplex_weights", lambda *a: taken.append(1) or weigh(*a))
 
     def takes_kernel(variant, *tensors):
         taken.clear()

@@ -10,9 +10,9 @@ from closeness import assert_no_worse, grid_inputs
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig, TrainingConfig
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.dispatch import check_call
+from rectiformer.ops.attention import check_call
 from rectiformer.ops.reference import reference_weights
-from rectiformer.ops.row_statistics import attention_with_rows
+from rectiformer.ops.weights import attention_with_rows
 from rectiformer.train.loss import batch_losses, collect_penalties, penalties, penalty_strength, token_losses
 
 V = 11

@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rectiformer.ops.call import HIDING
 from rectiformer.ops.kernels.parts import relu, visible
-from rectiformer.ops.visibility import HIDING
 
 HIDDEN = tl.constexpr(HIDING)
 

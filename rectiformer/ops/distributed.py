@@ -1,4 +1,8 @@
-"""A sequence shared by the ranks of torch.distributed: who holds what, gathered and summed with gradients.
+"""Context parallelism: rectified attention over a sequence that is sharded across the ranks of torch.distributed.
+
+Rectified partial results simply add: a row is its scale times the sum over ranks of [q k]+ ** power v, with no maximum
+or normalizer to carry from rank to rank. So the queries travel, keys and values stay where they are, every rank adds
+its part to every row, and a reduce-scatter leaves each rank its own rows.
 
 Of W ranks, rank r holds chunks r and 2W - 1 - r of 2W equal ones. Under causal order early keys are seen by many
 queries and late ones by few; a chunk from either end makes the work of all ranks equal.
@@ -7,7 +11,7 @@ queries and late ones by few; a chunk from either end makes the work of all rank
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -16,7 +20,187 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rectiformer.errors import ArgumentError, ShapeError
+from rectiformer.ops.activations import Rows, Value
+from rectiformer.ops.attention import check_call, check_lengths, run
+from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
 from rectiformer.ops.reference import working_dtype
+from rectiformer.ops.variants import VARIANTS, find_variant
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CALL_FACTS = ("B", "H", "K", "M", "N", "D", "Dv", "dtype", "variant", "causal", "scale", "gradients")
+"""What the ranks of one call must have in common, or they would wait for each other or add what does not belong."""
+
+
+def context_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: str = "rela",
+    *,
+    group: dist.ProcessGroup | None = None,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    scale: float | None = None,
+    **options: Value,
+) -> Tensor:
+    """`rectiformer.attention` of rectified variants over sequences sharded across ranks: this rank's rows of it.
+
+    Every rank of `group` calls it with its shards, as `shard_sequence` deals them: of W ranks, rank r holds chunks r
+    and 2W - 1 - r of 2W equal ones, so that causal order leaves every rank the same work. Where neither causal order
+    nor key lengths tell positions apart, any other equal division gives the same. Shards of different shapes, or
+    arguments that one rank refuses, are an error on every rank.
+
+    Bytes that a rank sends, of W ranks, M queries in all, and b bytes a number (partial sums are float32):
+
+        forward   (W - 1) / W  B H M (b D + 4 Dv)    queries gathered, partial outputs reduced and scattered
+        backward  (W - 1) / W  B H M (b Dv + 4 D)    gradients of outputs gathered, of queries reduced and scattered
+
+    and 8 * 13 (W - 1) bytes to compare shapes. Gathering keys and values instead sends (W - 1) / W  B K N b (D + Dv)
+    forward and (W - 1) / W  B K N 4 (D + Dv) backward: the same in float32 when queries and keys, and their heads, are
+    as many, and also in 16 bits over both passes. It is dearer for a short target that reads a long source, cheaper
+    where few key heads serve many query heads. Here gradients of keys and values never travel.
+
+    Autograd keeps the gathered queries for the backward pass. `torch.utils.checkpoint` around the layer gathers
+    them again instead. There is no second derivative. Partial sums are not scaled by the number of keys before they
+    are rounded to the dtype of q: over very many keys, prefer bfloat16 to float16.
+
+    Args:
+        q: [B, H, M / W, D], this rank's queries.
+        k: [B, K, N / W, D] with K dividing H, its keys.
+        v: [B, K, N / W, Dv], its values.
+        variant: a rectified one of `rectiformer.VARIANTS`.
+        group: the ranks that share the sequence; all of them unless given.
+        causal: query m of the whole sequence sees keys up to m + (N - M).
+        key_lengths: [B], how many leading keys of each whole sequence are real; the same on every rank.
+        scale: factor of the scores, 1 / sqrt(D) unless given.
+        options: the variant's own numbers, the same on every rank. The gradient of a tensor among them is the part
+            that this rank's queries contribute; the sum over ranks is the whole.
+    """
+    ranks = Ranks.of(group)
+    call = ranks.agree(
+        CALL_FACTS, lambda: check_shards(q, k, v, variant, causal, key_lengths, scale, options, ranks.size)
+    )
+    parts = local_parts(call.visibility, ranks)
+    bare = replace(call, variant=replace(call.variant, row_scale=None), options={})
+    firsts = [part.first_query for part in parts]
+    queries: tuple[Tensor, ...] = Gather.apply(q, ranks, 2, firsts)
+    partials = [
+        run(rows, k[:, :, part.keys], v[:, :, part.keys], replace(bare, visibility=part.visibility), "auto")
+        for rows, part in zip(queries, parts, strict=True)
+    ]
+    mixed: Tensor = SumOverRanks.apply(ranks, 2, firsts, *partials)
+    return scale_own_rows(mixed, call, ranks).to(q.dtype)
+
+
+def attention_to_shards(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: str = "rela",
+    *,
+    group: dist.ProcessGroup | None = None,
+    key_lengths: Tensor,
+    scale: float | None = None,
+    **options: Value,
+) -> Tensor:
+    """Attention of queries [B, H, M, D] that every rank has to keys that the ranks share: all rows, on every rank.
+
+    Each rank adds its keys' part, and one all-reduce of B H M Dv float32 numbers ends it. Shapes are not compared
+    first: a decoder calls it at each step.
+
+    Args:
+        k, v: this rank's, as `shard_sequence` deals them.
+        key_lengths: [B], how many leading keys of each whole sequence are real; the same on every rank.
+    """
+    ranks = Ranks.of(group)
+    call = check_call(q, k, v, require_rectified(variant), scale=scale, options=options)
+    M, N = q.shape[2], k.shape[2]
+    seen = Visibility(M, N, key_lengths=own_lengths(key_lengths, N * ranks.size, ranks), first=N - M)
+    bare = replace(call, variant=replace(call.variant, row_scale=None), options={}, visibility=seen)
+    mixed: Tensor = AddOverRanks.apply(run(q, k, v, bare, "auto").to(working_dtype(q.dtype)), ranks)
+    if call.variant.row_scale is not None:
+        counts = key_lengths.clamp_min(1)[:, None, None, None].to(mixed.dtype)
+        mixed = mixed * call.variant.row_scale(Rows(None, counts, call.options))
+    return mixed.to(q.dtype)
+
+
+def require_rectified(variant: str) -> str:
+    """The variant itself; ArgumentError where its partial results do not add up."""
+    if not find_variant(variant).rectified:
+        rectified = ", ".join(name for name, row in VARIANTS.items() if row.rectified)
+        raise ArgumentError(
+            f"variant {variant!r} is not rectified, and only rectified parts add up over ranks (softmax needs a "
+            f"running maximum and sum); use one of {rectified}"
+        )
+    return variant
+
+
+def check_shards(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: str,
+    causal: bool,
+    key_lengths: Tensor | Sequence[int] | None,
+    scale: float | None,
+    options: dict[str, Value],
+    ranks: int,
+) -> tuple[AttentionCall, dict[str, float]]:
+    """The call over the whole sequence that these shards are a part of, and what all ranks must agree on."""
+    call = check_call(q, k, v, require_rectified(variant), causal=causal, scale=scale, options=options)
+    for name, shard in (("q", q), ("k", k)):
+        if shard.shape[2] == 0 or shard.shape[2] % 2:
+            raise ShapeError(
+                f"{name} has {shard.shape[2]} rows on this rank, but a shard is two equal chunks; pad the sequence "
+                f"to a multiple of {2 * ranks} before shard_sequence"
+            )
+    (B, H, M, D), (_, K, N, Dv) = q.shape, v.shape
+    lengths = None if key_lengths is None else check_lengths(key_lengths, B, N * ranks, q.device)
+    right = 0 if causal else UNBOUNDED
+    seen = Visibility(M * ranks, N * ranks, UNBOUNDED, right, lengths, first=(N - M) * ranks)
+    gradients = torch.is_grad_enabled() * sum(bit for bit, tensor in ((1, q), (2, k), (4, v)) if tensor.requires_grad)
+    shared = (DTYPES.index(q.dtype), list(VARIANTS).index(variant), causal, call.scale, gradients)
+    return replace(call, visibility=seen), dict(zip(CALL_FACTS, (B, H, K, M, N, D, Dv, *shared), strict=True))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of this rank's keys, and the queries of the whole sequence that see them: all from `first_query` on."""
+
+    first_query: int
+    keys: slice
+    visibility: Visibility
+
+
+def local_parts(seen: Visibility, ranks: Ranks) -> list[Part]:
+    """This rank's work: all its keys at once where positions do not matter, else one part a chunk.
+
+    The last query is aligned with the last key of the sequence, so with the last key of a chunk plus all keys after it:
+    causal order within a part is a window to the right, and queries before the chunk are left out.
+    """
+    chunk = seen.keys // (2 * ranks.size)
+    causal = seen.right == 0
+    if not causal and seen.key_lengths is None:
+        return [Part(0, slice(0, 2 * chunk), Visibility(seen.queries, 2 * chunk, first=2 * chunk - seen.queries))]
+    parts = []
+    for half, index in enumerate((ranks.rank, 2 * ranks.size - 1 - ranks.rank)):
+        start, stop = index * chunk, (index + 1) * chunk
+        first_query = max(0, start - seen.first) if causal else 0
+        queries = seen.queries - first_query
+        right = seen.keys - stop if causal else UNBOUNDED
+        lengths = None if seen.key_lengths is None else (seen.key_lengths - start).clamp(0, chunk)
+        visibility = Visibility(queries, chunk, UNBOUNDED, right, lengths, first=chunk - queries)
+        parts.append(Part(first_query, slice(half * chunk, (half + 1) * chunk), visibility))
+    return parts
+
+
+def scale_own_rows(mixed: Tensor, call: AttentionCall, ranks: Ranks) -> Tensor:
+    """Sums over all ranks times the row scale, with n the keys that a row sees on all of them."""
+    if call.variant.row_scale is None:
+        return mixed
+    counts = own_shard(call.visibility.counts(mixed.device), ranks, 2)
+    return mixed * call.variant.row_scale(Rows(None, counts.clamp_min(1)[..., None].to(mixed.dtype), call.options))
+
 
 T = TypeVar("T")
 MOST_AXES = 8

@@ -1,4 +1,7 @@
-"""Second derivatives of attention operators, by the reference's own backward pass, a few query rows at a time."""
+"""What attention operators need to be differentiable: their inputs kept, and their second derivatives.
+
+Second derivatives come from the reference's own backward pass, a few query rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rectiformer.ops.reference import AttentionCall, reference_attention
+from rectiformer.ops.call import AttentionCall
+from rectiformer.ops.reference import reference_attention
 
 SCORE_BYTES = 1 << 22
 """Scores held at once."""
@@ -67,3 +71,15 @@ def _add_rows(
         grad = None if total is None else next(second)
         if total is not None and grad is not None:
             part(total, sliced).add_(grad)
+
+
+# autograd calls the next functions with a context of its own, whose type torch does not publish.
+def remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.is_tensor = [isinstance(value, Tensor) for value in inputs]
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
+    ctx.others = [value for value in inputs if not isinstance(value, Tensor)]
+
+
+def recall(ctx) -> list:  # type: ignore[no-untyped-def]
+    tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
+    return [next(tensors if is_tensor else others) for is_tensor in ctx.is_tensor]

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
-from rectiformer.ops.dispatch import Window, check_call, run, transform_obstacle
+from rectiformer.ops.attention import Window, check_call, run, transform_obstacle
+from rectiformer.ops.call import AttentionCall, Packing, Visibility
 from rectiformer.ops.fused import fused_attention, fused_obstacle
-from rectiformer.ops.packing import Packing
-from rectiformer.ops.reference import AttentionCall
 from rectiformer.ops.shapes import match_shapes
-from rectiformer.ops.visibility import Visibility
 
 
 def attention_varlen(

@@ -1,4 +1,4 @@
-"""Which keys each query sees: causal order, window, key lengths and a boolean mask, as one object; what a bias hides.
+"""One attention call after its arguments were checked: which keys each query sees, and what shapes the weights.
 
 Query m of M stands at key position m + (N - M): the last query is aligned with the last key (bottom-right). With that,
 a causal query sees keys up to its position, and a window (left, right) those from position - left to position + right.
@@ -6,10 +6,14 @@ a causal query sees keys up to its position, and a window (left, right) those fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from rectiformer.ops.activations import Value
+from rectiformer.ops.variants import Variant
 
 UNBOUNDED = 1 << 30
 """Longer than any sequence, and still 32 bits when a position is added: the width of a window that is not there."""
@@ -89,3 +93,61 @@ class Visibility:
         stop = torch.minimum(position + self.right + 1, end) if self.hides_later else end
         start = (position - self.left).clamp_min(0) if self.hides_earlier else 0 * position
         return (stop - start).clamp_min(0).expand(end.shape[0] if end.dim() else 1, 1, self.queries)
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call after its arguments were checked: what every implementation is handed."""
+
+    variant: Variant
+    visibility: Visibility
+    options: dict[str, Value]
+    scale: float
+    attn_bias: Tensor | None = None  # four axes, broadcasts to [B, H, M, N]
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
+    origin: tuple[int, int] = (0, 0)
+    """Row and column of cell (0, 0) in the dropout pattern of a packed batch."""
+
+    @property
+    def seen(self) -> Visibility:
+        """What `visibility` shows, less the keys that the bias hides. Its mask is as large as the bias: ask once."""
+        if self.attn_bias is None:
+            return self.visibility
+        shown, mask = shown_by(self.attn_bias), self.visibility.attn_mask
+        return replace(self.visibility, attn_mask=shown if mask is None else mask & shown)
+
+    @property
+    def counts_cells(self) -> bool:
+        """Whether a row's keys can only be counted one by one: a mask or a bias may hide any of them."""
+        return self.attn_bias is not None or self.visibility.attn_mask is not None
+
+    def rows(self, start: int, stop: int) -> AttentionCall:
+        """The same call for queries `start` to `stop` only."""
+        attn_bias = self.attn_bias
+        if attn_bias is not None and attn_bias.shape[2] > 1:
+            attn_bias = attn_bias[:, :, start:stop]
+        origin = (self.origin[0] + start, self.origin[1])
+        return replace(self, visibility=self.visibility.rows(start, stop), attn_bias=attn_bias, origin=origin)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequence s owns queries bounds_q[s] to bounds_q[s + 1], and keys likewise; `most` bounds their numbers."""
+
+    bounds_q: Tensor  # [sequences + 1]
+    bounds_k: Tensor
+    most_q: int | None = None
+    most_k: int | None = None
+
+    def split(
+        self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionCall]]:
+        """One call for each sequence of [1, H, total, D]; reads the bounds on the host."""
+        starts, key_starts = self.bounds_q.tolist(), self.bounds_k.tolist()
+        for start, stop, key_start, key_stop in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
+            M, N = stop - start, key_stop - key_start
+            seen = Visibility(M, N, call.visibility.left, call.visibility.right, first=N - M)
+            rows, keys = slice(start, stop), slice(key_start, key_stop)
+            alone = replace(call, visibility=seen, origin=(start, key_start))
+            yield q[:, :, rows], k[:, :, keys], v[:, :, keys], alone

@@ -1,23 +1,25 @@
 """Rectified attention on the CPU, one block of scores at a time, forward and backward.
 
 A rectified row has no maximum and no sum to carry, so a block of scores is two matrix products with a ReLU between, and
-the backward pass rebuilds the block instead of keeping it. No more than `SCORE_BYTES` of scores exist at once.
-`operators.py` makes the two passes known to autograd and `torch.compile`.
+the backward pass rebuilds the block instead of keeping it. No more than `SCORE_BYTES` of scores exist at once. To
+`torch.compile` either pass is one operator, `rectiformer::rectified` and its backward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rectiformer.ops.autograd import recall, remember, second_derivatives
+from rectiformer.ops.call import AttentionCall, Visibility
 from rectiformer.ops.dropout import keep_cells
-from rectiformer.ops.reference import AttentionCall, clear_padding, repeat_heads
-from rectiformer.ops.visibility import Visibility
+from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows
+from rectiformer.ops.variants import VARIANTS
 
 SCORE_BYTES = 4 << 20
 """Scores held at once. Fewer, larger blocks mean fewer joins of the worker threads; more than this leaves the cache."""
@@ -313,3 +315,99 @@ def room_for(block: Block, buffer: Tensor) -> Tensor:
     cells = matrices * rows * min(block.key_step, block.keys.stop - block.keys.start)
     enough = buffer.numel() >= cells or runs_alone(matrices, buffer.dtype)
     return buffer if enough else buffer.new_empty(cells)
+
+
+def rectified_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+    """`reference_attention` for rectified variants, without ever holding M x N scores."""
+    dtype = q.dtype
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        q, k, v = q.float(), k.float(), v.float()
+    if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
+        q, call = -q, replace(call, scale=-call.scale)
+    seen = call.visibility
+    numbers = [call.scale, call.dropout_p]
+    sizes = [call.variant.power, seen.left, seen.right, *call.origin]
+    out = rectified(q, k, v, call.attn_bias, seen.attn_mask, seen.key_lengths, call.seed, numbers, sizes)
+    return scale_rows(out, call).to(dtype)
+
+
+def describe_call(
+    q: Tensor,
+    k: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> AttentionCall:
+    """The call that an operator's flat arguments stand for; its variant has the right power and no row scale."""
+    power, left, right, *origin = sizes
+    M, N = q.shape[2], k.shape[2]
+    visibility = Visibility(M, N, left, right, key_lengths, mask, first=N - M)
+    variant = replace(VARIANTS["rela"], power=power) if power else VARIANTS["softmax"]
+    scale, dropout = numbers
+    return AttentionCall(variant, visibility, {}, scale, bias, dropout, seed, (origin[0], origin[1]))
+
+
+@torch.library.custom_op("rectiformer::rectified", mutates_args=(), device_types="cpu")
+def rectified(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> Tensor:
+    """sum over visible keys of [scale q k + bias]+ ** power v. numbers: scale, dropout; sizes: power, left, right,
+    and the row and column of the dropout pattern."""
+    return blocked_forward(q, k, v, describe_call(q, k, bias, mask, key_lengths, seed, numbers, sizes))
+
+
+@torch.library.custom_op("rectiformer::rectified_backward", mutates_args=(), device_types="cpu")
+def rectified_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `rectified` for q, k, v and bias; the last is empty without a bias."""
+    call = describe_call(q, k, bias, mask, key_lengths, seed, numbers, sizes)
+    d_q, d_k, d_v, d_bias = blocked_backward(d_out, q, k, v, call)
+    return d_q, d_k, d_v, d_bias
+
+
+@rectified.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return q.new_empty(*q.shape[:3], v.shape[3])
+
+
+@rectified_backward.register_fake
+def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *_: object) -> tuple[Tensor, ...]:
+    d_bias = q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_bias
+
+
+def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
+    inputs = recall(ctx)
+    d_q, d_k, d_v, d_bias = rectified_backward(d_out.contiguous(), *inputs)
+    return d_q, d_k, d_v, None if inputs[3] is None else d_bias, *[None] * 5
+
+
+def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
+    d_out, q, k, v, bias, *rest = recall(ctx)
+    second = second_derivatives(lambda _: describe_call(q, k, None, *rest), [d_out, q, k, v, bias, None], cotangents)
+    return *second[:5], *[None] * 5
+
+
+rectified.register_autograd(_differentiate, setup_context=remember)
+rectified_backward.register_autograd(_differentiate_twice, setup_context=remember)

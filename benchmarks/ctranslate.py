@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rectiformer.integrations.ctranslate2 import write_model
-from rectiformer.integrations.exportable import require_exportable
+from rectiformer.integrations.export import require_exportable
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import Specials
 

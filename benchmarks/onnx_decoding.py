@@ -24,8 +24,7 @@ from decoding import SPECIALS, Sources, build_model, draw_sources
 from marian import SIZES
 from points import append_point, describe_machine
 
-from rectiformer.integrations.onnx import OnnxTransformer
-from rectiformer.integrations.onnx_graphs import write_graphs
+from rectiformer.integrations.onnx import OnnxTransformer, write_graphs
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import Hypothesis, SearchOptions
 from rectiformer.translate.search import search

@@ -1,4 +1,4 @@
-"""Rewrite the table of docs/export.md from rectiformer/integrations/exportable.py.
+"""Rewrite the table of docs/export.md from rectiformer/integrations/export.py.
 
 python docs/exports.py          # at once
 python docs/exports.py --check  # export all that the table promises, with random weights: some minutes
@@ -19,7 +19,7 @@ import torch
 from rectiformer.cli.exporting import find_exporter
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.exportable import FORMATS, placements, table
+from rectiformer.integrations.export import FORMATS, placements, table
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.text.grammar import draw_sentences

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rectiformer.cli.inputs import warn
 from rectiformer.cli.options import Checkpoint, RunFolder, app, option
-from rectiformer.integrations.exportable import FORMATS
+from rectiformer.integrations.export import FORMATS
 
 
 @app.command()
@@ -33,7 +33,7 @@ def export(
         rectiformer export runs/tiny --to onnx --out tiny-onnx
         echo "Der Hund schläft." | rectiformer translate tiny-onnx
     """
-    from rectiformer.integrations.folder import require_new
+    from rectiformer.integrations.export import require_new
     from rectiformer.terminal import Terminal
     from rectiformer.translate.translator import Translator
 

@@ -1,7 +1,7 @@
 """CTranslate2: a translator with softmax attention in the format of its C++ engine.
 
-ReLU memories become feed-forward layers, and the learned bias of an embedding joins its rows. CTranslate2's layers are
-fixed, so nothing else than softmax can be exported to it.
+ReLU memories become feed-forward layers, and the learned bias of an embedding is added to its rows. CTranslate2's
+layers are fixed, so only softmax attention can be exported.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rectiformer.integrations.exportable import require_exportable
-from rectiformer.integrations.folder import (
+from rectiformer.integrations.export import (
     Report,
     export_folder,
     fold_bias,
     name_tokens,
+    require_exportable,
     require_new,
     require_packages,
     write_record,
@@ -34,7 +34,7 @@ from rectiformer.translate.translator import Translator
 def export_ctranslate2(translator: Translator, out: Path, report: Report = lambda line: None) -> None:
     """Write folder `out` with model.bin, config.json, vocabularies, source.model, target.model and export.json.
 
-    Tokens are sentencepiece's subwords; CTranslate2 adds the end of the source by itself. It takes sequences of up to
+    Tokens are sentencepiece's subwords; CTranslate2 adds the end of the source by itself. Sequences may have up to
     twice `translator.longest` tokens.
     """
     require_packages("CTranslate2", "ctranslate2", "ctranslate2")
@@ -55,7 +55,7 @@ def export_ctranslate2(translator: Translator, out: Path, report: Report = lambd
 def write_model(
     model: Transformer, source: Sequence[str], target: Sequence[str], specials: Specials, folder: Path, positions: int
 ) -> None:
-    """Write the engine's own files; `source` and `target` name the tokens by id, special ones alike in both."""
+    """Write the engine's own files; `source` and `target` are the tokens by id, special ones alike in both."""
     from ctranslate2.specs import TransformerSpec
 
     config = model.config
@@ -86,19 +86,19 @@ def write_model(
 
 
 def fill_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
-    """Self-attention and feed-forward part, which both kinds of layers have."""
+    """Self-attention and feed-forward part, which encoder and decoder layers share."""
     fill_attention(part.self_attention, layer.attention, layer.around_attention.norm)
     fill_memory(part.ffn, layer.memory, layer.around_memory.norm)
 
 
 def fill_embedding(table: Any, encodings: Any, embedding: Embedding, positions: int) -> None:
-    """CTranslate2 scales its table by sqrt(width) as we do, and has no bias: it joins the rows, before the scale."""
+    """CTranslate2 scales its table by sqrt(hidden size) as we do, and has no bias: it is added to the rows first."""
     table.weight = fold_bias(embedding)
     encodings.encodings = embedding.positions[:positions].clone()
 
 
 def fill_attention(part: Any, attention: RectifiedAttention, norm: nn.LayerNorm) -> None:
-    """CTranslate2 fuses queries, keys and values to oneself, but only keys and values to another sequence."""
+    """CTranslate2 fuses queries, keys and values in self-attention, but only keys and values in cross-attention."""
     parts = [*attention.qkv_sizes[:1], sum(attention.qkv_sizes[1:])] if attention.cross else [sum(attention.qkv_sizes)]
     *inputs, output = part.linear
     assert attention.input_bias is not None

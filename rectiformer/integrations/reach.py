@@ -1,17 +1,24 @@
-"""Which attention modules of a Hugging Face model call our attention: `verify`.
+"""Which attention modules of a Hugging Face model call our attention: `verify`, and a warning at the first forward.
 
-transformers takes a registered name for any model, also for one whose layers never ask the registry and compute their
-own softmax. What is called is the only sure sign. So one forward pass is followed: every attention module that runs is
-noted, and which of them call us. watch.py has this done for the first forward of every model set to our names.
+transformers accepts a registered name for any model, even one whose layers never ask the registry and compute their own
+softmax. Only the calls themselves are a sure sign. So one forward pass is traced: every attention module that runs is
+noted, and which of them call us.
+
+Models are set to a name in their constructor or by `set_attn_implementation`. `watch_models` wraps both, once, so that
+they leave one hook on the model, which traces its first call as `verify` does, warns, and removes itself. Models that
+are not set to our names, and later calls, are not affected. A compiled first call is not traced.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import partial, wraps
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +32,20 @@ NAMES: set[str] = set()
 """Every name that `register` has registered."""
 
 OBSERVERS: list[Callable[[nn.Module, Observation], None]] = []
-"""Told of every call of our attention, and by which module; empty unless someone watches."""
+"""Told of every call of our attention and of the calling module; usually empty."""
 
 TRACES: list[Trace] = []
-"""Forward passes that are being followed; the inner models of a followed one need no trace of their own."""
+"""Forward passes being traced; the inner models of a traced model need no trace of their own."""
+
+WRAPPED: list[str] = []
+"""The methods of transformers' models that are already wrapped."""
 
 ATTENTION = re.compile(r"(Attention|MLA)\d*$")
-"""How transformers names the classes that attend; Output, Layer, Block and the like contain one or belong to one."""
+"""Names of the classes that attend in transformers; those in Output, Layer, Block and the like contain one of them."""
 
 
 class MisusedMaskError(ArgumentError, AttributeError):
-    """A model works with our mask as with a tensor, so that it attends by itself."""
+    """A model uses our mask like a tensor, so it computes attention by itself."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -46,21 +56,21 @@ class MisusedMaskError(ArgumentError, AttributeError):
 
 @dataclass(frozen=True)
 class Reach:
-    """What became of the attention modules of a model in a forward pass, by their names in it."""
+    """Which attention modules of a model called ours in a forward pass, by their names in the model."""
 
     model: str
     reached: tuple[str, ...]
     """Called our attention."""
     missed: tuple[str, ...]
-    """Ran without calling it: their softmax, or whatever they compute, is their own."""
+    """Ran without calling it: they compute their own attention."""
     idle: tuple[str, ...]
-    """Did not run with these inputs, so that nothing is known of them."""
+    """Did not run with these inputs, so nothing is known about them."""
     complaint: str = ""
-    """In one line why this is not the attention that was asked for; empty where it is."""
+    """Why this is not the attention that was requested, in one line; empty if it is."""
 
 
 class Trace:
-    """Follows one forward pass of a model: which attention modules run, and which of them call us."""
+    """Traces one forward pass of a model: which attention modules run, and which of them call us."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -72,7 +82,7 @@ class Trace:
         self.ending = ExitStack()
 
     def start(self) -> None:
-        """Follow what the model does from now on."""
+        """Trace what the model does from now on."""
         for module in self.names:
             self.ending.callback(module.register_forward_pre_hook(self.enter).remove)
             self.ending.callback(module.register_forward_hook(self.leave).remove)
@@ -82,7 +92,7 @@ class Trace:
         self.ending.callback(TRACES.remove, self)
 
     def stop(self) -> None:
-        """Leave nothing behind."""
+        """Remove all hooks."""
         self.ending.close()
 
     def enter(self, module: nn.Module, _: object) -> None:
@@ -94,11 +104,11 @@ class Trace:
             self.running.remove(module)
 
     def see(self, module: nn.Module, _: Observation) -> None:
-        """Our attention was called; `module` is who transformers says it is, mostly the attention module itself."""
+        """Our attention was called by `module`, as transformers says: mostly the attention module itself."""
         self.reached.update((*self.running, module))
 
     def result(self) -> Reach:
-        """What was seen so far."""
+        """What was traced so far."""
         names = {module: name for name, module in self.model.named_modules()}
         reached = [name for module, name in names.items() if module in self.reached]
         missed = {module: name for module, name in self.names.items() if module in self.ran - self.reached}
@@ -108,16 +118,17 @@ class Trace:
 
 
 def verify(model: nn.Module, **inputs: Any) -> Reach:
-    """Run a model once and see which attention modules call the attention it was set to; ArgumentError, in one line
-    that names them, if any computes its own.
+    """Run a model once and report which attention modules call the attention it was set to.
+
+    ArgumentError, with their names in one line, if any module computes its own attention.
 
     Args:
         model: a Hugging Face model loaded with one of our names, or a module that holds one (compiled, PEFT, DDP).
-        inputs: what to call it with. Unless given, a few tokens or an empty image or sound: once without padding and
-            once with, since some models attend differently then. Gradients, dropout and training mode are left out,
-            and nothing of the model changes.
+        inputs: what to call it with. By default a few tokens, an empty image or silence, once without padding and once
+            with it, since some models attend differently then. The model runs in eval mode without gradients and is
+            left unchanged.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps; it has to run uncompiled to be followed
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps; compiled calls cannot be traced
     if not any(our_models(model)):
         found = {config._attn_implementation for module in model.modules() if (config := config_of(module)) is not None}
         raise ArgumentError(
@@ -129,22 +140,22 @@ def verify(model: nn.Module, **inputs: Any) -> Reach:
     try:
         model.eval()
         for given in [inputs] if inputs else dummy_inputs(model):
-            reach = follow(model, given, known=bool(inputs))
+            reach = trace_call(model, given, known=bool(inputs))
     finally:
         for module in training:
             module.training = True
     return reach
 
 
-def follow(model: nn.Module, given: dict[str, Any], known: bool) -> Reach:
-    """What one call of the model reaches; ArgumentError if not all of its attention."""
-    trace = Trace(model)  # for each call, since a call may replace modules: BigBird's does
+def trace_call(model: nn.Module, given: dict[str, Any], known: bool) -> Reach:
+    """The reach of one call of the model; ArgumentError if any attention is missed."""
+    trace = Trace(model)  # anew for each call, which may replace modules, as BigBird's does
     trace.start()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             run_dummy(model, given, known)
     except MisusedMaskError:
-        pass  # which module it was is known, and is part of the complaint
+        pass  # the trace knows which module it was, and the complaint names it
     finally:
         trace.stop()
     reach = trace.result()
@@ -154,7 +165,7 @@ def follow(model: nn.Module, given: dict[str, Any], known: bool) -> Reach:
 
 
 def run_dummy(model: nn.Module, given: dict[str, Any], known: bool) -> None:
-    """Call the model; what goes wrong with inputs that are not the caller's is said to be about these."""
+    """Call the model; an error on dummy inputs says that it is about these."""
     try:
         model(**given)
     except RectiformerError:
@@ -192,7 +203,7 @@ def dummy_inputs(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def some_tokens(model: PreTrainedModel) -> Tensor:
-    """Two rows of six tokens of its vocabulary, none of which is padding."""
+    """Two rows of six tokens of its vocabulary, none of them padding."""
     size = getattr(model.config.get_text_config(decoder=True), "vocab_size", 10)
     padding = getattr(model.config, "pad_token_id", None)
     usual = [token for token in range(min(size, 10)) if token != padding]
@@ -200,7 +211,7 @@ def some_tokens(model: PreTrainedModel) -> Tensor:
 
 
 def signal_shape(name: str, config: Any) -> tuple[int, ...]:
-    """The shape of one image or sound, from what configurations of such models say."""
+    """The shape of one image or sound, according to the configuration."""
     if name == "pixel_values":
         config = getattr(config, "vision_config", config)
         size = getattr(config, "image_size", 224)
@@ -219,7 +230,7 @@ def config_of(module: nn.Module) -> PreTrainedConfig | None:
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Whether the configuration of a module names an attention of ours."""
+    """Whether the configuration of a module names one of our attentions."""
     config = config_of(module)
     return config is not None and config._attn_implementation in NAMES
 
@@ -234,10 +245,10 @@ def our_models(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def attention_modules(module: nn.Module, own: PreTrainedConfig | None) -> Iterator[nn.Module]:
-    """Every attention in a model of configuration `own` that is to be ours: the innermost modules named so.
+    """The attention modules that should call ours in a model of configuration `own`: the innermost ones of such names.
 
     A part with a configuration of another class, such as the vision tower of a language model, may have been given
-    another attention on purpose. A part with a copy of the model's own configuration, as T5's stacks have, may not.
+    another attention on purpose. A part with a copy of the model's own configuration, as in T5's stacks, was not.
     """
     config = config_of(module)
     if config is not None and type(config) is not type(own) and not is_ours(module):
@@ -249,18 +260,18 @@ def attention_modules(module: nn.Module, own: PreTrainedConfig | None) -> Iterat
 
 
 def complain(model: nn.Module, missed: dict[nn.Module, str]) -> str:
-    """In one line which attention modules of a model keep their own attention, and what to do."""
+    """Which attention modules of a model keep their own attention, and what to do, in one line."""
     name = next((config_of(each)._attn_implementation for each in our_models(model)), "")  # type: ignore[union-attr]
     if not missed:
         return (
-            f"{type(model).__name__} is set to {name!r} but has called it nowhere, so its attention, if any, is its "
-            "own; use a model built on transformers' AttentionInterface"
+            f"{type(model).__name__} is set to {name!r} but never called it, so its attention, if any, is its own; "
+            "use a model built on transformers' AttentionInterface"
         )
     classes: dict[str, list[str]] = {}
     for module, path in missed.items():
         classes.setdefault(type(module).__name__, []).append(path or "the model itself")
     listed = "; ".join(
-        f"{kind} ({paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''})" for kind, paths in classes.items()
+        f"{name} ({paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''})" for name, paths in classes.items()
     )
     others = {
         config._attn_implementation
@@ -277,3 +288,93 @@ def complain(model: nn.Module, missed: dict[nn.Module, str]) -> str:
             f"reach; pass attn_implementation={name!r} when loading the model"
         )
     return f"{type(model).__name__} is set to {name!r} but keeps its own attention in {listed}: {reason}"
+
+
+def watch_models() -> None:
+    """Trace every model that is set to one of our names at its first forward; calling this twice is harmless."""
+    if WRAPPED:
+        return
+    WRAPPED.extend(("__init__", "set_attn_implementation"))
+    initialize, set_implementation = PreTrainedModel.__init__, PreTrainedModel.set_attn_implementation
+
+    @wraps(initialize)
+    def initialize_watched(self: PreTrainedModel, *arguments: Any, **options: Any) -> None:
+        initialize(self, *arguments, **options)
+        if is_ours(self):
+            refuse_own_classes(self)
+            watch(self)
+
+    @wraps(set_implementation)
+    def set_watched(self: PreTrainedModel, *arguments: Any, **options: Any) -> None:
+        set_implementation(self, *arguments, **options)
+        ours = [module for module in self.modules() if isinstance(module, PreTrainedModel) and is_ours(module)]
+        for module in ours:
+            watch(module)
+        asked = arguments[0] if arguments else options["attn_implementation"]
+        if not ours and isinstance(asked, str) and asked in NAMES:
+            warnings.warn(
+                f"{type(self).__name__} does not use transformers' AttentionInterface, so "
+                f"set_attn_implementation({asked!r}) changed nothing: it keeps its own attention",
+                stacklevel=2,
+            )
+
+    PreTrainedModel.__init__ = initialize_watched  # type: ignore[method-assign]
+    PreTrainedModel.set_attn_implementation = set_watched  # type: ignore[method-assign]
+
+
+def refuse_own_classes(model: PreTrainedModel) -> None:
+    """Make a model that picks its attention class by name refuse our names in one line."""
+    for base in type(model).__mro__:
+        for variable, classes in list(vars(sys.modules.get(base.__module__, object)).items()):
+            if variable.endswith("ATTENTION_CLASSES") and isinstance(classes, dict):
+                for name in NAMES - classes.keys():
+                    classes[name] = partial(refuse_class, type(model).__name__, name, sorted(classes.keys() - NAMES))
+
+
+def refuse_class(model: str, name: str, known: list[str], *_: Any, **__: Any) -> NoReturn:
+    raise ArgumentError(
+        f"{model} has attention classes of its own ({', '.join(known)}) and does not use transformers' "
+        f"AttentionInterface, so it cannot be loaded with attn_implementation={name!r}; use one of those, or another "
+        "model"
+    )
+
+
+def watch(model: PreTrainedModel) -> None:
+    """Trace the model at its next call."""
+    if first_forward not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(first_forward)
+
+
+class FirstTrace(Trace):
+    """Traces the first forward of a model."""
+
+
+def first_forward(model: nn.Module, _: object) -> None:
+    """Trace this forward, unless it is part of a traced one, and warn if any attention misses ours."""
+    if torch.compiler.is_compiling() or not is_ours(model):
+        return
+    for other in list(TRACES):
+        if isinstance(other, FirstTrace) and other.model is model:  # an interrupt kept it from ending
+            other.stop()
+        elif any(part is model for part in other.model.modules()):
+            return
+    trace = FirstTrace(model)
+    trace.start()
+
+    def finish(model: nn.Module, _: object, output: object) -> None:
+        handle.remove()
+        trace.stop()
+        if output is None:  # it failed, so little was called; the next call is traced instead
+            return
+        unwatch(model)
+        if complaint := trace.result().complaint:
+            warnings.warn(complaint, stacklevel=2)
+
+    handle = model.register_forward_hook(finish, always_call=True)
+
+
+def unwatch(model: nn.Module) -> None:
+    """Stop tracing the model and its parts."""
+    for module in model.modules():
+        for key in [key for key, hook in module._forward_pre_hooks.items() if hook is first_forward]:
+            del module._forward_pre_hooks[key]

@@ -1,8 +1,8 @@
 """Rectified attention for Hugging Face models: `register()`, then `attn_implementation="rectified"`.
 
-transformers asks two registries for a name: one for the attention function, one for the function that prepares its
-mask. Without the second it hands no mask at all, and padding and future tokens leak; so both are registered together.
-Masks of known pattern travel as a `Band`, which costs no [M, N] matrix; any other mask is the boolean one of "sdpa".
+transformers looks a name up in two registries: one for the attention function, one for the function that builds its
+mask. Without the second it passes no mask at all, and padding and future tokens leak; so both are registered together.
+Masks of a known pattern are passed as a `Band`, without an [M, N] matrix; any other mask is the boolean one of "sdpa".
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_tracing, output_capturing
 
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, is_ours, verify
-from rectiformer.integrations.watch import watch_models
+from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, Reach, is_ours, verify, watch_models
 from rectiformer.model.attention import Observation
 from rectiformer.model.norms import EPSILON
 from rectiformer.ops.attention import attention
@@ -35,7 +34,7 @@ REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_
 """Arguments of some models that change the result and have no counterpart here."""
 
 COLLECTOR = getattr(output_capturing, "_active_collector", None)
-"""Where transformers keeps what it is collecting from the layers of a model, if anything."""
+"""Where transformers keeps the outputs it is collecting from the layers of a model, if any."""
 
 
 def register(name: str | None = None, variant: str | None = None, **options: float) -> None:
@@ -49,8 +48,8 @@ def register(name: str | None = None, variant: str | None = None, **options: flo
 
     Args:
         name: a name not in use, or one of the above.
-        variant: a name from `rectiformer.VARIANTS`; that of the standard name unless given.
-        options: the variant's own numbers, such as `gamma` or `exponent`.
+        variant: a name from `rectiformer.VARIANTS`; by default that of the standard name.
+        options: the variant's own options, such as `gamma` or `exponent`.
     """
     if name is None:
         if variant or options:
@@ -82,16 +81,16 @@ def same(one: object, other: partial[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Band:
-    """What a [B, 1, M, N] mask would say, in the words of `rectiformer.attention`: last query beside last key."""
+    """A [B, 1, M, N] mask as arguments of `rectiformer.attention`, the last query aligned with the last key."""
 
     causal: bool = False
     window: int | None = None
     key_lengths: Tensor | None = None  # [B]
     attn_mask: Tensor | None = None  # bool, broadcasts to [B, H, M, N]
     ndim: ClassVar[int] = 4
-    """`generate` prepares masks ahead for a static cache; this tells the model that the mask is a prepared one."""
+    """`generate` prepares masks ahead for a static cache; this marks the mask as a prepared one."""
     model: str = field(default="the model", compare=False)
-    """Whose mask it is, for the line that refuses any other use."""
+    """Whose mask it is, for the message that refuses any other use."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise MisusedMaskError(self.model)
@@ -122,16 +121,16 @@ def mask(
 ) -> Tensor | Band | None:
     """Which keys the queries see, for `attend`; the arguments are those transformers calls mask functions with.
 
-    None where every key is seen, a `Band` for causal, windowed and padded patterns, and what "sdpa" gets for the rest:
+    None where every key is seen, a `Band` for causal, windowed and padded patterns, and for the rest what "sdpa" gets:
     a boolean [B, 1, M, N] for packed sequences, chunks, overlays and the empty slots of a static cache. A plain causal
-    pattern is a `Band` too: a model that applies masks by itself, and would stay with its softmax, fails at once.
+    pattern is a `Band` too, so that a model that applies masks by itself, and would keep its softmax, fails at once.
     """
     if isinstance(attention_mask, Band):
         return attention_mask
     real = None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length]  # [B, N]
     aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
     chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
-    # either permission to skip also says that nothing was added to the pattern
+    # either permission to skip also means that nothing was added to the pattern
     banded = (allow_is_causal_skip or allow_is_bidirectional_skip) and aligned and not chunked
     full = allow_is_bidirectional_skip and local_size is None
     if not (banded or full) or (real is not None and real.shape[1] != kv_length):
@@ -147,7 +146,7 @@ def mask(
             config=config,
             **others,
         )
-    # a causal window counts the query itself, a window to both sides does not
+    # a causal window counts the query itself, a two-sided window does not
     window = None if local_size is None or kv_length <= local_size else local_size - allow_is_causal_skip
     lengths, seen = describe_padding(real)
     if full and lengths is None and seen is None:
@@ -157,13 +156,15 @@ def mask(
 
 
 def describe_padding(real: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Real keys [B, N] as lengths [B] where padding comes last, else as a mask [B, 1, 1, N]; neither where all are."""
+    """The real keys [B, N] as lengths [B] where padding comes last, else as a mask [B, 1, 1, N]; neither if all are."""
     if real is None:
         return None, None
     if not is_tracing(real):
         lengths = real.sum(1)
         leading = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
-        complete, last = torch.stack([real.all(), (real == leading).all()]).tolist()  # one wait for the device
+        complete, last = torch.stack(
+            [real.all(), (real == leading).all()]
+        ).tolist()  # one synchronization with the device
         if complete or last:
             return None if complete else lengths, None
     return None, real[:, None, None]
@@ -192,7 +193,7 @@ def attend(
     """
     refuse(module, variant, others)
     band, bias = attention_mask, position_bias
-    if attention_mask is None:  # as "sdpa" reads it: causal from the first key on, so later ones are empty cache slots
+    if attention_mask is None:  # as in "sdpa": causal from the first key on, so later keys are empty cache slots
         causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
         keys = query.shape[2] if causal else key.shape[2]
         key, value, bias = key[:, :, :keys], value[:, :, :keys], None if bias is None else bias[..., :keys]
@@ -206,7 +207,9 @@ def attend(
     asked: dict[str, Any] = {
         "causal": band.causal,
         "key_lengths": band.key_lengths,
-        "attn_mask": None if band.attn_mask is None else band.attn_mask.to(query.device),  # layers may be on several
+        "attn_mask": None
+        if band.attn_mask is None
+        else band.attn_mask.to(query.device),  # layers may be on several devices
         "attn_bias": None if bias is None else bias.to(query.dtype),
         "window_size": band.window,
         "scale": scaling,
@@ -223,14 +226,13 @@ def attend(
 
 
 def wants_weights(others: dict[str, Any]) -> bool:
-    """Whether the model was asked for its weights: some pass this on, from others transformers collects them by hooks
-    on their layers."""
+    """Whether the caller wants attention weights: some models pass this on, for others transformers uses hooks."""
     collected = None if COLLECTOR is None else COLLECTOR.get()
     return bool(others.get("output_attentions")) or any(key.endswith("attentions") for key in collected or ())
 
 
 def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:
-    """A whole mask: booleans say which keys are seen; numbers are a bias, of which the lowest hide a key."""
+    """A complete mask: booleans say which keys are seen; floats are a bias, whose lowest values hide a key."""
     if given.dtype == torch.bool:
         return Band(attn_mask=given), bias
     if not given.is_floating_point():
@@ -239,7 +241,7 @@ def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:
 
 
 def refuse(module: nn.Module, variant: str, others: dict[str, Any]) -> None:
-    """Raise for an argument that changes what a model computes and that rectified attention cannot honor."""
+    """Raise an ArgumentError for an argument that changes the result and that rectified attention cannot honor."""
     for name in REFUSED:
         if others.get(name) is not None and others[name] is not False:
             raise ArgumentError(

@@ -10,7 +10,7 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 
 def test_ctranslate2_translates_as_the_run_does(translator, held_out, tmp_path):
     from rectiformer.integrations.ctranslate2 import export_ctranslate2
-    from rectiformer.integrations.folder import name_tokens
+    from rectiformer.integrations.export import name_tokens
 
     ours = translator("softmax")
     export_ctranslate2(ours, tmp_path / "out")

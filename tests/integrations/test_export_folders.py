@@ -8,7 +8,7 @@ import torch
 
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError, CheckpointError, NoSpaceError
-from rectiformer.integrations.folder import export_folder, name_tokens, read_record, write_record
+from rectiformer.integrations.export import export_folder, name_tokens, read_record, write_record
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.grammar import draw_sentences
 from rectiformer.text.vocabulary import Vocabulary
@@ -138,7 +138,9 @@ def test_positions_that_are_counted_in_sentences_are_refused(format, build, tmp_
     pytest.importorskip(format)
     from rectiformer.cli.exporting import find_exporter
 
-    with pytest.raises(ArgumentError, match=r"counts positions through.*only rectiformer itself can run it"):
+    with pytest.raises(
+        ArgumentError, match=r"counts positions through the sequence.*only rectiformer itself can run it"
+    ):
         find_exporter(format)(build(positions="sentence"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rectiformer.cli import app
 from rectiformer.errors import ArgumentError, CheckpointError
-from rectiformer.integrations.folder import hash_file
+from rectiformer.integrations.export import hash_file
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.score import score_pairs
 
@@ -66,7 +66,7 @@ def assert_portable(folder):
         assert {node.domain for node in graph.graph.node} == {""}
         assert not graph.functions
         axes = {axis.dim_param for value in graph.graph.input for axis in value.type.tensor_type.shape.dim}
-        assert axes - {""} == {"batch", "source_length"} | ({"beam", "written"} if name == "decoder" else set())
+        assert axes - {""} == {"batch", "source_length"} | ({"beam", "past_length"} if name == "decoder" else set())
     for path in folder.iterdir():
         assert not re.search(rb"/(tmp|root|home|work)/|\.py\b", path.read_bytes()), path.name
 

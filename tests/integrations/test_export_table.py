@@ -1,4 +1,4 @@
-"""What can be exported where: one table, said alike in refusals, help, README.md and docs/export.md, and true."""
+"""What can be exported where: refusals, help, README.md and docs/export.md all follow one table, and it is true."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.exportable import CAN_RUN, FORMATS, placements, require_exportable, summarize, table
+from rectiformer.integrations.export import CAN_RUN, FORMATS, placements, require_exportable, summarize, table
 from rectiformer.ops.variants import VARIANTS, find_variant
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,8 +62,13 @@ def test_a_refusal_says_where_else_a_model_can_go():
 
 def test_marian_is_given_what_transformers_registers():
     pytest.importorskip("transformers")
-    from rectiformer.integrations.marian import alike
+    from rectiformer.integrations.marian import have_same_weights
     from rectiformer.integrations.transformers import STANDARD
 
-    fit = {name for name in VARIANTS for standard in STANDARD.values() if alike(find_variant(standard), VARIANTS[name])}
+    fit = {
+        name
+        for name in VARIANTS
+        for standard in STANDARD.values()
+        if have_same_weights(find_variant(standard), VARIANTS[name])
+    }
     assert {"softmax", *fit} == set(CAN_RUN["transformers"])

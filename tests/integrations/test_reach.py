@@ -34,9 +34,8 @@ from transformers import (
 )
 
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.reach import OBSERVERS, TRACES
+from rectiformer.integrations.reach import OBSERVERS, TRACES, first_forward
 from rectiformer.integrations.transformers import verify
-from rectiformer.integrations.watch import first_forward
 
 T5 = {**SPECIAL, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": HEADS, "num_layers": 2, "decoder_start_token_id": 3}
 PROPHETNET = {
@@ -264,9 +263,7 @@ def interrupt(*_):
 
 def test_setting_a_model_that_cannot_be_set_warns():
     model = AutoModel.from_config(SILENT["deberta-v2"][1]())
-    with pytest.warns(
-        UserWarning, match=r"set_attn_implementation\('rectified'\) changed nothing: its attention stays"
-    ):
+    with pytest.warns(UserWarning, match=r"set_attn_implementation\('rectified'\) changed nothing: it keeps its own"):
         model.set_attn_implementation("rectified")
     model.set_attn_implementation("eager")
 

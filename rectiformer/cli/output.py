@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rectiformer.measure.bleu import Score
     from rectiformer.terminal import Terminal
     from rectiformer.text.prepared import Prepared
-    from rectiformer.train.state import State
+    from rectiformer.train.saving import State
     from rectiformer.translate.align import Row
 
 

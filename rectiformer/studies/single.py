@@ -31,7 +31,7 @@ from rectiformer.studies.results import RESULT, Result
 from rectiformer.text.prepared import Prepared, prepare
 from rectiformer.train.reporting import Reporter
 from rectiformer.train.signals import StopRequest
-from rectiformer.train.start import tell_unless_asked, train
+from rectiformer.train.start import report_or_stop, train
 from rectiformer.translate.translator import find_device
 
 SMALL_FILE = 2**16
@@ -124,7 +124,7 @@ def prepare_text(paths: StudyPaths, training: Training, reporter: Reporter) -> N
     data.parent.mkdir(parents=True, exist_ok=True)
     located = locate_start(training.config, paths.out, paths.scale)
     with StopRequest() as stop, in_form(located, training.form) as config:
-        prepare(config, data, partial(tell_unless_asked, reporter, stop))
+        prepare(config, data, partial(report_or_stop, reporter, stop))
 
 
 def find_training(paths: StudyPaths, key: str) -> Training:

@@ -21,14 +21,12 @@ from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
 from rectiformer.runs.folder import Run, inherit_weights, require_own, weights_of
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches
-from rectiformer.train.health import newly_dead, summarize
 from rectiformer.train.optimizer import learning_rate
 from rectiformer.train.reporting import Journal, Reporter
-from rectiformer.train.saving import Saver, average_checkpoints
+from rectiformer.train.saving import Saver, State, average_checkpoints
 from rectiformer.train.signals import StoppedError, StopRequest
-from rectiformer.train.state import State
 from rectiformer.train.update import build_updater
-from rectiformer.train.validation import Validator, symbols_of
+from rectiformer.train.validation import Validator, newly_dead, summarize_health, symbols_of
 
 
 class Trainer:
@@ -61,7 +59,7 @@ class Trainer:
         )
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.updater = build_updater(run, self.model, device, ranks)
-        self.saver = Saver(run, self.config.checkpoint, ranks, self.updater.sharded)
+        self.saver = Saver(run, ranks, self.updater.sharded)
         self.validates = prepared.valid is not None
         self.validator = None
         if self.validates and ranks.is_rank0:
@@ -240,7 +238,7 @@ class Trainer:
         assert self.validator is not None
         with self.updater.eval_weights(averaged):
             found = self.validator.validate()
-        numbers = {**asdict(found), **summarize(found.health)}
+        numbers = {**asdict(found), **summarize_health(found.health)}
         record = {"step": self.state.step, **{f"valid_{name}": value for name, value in numbers.items()}}
         if weights:
             record["weights"] = weights
@@ -265,12 +263,10 @@ class Trainer:
         if isinstance(self.plan, StreamPlan):
             self.state.consumed = self.plan.consumed(self.state.step * self.config.training.grad_accumulation)
         return self.saver.save(
-            self.state.step,
+            self.state,
             self.updater.tensors(),
             {"averaged": averaged} if averaged else {},
-            asdict(self.state),
             best=best or not self.validates,
-            also=self.state.planned,
         )
 
     def _finish(self) -> None:

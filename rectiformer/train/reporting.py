@@ -1,4 +1,4 @@
-"""What training tells while it runs; the command line turns it into a progress bar or plain lines."""
+"""What training reports while it runs; the command line turns it into a progress bar or plain lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rectiformer.runs.metrics import MetricsLog
 
 
 class Reporter(Protocol):
-    """Somebody who watches."""
+    """Receives the progress of a training."""
 
     def note(self, text: str) -> None:
         """One line worth reading."""
@@ -25,17 +25,17 @@ class Reporter(Protocol):
         """One more update is done."""
 
     def logged(self, record: Mapping[str, Any]) -> None:
-        """Numbers of the latest updates, as in metrics.jsonl."""
+        """Metrics of the latest updates, as in metrics.jsonl."""
 
     def validated(self, record: Mapping[str, Any]) -> None:
-        """Numbers of a validation, as in metrics.jsonl."""
+        """Metrics of a validation, as in metrics.jsonl."""
 
     def end(self) -> None:
         """Training is over, for whatever reason."""
 
 
 class Silent:
-    """Nobody watches."""
+    """Shows nothing."""
 
     def note(self, text: str) -> None: ...
     def preparing(self, stage: str, count: int) -> None: ...
@@ -46,40 +46,32 @@ class Silent:
     def end(self) -> None: ...
 
 
-class Board:
-    """TensorBoard events of the records, where they are wanted."""
+class Journal:
+    """The metrics of a run as they come: in metrics.jsonl, in TensorBoard where wanted, and to the reporter."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.writer = None
-        if folder is not None:
+    def __init__(self, run: Path, tensorboard: bool, reporter: Reporter) -> None:
+        self.metrics = MetricsLog(run / "metrics.jsonl")
+        self.reporter = reporter
+        self.writer: Any = None
+        if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # seconds to import
 
-            self.writer = SummaryWriter(str(folder))
+            self.writer = SummaryWriter(str(run / "tensorboard"))
 
-    def write(self, prefix: str, record: Mapping[str, Any]) -> None:
+    def logged(self, record: dict[str, Any]) -> None:
+        """Record the metrics of the latest updates."""
+        self._write("train", record)
+        self.reporter.logged(record)
+
+    def validated(self, record: dict[str, Any]) -> None:
+        """Record the metrics of a validation."""
+        self._write("valid", record)
+        self.reporter.validated(record)
+
+    def _write(self, prefix: str, record: dict[str, Any]) -> None:
+        self.metrics.write(record)
         if self.writer is not None:
             for name, value in record.items():
                 if name != "step" and isinstance(value, int | float):
                     self.writer.add_scalar(f"{prefix}/{name}", value, record["step"])
             self.writer.flush()
-
-
-class Journal:
-    """The numbers of a run as they come: in metrics.jsonl, in TensorBoard, and told to whoever watches."""
-
-    def __init__(self, run: Path, tensorboard: bool, reporter: Reporter) -> None:
-        self.metrics = MetricsLog(run / "metrics.jsonl")
-        self.board = Board(run / "tensorboard" if tensorboard else None)
-        self.reporter = reporter
-
-    def logged(self, record: dict[str, Any]) -> None:
-        """Numbers of the latest updates."""
-        self.metrics.write(record)
-        self.board.write("train", record)
-        self.reporter.logged(record)
-
-    def validated(self, record: dict[str, Any]) -> None:
-        """Numbers of a validation."""
-        self.metrics.write(record)
-        self.board.write("valid", record)
-        self.reporter.validated(record)

@@ -1,16 +1,16 @@
-"""Checkpoints of a run in training: written while it waits or, where asked to, while it goes on."""
+"""Checkpoints of a run in training: written while it waits or, with `checkpoint.async_save`, while it goes on."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 from torch import Tensor
 
-from rectiformer.config import CheckpointConfig
 from rectiformer.distributed.ranks import Ranks
 from rectiformer.runs.checkpoint import newest_checkpoints, save_checkpoint, step_name
 from rectiformer.runs.folder import Run
@@ -18,37 +18,73 @@ from rectiformer.runs.folder import Run
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
+@dataclass
+class State:
+    """What the loop remembers besides tensors: `state.json` of a checkpoint."""
+
+    step: int = 0
+    validated: int = 0
+    """The latest step that was validated."""
+    best: float | None = None
+    best_step: int = 0
+    bad_validations: int = 0
+    stopped_early: bool = False
+    finished: bool = False
+    batches: str = ""
+    """A digest of the pairs of every batch so far, chained: equal digests mean the same batches in the same order."""
+    sums: tuple[float, ...] = (0.0, 0.0, 0.0)
+    tokens: int = 0
+    updates: int = 0
+    planned: list[int] = field(default_factory=list)
+    """The newest checkpoints that were due, as many as are averaged; those saved at a stop or an end are not."""
+    consumed: tuple[int, ...] = (0, 0)
+    """Lines of a stream, and batches made of them, that need not be read again to go on."""
+
+
 class Saver:
     """Saves what the ranks of one run hold, one checkpoint at a time.
 
-    With `checkpoint.async_save = true` a copy of the tensors is made in main memory and a thread writes it, over
-    connections of its own; the next save, `finish` and the end of training wait for it, and raise what it met.
+    With `checkpoint.async_save` the tensors are copied to main memory and a thread writes them, over connections of
+    its own; the next save, `finish` and the end of training wait for it, and raise its error.
     """
 
-    def __init__(self, run: Run, config: CheckpointConfig, ranks: Ranks, sharded: bool) -> None:
-        self.run, self.config, self.sharded = run, config, sharded
-        self.ranks = ranks.new_group() if config.async_save else ranks
+    def __init__(self, run: Run, ranks: Ranks, sharded: bool) -> None:
+        self.run, self.config, self.sharded = run, run.config.checkpoint, sharded
+        self.ranks = ranks.new_group() if self.config.async_save else ranks
         self.thread: Thread | None = None
         self.failure: Exception | None = None
 
-    def save(
-        self, step: int, tensors: Tensors, extra: Tensors, state: dict[str, Any], *, best: bool, also: Collection[int]
-    ) -> Path:
-        """Save `tensors`, of which each rank holds all or some rows, and `extra`, all of which rank 0 holds."""
+    def save(self, state: State, tensors: Tensors, extra: Tensors, *, best: bool) -> Path:
+        """Save `state`, `tensors`, of which each rank holds all or its shards, and `extra`, which rank 0 holds."""
         self.finish()
-        if not self.config.async_save:
-            self._write(step, tensors, extra, state, best, also)
-        else:
-            held = tensors if self.sharded or self.ranks.is_rank0 else {}  # tensors on a CPU would be trained on, too
-            copy = {
-                name: {key: each.to("cpu", copy=True) for key, each in group.items()} for name, group in held.items()
+        if self.config.async_save:
+            written = tensors if self.sharded or self.ranks.is_rank0 else {}
+            tensors = {  # copied on a CPU too, where training would go on with the very same tensors
+                name: {key: tensor.to("cpu", copy=True) for key, tensor in group.items()}
+                for name, group in written.items()
             }
-            self.thread = Thread(target=self._try, args=(step, copy, extra, state, best, tuple(also)), daemon=True)
+        write = partial(
+            save_checkpoint,
+            self.run.path,
+            state.step,
+            extra if self.sharded else {**tensors, **extra},
+            asdict(state),
+            self.run.identity,
+            best=best,
+            keep=self.config.keep,
+            keep_also=tuple(state.planned),
+            ranks=self.ranks,
+            shards=tensors if self.sharded else None,
+        )
+        if self.config.async_save:
+            self.thread = Thread(target=self._run, args=(write,), daemon=True)
             self.thread.start()
-        return self.run.path / "checkpoints" / step_name(step)
+        else:
+            write()
+        return self.run.path / "checkpoints" / step_name(state.step)
 
     def finish(self) -> None:
-        """Wait for what is being written; every rank raises what any of them met."""
+        """Wait for what is being written; every rank raises what failed on any of them."""
         self.close()
         if self.failure is not None:
             failure, self.failure = self.failure, None
@@ -60,27 +96,11 @@ class Saver:
             self.thread.join()
             self.thread = None
 
-    def _try(self, *what: Any) -> None:
+    def _run(self, write: Callable[[], object]) -> None:
         try:
-            self._write(*what)
-        except Exception as error:  # raised where somebody listens
+            write()
+        except Exception as error:  # raised by `finish`, in the thread that trains
             self.failure = error
-
-    def _write(
-        self, step: int, tensors: Tensors, extra: Tensors, state: dict[str, Any], best: bool, also: Collection[int]
-    ) -> None:
-        save_checkpoint(
-            self.run.path,
-            step,
-            extra if self.sharded else {**tensors, **extra},
-            state,
-            self.run.identity,
-            best=best,
-            keep=self.config.keep,
-            keep_also=also,
-            ranks=self.ranks,
-            shards=tensors if self.sharded else None,
-        )
 
 
 def average_checkpoints(folder: Path, steps: Collection[int], warn: Callable[[str], None]) -> dict[str, Tensor]:

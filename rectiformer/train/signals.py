@@ -1,11 +1,11 @@
-"""Being asked to stop: the first SIGTERM or Ctrl-C lets the loop save and leave, the second ends it at once."""
+"""Stopping on request: the first SIGTERM or Ctrl-C lets the loop save and leave, the second ends it at once."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 from rectiformer.errors import RectiformerError
 
@@ -23,21 +23,19 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
-        self.held: dict[signal.Signals, object] = {}
+        self.previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python lets nobody listen
-            for kind in (signal.SIGTERM, signal.SIGINT):
-                self.held[kind] = signal.signal(kind, self._hear)
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for which, handler in self.held.items():
-            signal.signal(which, handler)  # type: ignore[arg-type]
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             os._exit(128 + number)
         self.requested = True

@@ -1,4 +1,8 @@
-"""Opening a run: data prepared or found, folder created or resumed, lock held, then the loop."""
+"""train(): data prepared or found, folder created or resumed, lock held, then the loop.
+
+Preparing text may take hours, and the folder of a refused run would be in the way of the next try. So whatever a run
+can be refused for is refused before anything of it is made: see `require_trainable`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,10 @@ import torch
 from rectiformer.config import Config, TrainingConfig
 from rectiformer.distributed.pulse import Pulse
 from rectiformer.distributed.ranks import Ranks, Restarts, device_of_rank, init_ranks, torchrun_store
-from rectiformer.errors import CheckpointError
+from rectiformer.distributed.sharding import require_parallel, require_shares
+from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.files import remove
+from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed, step_folders
 from rectiformer.runs.folder import (
     Run,
@@ -23,15 +29,19 @@ from rectiformer.runs.folder import (
     is_created,
     open_run,
     refuse_existing,
+    require_fit,
     resume_run,
 )
 from rectiformer.runs.lock import RunLock
-from rectiformer.text.prepared import Prepared, Progress, prepare
+from rectiformer.text.corpus import check_files, has_documents, has_split
+from rectiformer.text.prepared import Prepared, Progress, prepare, require_text
+from rectiformer.text.stream import require_stream
+from rectiformer.text.vocabulary import Vocabulary, load_named
 from rectiformer.train.loop import Trainer
-from rectiformer.train.refusals import require_ranks, require_same_segments, require_trainable
+from rectiformer.train.loss import require_weights
 from rectiformer.train.reporting import Reporter, Silent
+from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
-from rectiformer.train.state import State
 from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
@@ -41,7 +51,9 @@ UNFINISHED = re.compile(
 )
 
 FALLING = ("linear", "cosine", "wsd")
-"""Schedules whose rate depends on `training.steps`."""
+"""Schedules whose learning rate depends on `training.steps`."""
+Vocabularies = tuple[Vocabulary | None, Vocabulary | None]
+"""Of source and target; None where they are yet to be trained."""
 
 
 def train(
@@ -75,7 +87,7 @@ def train(
 
 
 def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> None:
-    """Say what may not be meant, before anything takes time."""
+    """Warn of what may be a mistake, before anything takes time."""
     if resume and not step_folders(folder / "checkpoints"):
         reporter.note(f"there is no checkpoint in {folder} to resume; training starts anew")
     steps, warmup = config.training.steps, config.training.warmup
@@ -87,7 +99,7 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> 
 
 
 def begin(config: Config, folder: Path, data: Path | None, resume: bool, ranks: Ranks) -> bool:
-    """Make a folder for the run, which must be new unless it is resumed; whether it is, as after a restart it is."""
+    """Make a folder for the run, which must be new unless it resumes; returns whether it does, as after a restart."""
     restarts = Restarts(folder)
     resume = resume or restarts.begun()
     if not resume:
@@ -113,7 +125,7 @@ def open_together(
     def make() -> None:
         remove_unfinished(folder, reporter)
         own = adopt_vocabularies(config)
-        prepared = open_data(own, folder, data, lambda stage, count: tell_unless_asked(reporter, stop, stage, count))
+        prepared = open_data(own, folder, data, lambda stage, count: report_or_stop(reporter, stop, stage, count))
         require_validation(own, prepared.valid is not None)
         opened.append((open_or_create(own, folder, prepared, reporter), prepared))
 
@@ -127,7 +139,7 @@ def open_together(
 
 
 def open_made(folder: Path, data: Path) -> tuple[Run, Prepared]:
-    """A run that rank 0 has made or resumed, and its data, which on another host may be other than there."""
+    """A run that rank 0 has made or resumed, and its data, which may differ on another host."""
     run, prepared = open_run(folder), Prepared.open(data)
     if prepared.hash != run.data_hash:
         raise CheckpointError(
@@ -138,7 +150,7 @@ def open_made(folder: Path, data: Path) -> tuple[Run, Prepared]:
 
 
 def find_newest(folder: Path, resume: bool, reporter: Reporter, ranks: Ranks) -> Callable[[], Checkpoint] | None:
-    """What opens the newest complete checkpoint, which rank 0 looks for, if there is one to go on from."""
+    """A function that opens the newest complete checkpoint, which rank 0 looks for; None if there is none."""
     found: list[Checkpoint] = []
 
     def find() -> str:
@@ -156,22 +168,22 @@ def describe(device: torch.device, ranks: Ranks) -> str:
 
 
 def remove_unfinished(folder: Path, reporter: Reporter) -> None:
-    """Remove what a process that was killed while it made the folder, or prepared data in it, has left."""
+    """Remove what a process left that was killed while it made the folder, or prepared data in it."""
     for path in sorted(folder.iterdir()):
         if UNFINISHED.fullmatch(path.name):
             remove(path)
             reporter.note(f"removed {path}, left by a killed process")
 
 
-def tell_unless_asked(reporter: Reporter, stop: StopRequest, stage: str, count: int) -> None:
-    """Report on preparation; StoppedError, upon which nothing of it is kept, where a stop was asked for."""
+def report_or_stop(reporter: Reporter, stop: StopRequest, stage: str, count: int) -> None:
+    """Report progress of the preparation; StoppedError where a stop was requested, and nothing of it is kept."""
     reporter.preparing(stage, count)
     if stop.requested:
         raise StoppedError("stopped as asked while preparing data; nothing of it is kept; go on with --resume")
 
 
 def open_data(config: Config, folder: Path, data: Path | None, progress: Progress) -> Prepared:
-    """Prepared data: the folder given, or the run's own, made now if it is not there or the text may have changed."""
+    """Prepared data: the folder given, or the run's own, prepared now if it is missing or the text may have changed."""
     if data is not None:
         given = Prepared.open(data)
         require_same_segments(config, given)
@@ -206,7 +218,7 @@ def open_or_create(config: Config, folder: Path, prepared: Prepared, reporter: R
 
 
 def describe_new_length(old: TrainingConfig, new: TrainingConfig) -> str:
-    """What a run of more or fewer updates than before is told, where its updates depend on how many there are."""
+    """A warning for a run of more or fewer updates than before, where its updates depend on how many there are."""
     settings = [f"training.schedule = {new.schedule}"] if new.schedule in FALLING else []
     settings += ["training.penalty_warmdown"] if new.penalty_warmdown else []
     if new.steps == old.steps or not settings:
@@ -215,3 +227,76 @@ def describe_new_length(old: TrainingConfig, new: TrainingConfig) -> str:
         f"training.steps = {new.steps} (was {old.steps}) changes the updates from here on, by "
         f"{' and '.join(settings)}; a run that had {new.steps} from its start ends with other weights"
     )
+
+
+def require_ranks(config: Config, world_size: int) -> None:
+    """ConfigError where so many ranks cannot train a run, be it new or resumed."""
+    require_shares(config.training.grad_accumulation, world_size)
+    require_parallel(config.training, world_size)
+    require_stream(config, world_size)
+
+
+def require_trainable(config: Config, data: Path | None) -> None:
+    """Raise what a new run would fail with whatever its text says.
+
+    Args:
+        data: a folder written by `prepare`; otherwise the text named in `config` will be prepared.
+    """
+    config = adopt_vocabularies(config)
+    if data is None:
+        check_files(config.data)
+        require_text(config)
+        require_validation(config, has_split(config.data, "valid"))
+        vocabularies = load_named(config.vocabulary, config.data.segment_length > 0)
+    else:
+        prepared = Prepared.open(data, verify=False)  # all of it is read when it is opened to be trained on
+        require_same_segments(config, prepared)
+        require_training_text(config, prepared)
+        require_validation(config, prepared.valid is not None)
+        vocabularies = prepared.source, prepared.target
+    require_model(config, vocabularies)
+    if config.training.init_from:
+        require_fit(config, *vocabularies)
+
+
+def require_model(config: Config, vocabularies: Vocabularies) -> None:
+    """ConfigError, or the model's own, where it cannot be built; here it is built on torch's meta device."""
+    source, target = vocabularies
+    if config.model.tie_embeddings == "all" and not are_one(config, vocabularies):
+        raise ConfigError(
+            'model.tie_embeddings = "all" needs one vocabulary, but source and target each have their own; use '
+            'model.tie_embeddings = "target" or vocabulary.shared = true'
+        )
+    sizes = [config.vocabulary.size if each is None else each.size for each in (source, target)]
+    default = Vocabulary.EOS + 1 if has_documents(config.data) else None
+    separators = [default if each is None else each.separator for each in (source, target)]
+    with torch.device("meta"):
+        model = Transformer(config.model, sizes[0], sizes[1], separators=(separators[0], separators[1]))
+    require_weights(model, config.training)
+
+
+def are_one(config: Config, vocabularies: Vocabularies) -> bool:
+    """Whether source and target have the same vocabulary."""
+    source, target = vocabularies
+    return source.sha256 == target.sha256 if source and target else config.vocabulary.shared
+
+
+def require_same_segments(config: Config, prepared: Prepared) -> None:
+    """ConfigError where data was cut into other segments than those to train on."""
+    if prepared.segment != config.data.segment_length:
+        raise ConfigError(
+            f"{prepared.folder} was prepared with data.segment_length = {prepared.segment}, but here it is "
+            f"{config.data.segment_length}; use the same for both"
+        )
+
+
+def require_training_text(config: Config, prepared: Prepared) -> None:
+    """ConfigError where data has no pairs to train on, or not those that are weighed."""
+    if config.data.stream:
+        return
+    if not prepared.train:
+        raise ConfigError(
+            f"{prepared.folder} was prepared for a stream and has no text to train on; set data.stream = true, or "
+            "prepare it without"
+        )
+    prepared.weigh(config.data.weights)

@@ -18,7 +18,7 @@ from rectiformer.studies.recipes import IWSLT14, MULTI30K, OPEN, THRESHOLD, atte
 from rectiformer.studies.running import choose, list_tasks
 from rectiformer.text.corpus import check_files
 from rectiformer.toml import load_config
-from rectiformer.train.refusals import require_model
+from rectiformer.train.start import require_model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TRAINED = [study for study in STUDIES if STUDIES[study].shows is None]

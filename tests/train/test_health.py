@@ -15,11 +15,17 @@ from rectiformer.runs.metrics import read_metrics
 from rectiformer.terminal import Terminal
 from rectiformer.text.batches import collate
 from rectiformer.text.prepared import prepare
-from rectiformer.train.health import SiteHealth, describe, look, newly_dead, summarize
 from rectiformer.train.loop import Trainer
 from rectiformer.train.reporting import Silent
 from rectiformer.train.signals import StopRequest
-from rectiformer.train.validation import symbols_of
+from rectiformer.train.validation import (
+    SiteHealth,
+    attention_health,
+    newly_dead,
+    site_health,
+    summarize_health,
+    symbols_of,
+)
 
 SIZES = {"hidden_size": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
 CONFIG = Config(
@@ -67,7 +73,7 @@ def test_numbers_are_those_of_known_weights():
     """Keys of an identity, so that the queries are the scores: one padded query, a null row, two keys, one key."""
     scores = torch.tensor([[[[3.0, 1.0, -1.0], [-1.0, -2.0, 0.0], [0.0, 2.0, -1.0], [9.0, 9.0, 9.0]]]])
     stats = attention_stats(scores, torch.eye(3)[None, None], "rela", scale=1.0)
-    found = describe(Site("cross", 1, RectifiedAttention(4, 1)), stats, torch.tensor([3]))
+    found = site_health(Site("cross", 1, RectifiedAttention(4, 1)), stats, torch.tensor([3]))
     share = torch.tensor([0.75, 0.25])
     entropy = -(share * share.log()).sum().item() / 2
     expected = SiteHealth("cross", 1, 1, 0, null_rate=1 / 3, mass=2.0, entropy=entropy, zeros=6 / 9)
@@ -78,7 +84,7 @@ def test_numbers_are_those_of_known_weights():
 def test_dead_heads_are_counted_where_they_are(prepared, batch, heads):
     model = build(prepared)
     kill(model.decoder[1].cross, heads)
-    found = {(site.kind, site.layer): site for site in look(model, batch)}
+    found = {(site.kind, site.layer): site for site in attention_health(model, batch)}
     assert list(found) == [("encoder", 0), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
     assert [site.dead for site in found.values()] == [0, 0, 0, 0, heads]
     hit = found["cross", 1]
@@ -88,12 +94,12 @@ def test_dead_heads_are_counted_where_they_are(prepared, batch, heads):
 
 
 def test_softmax_is_never_null_and_what_has_no_weights_is_left_out(prepared, batch):
-    for site in look(build(prepared, "softmax"), batch):
+    for site in attention_health(build(prepared, "softmax"), batch):
         assert (site.dead, site.null_rate, site.zeros) == (0, 0.0, 0.0)
         assert site.mass == pytest.approx(1.0, rel=1e-5)
         assert 0 < site.entropy < math.log(200)
-    assert look(build(prepared, "inhibitor"), batch) == ()
-    assert summarize(()) == {}
+    assert attention_health(build(prepared, "inhibitor"), batch) == ()
+    assert summarize_health(()) == {}
 
 
 def test_looking_changes_nothing(prepared, batch):
@@ -101,7 +107,7 @@ def test_looking_changes_nothing(prepared, batch):
     model.encoder[0].attention.observer = seen.append
     state = torch.get_rng_state()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert look(model, batch) == look(model, batch)
+    assert attention_health(model, batch) == attention_health(model, batch)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert [site.attention.observer for site in model.sites()] == [seen.append, *[None] * 4]
@@ -113,7 +119,7 @@ def test_padding_changes_nothing(prepared):
     short, wide = (
         collate(prepared.valid, range(3), symbols_of(prepared), **how) for how in ({}, {"rows": 5, "length": 80})
     )
-    for plain, padded in zip(look(model, short), look(model, wide), strict=True):
+    for plain, padded in zip(attention_health(model, short), attention_health(model, wide), strict=True):
         assert_alike(padded, plain, 1e-4)
 
 
@@ -167,6 +173,6 @@ def test_training_logs_health_and_warns_of_a_death(prepared, tmp_path):
 def test_the_terminal_shows_the_means(capsys):
     sites = [SiteHealth("encoder", 0, 4, 0, 0.25, 3.0, 1.5, 0.5), SiteHealth("cross", 0, 4, 2, 0.75, 1.0, 0.5, 0.9)]
     record = {"step": 7, "valid_loss": 1.5, "valid_bleu": 26.31, "valid_chrf": 55.0, "valid_seconds": 9}
-    Terminal().validated({**record, **{f"valid_{name}": value for name, value in summarize(sites).items()}})
+    Terminal().validated({**record, **{f"valid_{name}": value for name, value in summarize_health(sites).items()}})
     shown = capsys.readouterr().out.splitlines()
     assert shown[1] == "  attention: 50.0% of rows null, 2 of 8 heads dead, row mass 2, entropy 1.00, zeros 70.0%"

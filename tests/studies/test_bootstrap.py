@@ -9,7 +9,7 @@ import sacrebleu
 from rectiformer.measure.bleu import compare
 from rectiformer.studies.measures import (
     SAMPLES,
-    SEED,
+    SAMPLING_SEED,
     corpus_bleu,
     length_ratio,
     paired_p,
@@ -48,7 +48,7 @@ def test_the_length_ratio_is_that_of_sacrebleu():
 def test_p_values_are_those_of_sacrebleu(spoil):
     references = sentences(1)
     systems = {"baseline": sentences(1, 0.3), "other": sentences(1, spoil)}
-    baseline, other = compare(systems, references, samples=SAMPLES, seed=SEED)
+    baseline, other = compare(systems, references, samples=SAMPLES, seed=SAMPLING_SEED)
     samples = {name: resampled_bleu(sentence_counts(lines, references)) for name, lines in systems.items()}
     assert np.mean(samples["other"]) == pytest.approx(other.mean, abs=1e-3)
     difference = other.score.value - baseline.score.value

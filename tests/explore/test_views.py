@@ -77,7 +77,7 @@ def test_place_with_the_least_error_is_chosen(show, made_up):
         for place in places
     }
     page = show([made_up], at="view=gold")
-    layer, head, induction = page.locator("[data-place]").get_attribute("data-place").split(" ")
+    layer, head, induction = page.locator("[data-aligner]").get_attribute("data-aligner").split(" ")
     chosen = (int(layer), head if head == "average" else int(head), induction)
     assert errors[chosen] == min(errors.values())
 

@@ -1,4 +1,4 @@
-// One site: its edges, its null queries, the row in numbers, and the whole matrix as a map.
+// One site: its edges, its null queries, the values of a row, and the whole matrix as a map.
 
 import { drawBipartite } from "./bipartite.js";
 import {
@@ -24,11 +24,11 @@ import { brief, count, number, ordinal, plural } from "./text.js";
 import { RULE } from "./units.js";
 
 export const NAMES = {
-  cross: { keys: "source (keys)", rows: "target (queries)" },
-  encoder: { keys: "source (keys)", rows: "source (queries)" },
-  decoder: { keys: "written so far (keys)", rows: "target (queries)" },
+  cross: { title: "Cross-attention", keys: "source (keys)", rows: "target (queries)" },
+  encoder: { title: "Encoder self-attention", keys: "source (keys)", rows: "source (queries)" },
+  decoder: { title: "Decoder self-attention", keys: "generated so far (keys)", rows: "target (queries)" },
 };
-const STEPS_NOTE = "A row is the decoder step that writes this token.";
+const STEPS_NOTE = "A row is the decoder step that generates this token.";
 
 // {element, update}: `update` answers changes that need no new page.
 export async function attentionView(context) {
@@ -65,7 +65,7 @@ function sentence({ example }) {
     { class: "sentences" },
     line("source", example.source.text),
     line(example.forced ? "given target" : "translation", example.target?.text),
-    own ? line("model writes", example.translation) : null,
+    own ? line("model output", example.translation) : null,
   );
 }
 
@@ -130,7 +130,7 @@ function picture(context, now, scene) {
   point(null);
   const body = scene.rows.length ? art.element : el("p", { class: "empty" }, "No row fits this filter.");
   const main = figure({
-    title: `${NAMES[now.kind].rows.split(" ")[0]} on ${NAMES[now.kind].keys.split(" (")[0]}, layer ${ordinal(now.layer)}`,
+    title: `${NAMES[now.kind].title}, layer ${ordinal(now.layer)}`,
     wide: true,
     body: el("div", {}, body, windowNote(context, scene)),
     note: counts(drawn, scene, now),
@@ -192,10 +192,10 @@ function map(context, now, scene) {
           lastKey: keys[keyWindow.first + keyWindow.count - 1].last,
         }
       : null;
-  const unitAt = (units, place) =>
+  const unitAt = (units, index) =>
     Math.max(
       0,
-      units.findIndex((unit) => unit.last > place),
+      units.findIndex((unit) => unit.last > index),
     );
   const move = (query, key) => {
     const start = Math.max(
@@ -223,18 +223,18 @@ function mapNote(site, windowed, first) {
   return `${count(site.queries)} \u00d7 ${count(site.keys)} pieces; rows are queries.${pooled}${moving}`;
 }
 
-// Every edge that is drawn, in numbers.
+// Every edge that is drawn, as a table.
 export function edgeTable(scene, { edges }) {
   const rows = edges.map(({ row, key, head, weight }) => [
-    scene.rows[row],
+    ordinal(scene.rows[row]),
     scene.queries[scene.rows[row]].label,
-    key,
+    ordinal(key),
     scene.keys[key].label,
     ordinal(head),
     weight,
   ]);
   return {
-    columns: ["row", "query", "key number", "key", "head", "weight"],
+    columns: ["row", "query", "key position", "key", "head", "weight"],
     rows: rows.sort((a, b) => a[0] - b[0] || a[4] - b[4] || a[2] - b[2]),
   };
 }

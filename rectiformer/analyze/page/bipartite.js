@@ -68,15 +68,15 @@ function layOut({ keys, rows, window, width, gutter, sums }) {
     sumAt: width - 4,
     rowY: (row) => TOP + before + rowGap * (row + 0.5),
     keyY(key) {
-      const place = key - window.first;
-      if (place < 0) return TOP + 22 + (ZONE - 30) * (key / window.first);
-      if (place < shown.length) return TOP + before + keyGap * (place + 0.5);
+      const offset = key - window.first;
+      if (offset < 0) return TOP + 22 + (ZONE - 30) * (key / window.first);
+      if (offset < shown.length) return TOP + before + keyGap * (offset + 0.5);
       return (
         TOP +
         before +
         tallest +
         8 +
-        (ZONE - 30) * ((place - shown.length) / Math.max(1, keys.length - window.first - shown.length))
+        (ZONE - 30) * ((offset - shown.length) / Math.max(1, keys.length - window.first - shown.length))
       );
     },
   };

@@ -16,7 +16,7 @@ const MARKS = [
   (x, y) => `M${x} ${y - 5}l5 5l-5 5l-5 -5z`,
 ];
 
-// series: [{name, values, heads}]; values one number (or null) a category, heads lists of numbers drawn as faint dots.
+// series: [{name, values, heads}]; values: one number (or null) per category; heads: lists of numbers drawn as faint dots.
 export function chart({ title, note, name, categories, axis, series, low = 0, high = null }) {
   const shown = series.filter((each) => each.values.some(Number.isFinite));
   if (!shown.length) return null;

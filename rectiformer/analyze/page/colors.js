@@ -29,10 +29,10 @@ export function headColor(head) {
 }
 
 function mix(ramp, share) {
-  const place = share * (ramp.length - 1);
-  const index = Math.min(ramp.length - 2, Math.floor(place));
+  const position = share * (ramp.length - 1);
+  const index = Math.min(ramp.length - 2, Math.floor(position));
   const [from, to] = [channels(ramp[index]), channels(ramp[index + 1])];
-  return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * (place - index))).join(", ")})`;
+  return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * (position - index))).join(", ")})`;
 }
 
 function channels(hex) {

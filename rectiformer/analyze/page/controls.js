@@ -2,12 +2,12 @@
 
 import { headColor } from "./colors.js";
 import { el, picker, segmented } from "./dom.js";
-import { KIND_NAMES } from "./model.js";
+import { SITE_NAMES } from "./model.js";
 import { FILTERS } from "./scene.js";
 import { ordinal, percent, plural } from "./text.js";
 
 export function kindControl({ example, kind }, store) {
-  const options = example.kinds().map((value) => ({ value, text: KIND_NAMES[value] }));
+  const options = example.siteKinds().map((value) => ({ value, text: SITE_NAMES[value] }));
   return segmented("Attention", options, kind, (value) =>
     store.set({ kind: value, layer: null, heads: null, first: 0, row: 0, keyFirst: null }),
   );
@@ -26,7 +26,7 @@ export function modelControl({ books, store }) {
   );
 }
 
-// One switch a head, with the share of queries it is active for; `choose` is told the new list.
+// One switch per head, with the share of queries it is active for; `choose` is told the new list.
 // Shift-click leaves only that head on. `off` adds a switch of the live page that takes the head out of the model.
 export function headControl({ site, heads }, choose, { label = "Heads", colored = false, off = null } = {}) {
   const all = Array.from({ length: site.heads }, (_, head) => head);
@@ -98,10 +98,10 @@ export function thresholdOf(state, most) {
   return state.threshold ** 2 * most;
 }
 
-// `write` says a threshold in words.
-export function thresholdControl(store, write) {
+// `describe` says a threshold in words.
+export function thresholdControl(store, describe) {
   const value = store.get().threshold;
-  const shown = el("output", { class: "threshold-value" }, write(store.get()));
+  const shown = el("output", { class: "threshold-value" }, describe(store.get()));
   const slider = el("input", {
     type: "range",
     min: 0,
@@ -112,7 +112,7 @@ export function thresholdControl(store, write) {
     on: {
       input: () => {
         store.set({ threshold: Number(slider.value) });
-        shown.textContent = write(store.get());
+        shown.textContent = describe(store.get());
       },
     },
   });

@@ -3,19 +3,19 @@
 import { chart } from "./charts.js";
 import { el } from "./dom.js";
 import { tableOf } from "./figure.js";
-import { KINDS } from "./model.js";
-import { bestPlace } from "./selection.js";
+import { SITES } from "./model.js";
+import { bestAligner } from "./selection.js";
 import { count, ordinal, percent } from "./text.js";
 
 const BY_HEAD = [
   ["sparsity", "Sparsity", "share of visible keys with weight exactly 0", 1],
   ["null_rate", "Null rate", "share of queries that weigh no key", 1],
   ["mass", "Row sum", "mean sum of a row's weights (softmax: 1)", null],
-  ["entropy", "Entropy", "mean over rows that are not null, in nats", null],
+  ["entropy", "Entropy", "mean over rows that are not null (nats)", null],
 ];
 const DIVERSITY = [
-  ["js", "Head diversity", "Jensen-Shannon divergence of heads, null rows dropped"],
-  ["js_zero", "Head diversity, null as zero", "the same, with null rows as zero vectors"],
+  ["js", "Head diversity", "JS divergence (nats) of the heads, null rows left out"],
+  ["js_zero", "Head diversity, null as zero", "JS divergence (nats), null rows as zero vectors"],
   ["support_overlap", "Support overlap", "how far heads weigh the same keys"],
 ];
 const MEMORY = [
@@ -59,23 +59,23 @@ export async function dashboardView(context) {
         section(
           title,
           `${capital(note)}. ${dots}`,
-          KINDS.map((kind) => byHead(models, kind, key, title, high)),
+          SITES.map((kind) => byHead(models, kind, key, title, high)),
         ),
       ),
       section(
         "Head diversity",
         "How much the heads of a layer differ.",
-        DIVERSITY.flatMap(([key, title, note]) => KINDS.map((kind) => diversity(models, kind, key, title, note))),
+        DIVERSITY.flatMap(([key, title, note]) => SITES.map((kind) => diversity(models, kind, key, title, note))),
       ),
       section(
         "Alignment error by layer",
-        "Best head and mean of the heads, rows read where a word is written (normal) or read (shifted).",
+        "Best head and mean of the heads, rows taken where a word is generated (normal) or read as input (shifted).",
         models.map(alignment),
       ),
-      section("Against length", "By length of the source in pieces; a line a layer.", models.flatMap(byLength)),
+      section("Against length", "By length of the source in pieces; one line per layer.", models.flatMap(byLength)),
       section(
         "Own sources and others",
-        "The same targets beside their own source and beside a source of another sentence.",
+        "The same targets with their own source vs. the source of another sentence.",
         shuffled(models),
       ),
       section("Memories", "Feed-forward layers as key-value memories.", memories(models)),
@@ -114,7 +114,7 @@ function glance(models) {
     "",
     "BLEU",
     "best AER",
-    ...KINDS.flatMap((kind) => [`${kind} zeros`, `${kind} null`]),
+    ...SITES.flatMap((kind) => [`${kind} zeros`, `${kind} null`]),
     "sentences",
     "source / target pieces",
   ];
@@ -125,8 +125,8 @@ function glance(models) {
     return [
       model.name,
       quality ? quality.bleu.toFixed(1) : "\u2013",
-      bestPlace(model.findings)?.aer.toFixed(3) ?? "\u2013",
-      ...KINDS.flatMap((kind) => [share(model, kind, "sparsity"), share(model, kind, "null_rate")]),
+      bestAligner(model.findings)?.aer.toFixed(3) ?? "\u2013",
+      ...SITES.flatMap((kind) => [share(model, kind, "sparsity"), share(model, kind, "null_rate")]),
       count(data.sentences),
       `${count(data.source_tokens)} / ${count(data.target_tokens)}`,
     ];
@@ -184,7 +184,7 @@ function byLength({ findings, name }) {
     ["null_rate", "Null rate"],
   ];
   return measures.flatMap(([key, title]) =>
-    KINDS.map((kind) => {
+    SITES.map((kind) => {
       const sites = findings.by_length.filter((site) => site.kind === kind);
       return chart({
         title: `${title}, ${kind}, ${name}`,

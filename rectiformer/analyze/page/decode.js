@@ -1,18 +1,18 @@
-// Arrays of a record: base64 of gzip of little-endian numbers.
+// Arrays of a record: base64 of gzip of little-endian values.
 
 const TYPES = { u1: Uint8Array, u4: Uint32Array, f4: Float32Array };
 
-// The numbers of an ARRAY {dtype, shape: [n], data}.
+// The values of an ARRAY {dtype, shape: [n], data}.
 export async function decode({ dtype, shape, data }) {
-  const Numbers = TYPES[dtype];
-  if (!Numbers) throw new Error(`array of unknown dtype ${dtype}`);
+  const TypedArray = TYPES[dtype];
+  if (!TypedArray) throw new Error(`array of unknown dtype ${dtype}`);
   const packed = unbase64(data);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const buffer = await new Response(stream).arrayBuffer();
-  if (buffer.byteLength !== shape[0] * Numbers.BYTES_PER_ELEMENT) {
+  if (buffer.byteLength !== shape[0] * TypedArray.BYTES_PER_ELEMENT) {
     throw new Error(`array of ${shape[0]} ${dtype} has ${buffer.byteLength} bytes`);
   }
-  return new Numbers(buffer);
+  return new TypedArray(buffer);
 }
 
 function unbase64(text) {

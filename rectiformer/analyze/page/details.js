@@ -1,4 +1,4 @@
-// The row under the pointer or the cursor, in numbers: raw weights, row sums, null.
+// The row under the pointer or the cursor, as values: raw weights, row sums, null.
 
 import { headColor, weightColor } from "./colors.js";
 import { el } from "./dom.js";
@@ -32,7 +32,7 @@ function title(unit, index, noun) {
     "p",
     { class: "details-title" },
     el("bdi", {}, brief(unit.label, 200)),
-    el("span", { class: "note" }, ` ${noun} ${index}`),
+    el("span", { class: "note" }, ` ${noun} ${ordinal(index)}`),
   );
 }
 

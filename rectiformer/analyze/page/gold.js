@@ -1,11 +1,11 @@
-// Links of one head beside gold links: hits, misses and false ones as different shapes over the weights.
+// Links of one head vs. gold links: hits, misses and false ones as different shapes over the weights.
 
 import { weightColor } from "./colors.js";
 import { modelControl } from "./controls.js";
 import { el, picker, segmented, svg } from "./dom.js";
 import { figure, tableOf } from "./figure.js";
 import { AVERAGE, INDUCTIONS, judge, judged, predict, rank, score, wordWeights } from "./links.js";
-import { bestPlace, resolve } from "./selection.js";
+import { bestAligner, resolve } from "./selection.js";
 import { fit, isRightToLeft, number, ordinal, visible, widthOf, wordTexts } from "./text.js";
 
 const CELL = 28;
@@ -21,14 +21,14 @@ export async function goldView(context) {
   const { example, book } = resolve(context);
   if (!example?.gold || !example.target || !example.layers("cross").length)
     return { element: absent(book, context.store) };
-  const { place, why } = await choosePlace(context, book, example);
-  const site = await example.site("cross", place.layer).load();
-  const verdict = judge(predict(example, site, place), example.gold);
-  const set = (await judged(book, place.layer)).map(
-    (each) => judge(predict(each, each.site("cross", place.layer), place), each.gold).counts,
+  const { aligner, why } = await chooseAligner(context, book, example);
+  const site = await example.site("cross", aligner.layer).load();
+  const verdict = judge(predict(example, site, aligner), example.gold);
+  const set = (await judged(book, aligner.layer)).map(
+    (each) => judge(predict(each, each.site("cross", aligner.layer), aligner), each.gold).counts,
   );
   const tested = context.findings[context.store.get().model]?.alignment?.find(
-    (row) => row.layer === place.layer && row.head === place.head && row.induction === place.induction,
+    (row) => row.layer === aligner.layer && row.head === aligner.head && row.induction === aligner.induction,
   );
   const scores = [
     ["this sentence", score([verdict.counts])],
@@ -39,11 +39,11 @@ export async function goldView(context) {
     element: el(
       "div",
       { class: "gold" },
-      controls(context, example, site, place, why),
+      controls(context, example, site, aligner, why),
       el(
         "div",
         { class: "stage" },
-        matrix(example, site, place, verdict),
+        matrix(example, site, aligner, verdict),
         el("aside", {}, scoreCard(scores), legendCard(verdict)),
       ),
     ),
@@ -63,22 +63,22 @@ function absent(book, store) {
 }
 
 // The layer, head and reading whose links are shown, and why these.
-async function choosePlace({ store, findings }, book, example) {
-  const { place, model } = store.get();
+async function chooseAligner({ store, findings }, book, example) {
+  const { aligner, model } = store.get();
   const fits = (each) => each && example.site("cross", each.layer)?.heads > (each.head === AVERAGE ? 0 : each.head);
-  if (fits(place)) return { place, why: "chosen by you" };
-  const best = bestPlace(findings[model]);
-  if (fits(best)) return { place: best, why: "the least error of all layers, heads and readings on the test set" };
+  if (fits(aligner)) return { aligner, why: "chosen by you" };
+  const best = bestAligner(findings[model]);
+  if (fits(best)) return { aligner: best, why: "the least error of all layers, heads and readings on the test set" };
   book.ranking ??= rank(book);
   const ranked = (await book.ranking).find(fits);
-  return { place: ranked, why: "the least error of all layers, heads and readings in this file" };
+  return { aligner: ranked, why: "the least error of all layers, heads and readings in this file" };
 }
 
-function controls(context, example, site, place, why) {
+function controls(context, example, site, aligner, why) {
   const { store } = context;
   const change = (patch) =>
-    store.set({ place: { layer: place.layer, head: place.head, induction: place.induction, ...patch } });
-  const headName = place.head === AVERAGE ? "mean of the heads" : `head ${ordinal(place.head)}`;
+    store.set({ aligner: { layer: aligner.layer, head: aligner.head, induction: aligner.induction, ...patch } });
+  const headName = aligner.head === AVERAGE ? "mean of the heads" : `head ${ordinal(aligner.head)}`;
   const layers = example.layers("cross").map((value) => ({ value, text: String(ordinal(value)) }));
   const heads = [
     ...Array.from({ length: site.heads }, (_, value) => ({ value, text: `head ${ordinal(value)}` })),
@@ -91,33 +91,33 @@ function controls(context, example, site, place, why) {
       "div",
       { class: "control-row" },
       modelControl(context),
-      segmented("Layer", layers, place.layer, (layer) => change({ layer })),
-      picker("Links from", heads, place.head, (head) => change({ head: head === AVERAGE ? head : Number(head) })),
+      segmented("Layer", layers, aligner.layer, (layer) => change({ layer })),
+      picker("Links from", heads, aligner.head, (head) => change({ head: head === AVERAGE ? head : Number(head) })),
       segmented(
         "Reading",
         INDUCTIONS.map((value) => ({ value, text: value })),
-        place.induction,
+        aligner.induction,
         (induction) => change({ induction }),
       ),
       el(
         "button",
-        { type: "button", class: "quiet", "data-value": "best", on: { click: () => store.set({ place: null }) } },
+        { type: "button", class: "quiet", "data-value": "best", on: { click: () => store.set({ aligner: null }) } },
         "best",
       ),
     ),
     el(
       "p",
-      { class: "note", "data-place": `${place.layer} ${place.head} ${place.induction}` },
-      `Layer ${ordinal(place.layer)}, ${headName}, ${place.induction}: ${why}. `,
-      place.induction === "normal"
-        ? "A target piece takes the row of the step that writes it."
+      { class: "note", "data-aligner": `${aligner.layer} ${aligner.head} ${aligner.induction}` },
+      `Layer ${ordinal(aligner.layer)}, ${headName}, ${aligner.induction}: ${why}. `,
+      aligner.induction === "normal"
+        ? "A target piece takes the row of the step that generates it."
         : "A target piece takes the row of the step that reads it.",
     ),
   );
 }
 
-function matrix(example, site, place, verdict) {
-  const weights = wordWeights(example, site, place);
+function matrix(example, site, aligner, verdict) {
+  const weights = wordWeights(example, site, aligner);
   const most = Math.max(0, ...weights.map((row) => Math.max(0, ...row.map(Math.abs))));
   const [source, target] = [wordTexts(example.source), wordTexts(example.target)];
   const widest = (list) => Math.min(WIDEST, Math.max(0, ...list.map((word) => widthOf(word)))) + 2;

@@ -18,7 +18,7 @@ const HELP = [
   ["[ ]", "layer before, after"],
   ["Page \u2191 \u2193", "window of rows in a long text"],
   ["n p", "example after, before"],
-  ["k", "kind of attention"],
+  ["k", "attention: cross, encoder, decoder"],
   ["w", "words or pieces"],
   ["c", "color by weight or head"],
   ["a", "all heads"],
@@ -119,10 +119,10 @@ function moveLayer(context, by) {
 
 function nextKind(context) {
   const { example, kind } = resolve(context);
-  const kinds = example?.kinds() ?? [];
-  if (kinds.length)
+  const sites = example?.siteKinds() ?? [];
+  if (sites.length)
     context.store.set({
-      kind: kinds[(kinds.indexOf(kind) + 1) % kinds.length],
+      kind: sites[(sites.indexOf(kind) + 1) % sites.length],
       layer: null,
       heads: null,
       first: 0,

@@ -16,7 +16,7 @@ function wordsOf(side) {
   return words;
 }
 
-// The dense row that a target piece takes: "normal" of the step that writes it, "shifted" of the step that reads it.
+// The dense row that a target piece takes: "normal" of the step that generates it, "shifted" of the step that reads it.
 function rowFor(site, head, piece, induction, width) {
   const query = piece + (induction === "shifted" ? 1 : 0);
   const row = new Float32Array(width);

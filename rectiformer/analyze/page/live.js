@@ -59,7 +59,7 @@ export class Live {
 
   // What to ask of a model; a head that is off is off in one model only.
   question(model, off) {
-    const own = off.filter((place) => place[0] === model).map((place) => place.slice(1));
+    const own = off.filter((head) => head[0] === model).map((head) => head.slice(1));
     const target = this.target.value.trim() ? { target: this.target.value } : {};
     return { source: this.source.value, ...target, off: own, model };
   }
@@ -73,7 +73,7 @@ export class Live {
       if (books[model]) books[model].examples.push(new Example(record.examples[0]));
       else books[model] = new Book(record);
       books[model].examples.at(-1).remark = off.length
-        ? `without ${off.map((place) => this.nameOf(place)).join(", ")}`
+        ? `without ${off.map((head) => this.nameOf(head)).join(", ")}`
         : "";
     });
     const before = off.length && this.whole?.source === source ? this.whole.answers : null;
@@ -88,12 +88,12 @@ export class Live {
   }
 
   showSwitches() {
-    const chips = this.off.map((place) => {
-      const on = { click: () => this.flip(place) };
+    const chips = this.off.map((head) => {
+      const on = { click: () => this.flip(head) };
       return el(
         "button",
         { type: "button", class: "quiet", title: "switch on again", on },
-        `${this.nameOf(place)} \u00d7`,
+        `${this.nameOf(head)} \u00d7`,
       );
     });
     this.switches.replaceChildren(...(chips.length ? [el("span", { class: "label" }, "Switched off"), ...chips] : []));
@@ -103,22 +103,22 @@ export class Live {
     return `${this.models > 1 ? `${"AB"[model]} ` : ""}${kind} layer ${ordinal(layer)} head ${ordinal(head)}`;
   }
 
-  isOff(place) {
-    return this.off.some((each) => String(each) === String(place));
+  isOff(head) {
+    return this.off.some((each) => String(each) === String(head));
   }
 
-  flip(place) {
-    this.ask(this.isOff(place) ? this.off.filter((each) => String(each) !== String(place)) : [...this.off, place]);
+  flip(head) {
+    this.ask(this.isOff(head) ? this.off.filter((each) => String(each) !== String(head)) : [...this.off, head]);
   }
 
   // For the heads of a site: a button that takes one out of the model, or puts it back.
   switchFor({ model, kind, layer }) {
     return (head) => {
-      const place = [model, kind, layer, head];
-      const off = this.isOff(place);
+      const switched = [model, kind, layer, head];
+      const off = this.isOff(switched);
       const title = off ? `switch head ${ordinal(head)} on again` : `switch head ${ordinal(head)} off and translate again`;
       const props = { type: "button", class: "power", title, "aria-label": title, "aria-pressed": String(off) };
-      return el("button", { ...props, "data-power": head, on: { click: () => this.flip(place) } }, powerSign());
+      return el("button", { ...props, "data-power": head, on: { click: () => this.flip(switched) } }, powerSign());
     };
   }
 }
@@ -146,7 +146,7 @@ async function translate(question) {
   return content;
 }
 
-// A model's translation; where heads are off, beside what it was with all of them.
+// A model's translation; where heads are off, compared with what it was with all of them.
 function translationLine(books, model, { translation, score }, before) {
   const changed = before !== undefined && before !== translation;
   const name = books.length > 1 ? `${"AB"[model]} \u00b7 ${books[model].name}` : "translation";

@@ -14,9 +14,9 @@ import { brief, plural } from "./text.js";
 
 const DRAW = { attention: attentionView, heads: mapView, gold: goldView, test: dashboardView, compare: compareView };
 const CAUTION = "What a head weighs is what it could use, not proof of what it did: attention is no proof of cause.";
-const place = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 
-const data = JSON.parse(place("page-data").textContent);
+const data = JSON.parse(byId("page-data").textContent);
 const store = createStore(fromAddress(location.hash));
 const context = {
   store,
@@ -35,14 +35,14 @@ function start() {
   context.books = readRecords();
   if (data.live) {
     context.live = new Live(context, data.models ?? []);
-    place("live").append(context.live.form);
+    byId("live").append(context.live.form);
   }
   const dialog = helpDialog();
   document.body.append(dialog);
-  place("top").append(...heading(dialog));
-  place("foot").append(el("p", { class: "note" }, CAUTION), ...provenance());
+  byId("top").append(...heading(dialog));
+  byId("foot").append(el("p", { class: "note" }, CAUTION), ...provenance());
   for (const note of data.left_out ?? [])
-    place("notices").append(el("p", { class: "note warn", "data-left-out": "" }, note));
+    byId("notices").append(el("p", { class: "note warn", "data-left-out": "" }, note));
   listenToKeys(context, dialog, switchTheme);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) =>
     setTheme(matches ? "dark" : "light"),
@@ -63,7 +63,7 @@ function readRecords() {
   try {
     return (data.records ?? []).map((record) => new Book(record));
   } catch (error) {
-    place("notices").append(el("p", { class: "error", role: "alert" }, brief(String(error.message))));
+    byId("notices").append(el("p", { class: "error", role: "alert" }, brief(String(error.message))));
     return [];
   }
 }
@@ -127,10 +127,10 @@ function switchTheme() {
 
 function listExamples(state) {
   const examples = context.books[0]?.examples ?? [];
-  place("examples").hidden = examples.length < 2 || state.view === "test";
+  byId("examples").hidden = examples.length < 2 || state.view === "test";
   const shown = `${state.example} of ${examples.length}`;
-  if (place("examples").dataset.shown === shown) return;
-  place("examples").dataset.shown = shown;
+  if (byId("examples").dataset.shown === shown) return;
+  byId("examples").dataset.shown = shown;
   const list = examples.map((example, i) =>
     el(
       "button",
@@ -150,19 +150,19 @@ function listExamples(state) {
       ),
     ),
   );
-  place("examples").replaceChildren(
+  byId("examples").replaceChildren(
     el("p", { class: "label" }, plural(examples.length, "example")),
     el("div", { class: "example-list" }, list),
   );
-  bringIntoView(place("examples").querySelector(".example-list"));
+  bringIntoView(byId("examples").querySelector(".example-list"));
 }
 
 // Scroll the list, and not the page, to the example that is shown.
 function bringIntoView(list) {
   const current = list.querySelector("[aria-current]");
   if (!current) return;
-  const [top, room] = [current.offsetTop - list.offsetTop, list.clientHeight];
-  if (top < list.scrollTop || top + current.offsetHeight > list.scrollTop + room) list.scrollTop = top - room / 2;
+  const [top, height] = [current.offsetTop - list.offsetTop, list.clientHeight];
+  if (top < list.scrollTop || top + current.offsetHeight > list.scrollTop + height) list.scrollTop = top - height / 2;
 }
 
 // The switch that has the focus, so that drawing anew does not lose it.
@@ -184,8 +184,8 @@ async function render() {
   document.body.dataset.view = state.view;
   listExamples(state);
   const views = data.live ? VIEWS.filter(({ value }) => value !== "gold" && value !== "test") : VIEWS;
-  place("tabs").replaceChildren(segmented("View", views, state.view, (view) => store.set({ view })));
-  context.full = place("view").clientWidth;
+  byId("tabs").replaceChildren(segmented("View", views, state.view, (view) => store.set({ view })));
+  context.full = byId("view").clientWidth;
   context.width = Math.max(480, Math.min(880, context.full - 390));
   let drawn;
   try {
@@ -197,7 +197,7 @@ async function render() {
   }
   if (mine !== turn) return;
   context.shown = drawn;
-  place("view").replaceChildren(drawn.element);
+  byId("view").replaceChildren(drawn.element);
   restore();
   document.body.dataset.ready = String(mine);
 }

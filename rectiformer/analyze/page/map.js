@@ -4,7 +4,7 @@ import { modelControl } from "./controls.js";
 import { weightColor } from "./colors.js";
 import { el, segmented, svg } from "./dom.js";
 import { figure } from "./figure.js";
-import { KINDS, KIND_NAMES, shares } from "./model.js";
+import { SITES, SITE_NAMES, shares } from "./model.js";
 import { resolve } from "./selection.js";
 import { ordinal, percent, plural } from "./text.js";
 
@@ -27,7 +27,7 @@ export async function mapView(context) {
     scope === "set"
       ? fromFindings(context.findings[store.get().model])
       : await fromSites(scope === "file" ? now.book.examples : [now.example]);
-  const panels = KINDS.filter((kind) => found.some((cell) => cell.kind === kind)).map((kind) =>
+  const panels = SITES.filter((kind) => found.some((cell) => cell.kind === kind)).map((kind) =>
     panel(
       context,
       kind,
@@ -73,7 +73,7 @@ async function fromSites(examples) {
       groups.get(name).list.push(site.counts(head));
     }
   }
-  return Array.from(groups.values(), ({ list, ...place }) => ({ ...place, ...shares(list) }));
+  return Array.from(groups.values(), ({ list, ...cell }) => ({ ...cell, ...shares(list) }));
 }
 
 function fromFindings(findings) {
@@ -119,7 +119,7 @@ function panel(context, kind, cells) {
     ),
   );
   return figure({
-    title: `${KIND_NAMES[kind]} attention`,
+    title: `${SITE_NAMES[kind]} attention`,
     body: el("div", { class: "scroll" }, drawing),
     name: `heads-${kind}`,
     wide: true,

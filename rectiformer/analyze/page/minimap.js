@@ -27,7 +27,7 @@ export function drawMinimap({ site, heads, box, move }) {
   canvas.dataset.dots = drawn;
   const frame = el("div", { class: "window-frame" });
   const stack = el("div", { class: "minimap" }, canvas, frame, strip);
-  place(frame, box, site, columns * scale, rows * scale);
+  position(frame, box, site, columns * scale, rows * scale);
   if (move) follow(canvas, site, move);
   return stack;
 }
@@ -88,7 +88,7 @@ function paintNulls(strip, site, heads, rows) {
   });
 }
 
-function place(frame, box, site, width, height) {
+function position(frame, box, site, width, height) {
   frame.hidden = !box;
   if (!box) return;
   const [top, bottom] = [box.firstQuery / site.queries, box.lastQuery / site.queries];

@@ -2,8 +2,8 @@
 
 import { decode } from "./decode.js";
 
-export const KINDS = ["cross", "encoder", "decoder"];
-export const KIND_NAMES = { cross: "Cross", encoder: "Encoder", decoder: "Decoder" };
+export const SITES = ["cross", "encoder", "decoder"];
+export const SITE_NAMES = { cross: "Cross", encoder: "Encoder", decoder: "Decoder" };
 const FIELDS = {
   rowStarts: "row_starts",
   columns: "columns",
@@ -32,8 +32,8 @@ class Site {
   async load(names = Object.keys(FIELDS)) {
     await Promise.all(
       names.map((name) => {
-        this.decoding[name] ??= decode(this.packed[FIELDS[name]]).then((numbers) => {
-          this[name] = numbers;
+        this.decoding[name] ??= decode(this.packed[FIELDS[name]]).then((array) => {
+          this[name] = array;
         });
         return this.decoding[name];
       }),
@@ -100,8 +100,8 @@ export class Example {
     return this.sites.find((site) => site.kind === kind && site.layer === layer);
   }
 
-  kinds() {
-    return KINDS.filter((kind) => this.sites.some((site) => site.kind === kind));
+  siteKinds() {
+    return SITES.filter((kind) => this.sites.some((site) => site.kind === kind));
   }
 
   layers(kind) {

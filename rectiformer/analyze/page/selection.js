@@ -3,7 +3,7 @@
 const DOCUMENT = 200; // queries
 
 // The alignment row with the least error of one model's findings, or null.
-export function bestPlace(findings) {
+export function bestAligner(findings) {
   const rows = findings?.alignment ?? [];
   return rows.reduce((best, row) => (best === null || row.aer < best.aer ? row : best), null);
 }
@@ -14,9 +14,9 @@ export function resolve(context, model = context.store.get().model) {
   const book = context.books[Math.min(model, context.books.length - 1)];
   const example = book?.examples[Math.min(state.example, book.examples.length - 1)];
   if (!example) return { model, book, heads: [] };
-  const kind = example.kinds().includes(state.kind) ? state.kind : example.kinds()[0];
+  const kind = example.siteKinds().includes(state.kind) ? state.kind : example.siteKinds()[0];
   const asked = model === state.model ? state : { layer: state.otherLayer, heads: state.otherHeads };
-  const best = kind === "cross" && asked.layer === null ? bestPlace(context.findings[model]) : null;
+  const best = kind === "cross" && asked.layer === null ? bestAligner(context.findings[model]) : null;
   const layers = example.layers(kind);
   const wanted = asked.layer ?? best?.layer;
   const layer = layers.includes(wanted) ? wanted : layers.at(-1);

@@ -83,21 +83,21 @@ function draw({ mass, nulls, keys, most }) {
 }
 
 function drawNull(share, { t, x, cell }) {
-  const place = { x, y: 20 + t * cell, width: STRIP, height: cell - 1 };
+  const box = { x, y: 20 + t * cell, width: STRIP, height: cell - 1 };
   return svg(
     "rect",
-    { class: "sentence-null", ...place, "fill-opacity": share, "data-null": share },
+    { class: "sentence-null", ...box, "fill-opacity": share, "data-null": share },
     svg("title", {}, `sentence ${t + 1}: ${percent(share)} of its rows are null`),
   );
 }
 
 function drawCell(sum, most, { t, s, cell }) {
-  const place = { x: LEFT + s * cell, y: 20 + t * cell, width: cell - 1, height: cell - 1 };
+  const box = { x: LEFT + s * cell, y: 20 + t * cell, width: cell - 1, height: cell - 1 };
   return svg(
     "rect",
     {
       class: sum === 0 ? "sentence-cell nothing" : "sentence-cell",
-      ...place,
+      ...box,
       fill: sum === 0 ? null : weightColor(sum, most),
       "data-from": t,
       "data-to": s,

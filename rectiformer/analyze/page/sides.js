@@ -1,4 +1,4 @@
-// Two models beside each other, pointed at together.
+// Two models side by side, pointed at together.
 
 import { NAMES, edgeTable } from "./attention.js";
 import { drawBipartite } from "./bipartite.js";
@@ -39,7 +39,7 @@ function drawSide(context, side, hover) {
     rows: scene.rows.map((index) => scene.queries[index]),
     window: scene.keyWindow,
     edges: drawn.edges,
-    width: widthBeside(context.full),
+    width: widthOfOne(context.full),
     gutter: { heads: scene.heads, state: (row, head) => stateOf(scene, row, head) },
     sums: null,
     names: NAMES[kind],
@@ -49,7 +49,7 @@ function drawSide(context, side, hover) {
   const element = frameOf(side, drawn, picture.element);
   const own = example.translation ?? (example.forced ? null : example.target?.text);
   element.append(
-    own ? sentence("model writes", own) : "",
+    own ? sentence("model output", own) : "",
     el("div", { class: "legends" }, scaleLegend(scene, state.unit), gutterLegend()),
     details,
   );
@@ -60,10 +60,10 @@ function drawSide(context, side, hover) {
   return { element, show };
 }
 
-// Of one picture: half of the room or, where that is too little for two (as style.css says), all of it.
-function widthBeside(room) {
-  const half = Math.floor((room - 90) / 2);
-  return half >= 405 ? half : Math.max(405, Math.min(880, room - 40));
+// Of one picture: half of the width or, where that is too little for two (as style.css says), all of it.
+function widthOfOne(full) {
+  const half = Math.floor((full - 90) / 2);
+  return half >= 405 ? half : Math.max(405, Math.min(880, full - 40));
 }
 
 function frameOf({ model, book, layer, scene }, drawn, body) {

@@ -1,4 +1,4 @@
-// What is shown: one object, changed in one place, kept in the address so that a view can be linked to.
+// What is shown: one object, changed here only, kept in the address so that a view can be linked to.
 
 import { ordinal } from "./text.js";
 
@@ -17,7 +17,7 @@ const DEFAULTS = {
   first: 0,
   keyFirst: null,
   scope: "example",
-  place: null,
+  aligner: null,
   comparing: "sides",
   otherLayer: null,
   otherHeads: null,
@@ -65,7 +65,7 @@ export function fromAddress(hash) {
   return found;
 }
 
-function written(name, value) {
+function encoded(name, value) {
   if (name === "heads") return value.map(ordinal);
   return name === "layer" ? ordinal(value) : value;
 }
@@ -73,7 +73,7 @@ function written(name, value) {
 // Put the state into the address; a page inside an iframe has none of its own and goes without.
 export function toAddress(state) {
   const words = LINKED.filter((name) => state[name] !== null && String(state[name]) !== String(DEFAULTS[name]));
-  const hash = words.map((name) => `${name}=${encodeURIComponent(written(name, state[name]))}`).join("&");
+  const hash = words.map((name) => `${name}=${encodeURIComponent(encoded(name, state[name]))}`).join("&");
   try {
     history.replaceState(null, "", `#${hash}`);
   } catch {

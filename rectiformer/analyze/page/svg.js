@@ -1,4 +1,4 @@
-// Saving a drawing as an SVG file that looks the same anywhere: styles written into it, pictures embedded.
+// Saving a drawing as an SVG file that looks the same anywhere: styles and pictures embedded.
 
 import { el, svg } from "./dom.js";
 

@@ -10,7 +10,7 @@ const LONGEST = 300;
 const FONT = "14px system-ui, sans-serif";
 const measuring = document.createElement("canvas").getContext("2d");
 
-// Control characters as their pictures, marks of direction by their numbers, what XML cannot hold as U+FFFD.
+// Control characters as their pictures, marks of direction by their code points, what XML cannot hold as U+FFFD.
 export function visible(text) {
   return text
     .replace(CONTROL, (c) => (c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : "\u2421"))
@@ -18,7 +18,7 @@ export function visible(text) {
     .replace(NOT_XML, "\ufffd");
 }
 
-// The words of a side. Their places count characters as Python does, not halves of them as JavaScript does.
+// The words of a side. Their offsets count characters as Python does, not halves of them as JavaScript does.
 export function wordTexts({ text, words }) {
   const characters = Array.from(text);
   return words.map(([, , start, stop]) => characters.slice(start, stop).join(""));

@@ -2,7 +2,7 @@
 
 import { wordTexts } from "./text.js";
 
-const SPACE = "\u2581"; // how a piece writes the space before a word; alone, it belongs to no word
+const SPACE = "\u2581"; // how a piece marks the space before a word; alone, it belongs to no word
 
 export const RULE =
   "Words: sum over source (key) pieces, mean over target (query) pieces; null when all of a word's pieces are.";
@@ -13,16 +13,16 @@ export function unitsOf(example, site, axis, mode) {
   const side = own ? example.source : example.target;
   const shift = site.kind === "decoder" && axis === "key" && example.target ? 1 : 0;
   const length = axis === "key" ? site.keys : site.queries;
-  const pieces = Array.from({ length }, (_, place) => pieceUnit(side, place, shift));
+  const pieces = Array.from({ length }, (_, position) => pieceUnit(side, position, shift));
   return mode === "piece" ? pieces : merged(side, pieces, shift);
 }
 
-function pieceUnit(side, place, shift) {
-  const piece = side.pieces[place - shift];
-  const unit = { first: place, last: place + 1, word: -1 };
-  if (place < shift) return { ...unit, label: "start", special: true };
+function pieceUnit(side, position, shift) {
+  const piece = side.pieces[position - shift];
+  const unit = { first: position, last: position + 1, word: -1 };
+  if (position < shift) return { ...unit, label: "start", special: true };
   if (!piece) return { ...unit, label: "end", special: true };
-  const end = place - shift === side.pieces.length - 1 && piece[1] === piece[2];
+  const end = position - shift === side.pieces.length - 1 && piece[1] === piece[2];
   if (end) return { ...unit, label: "end", special: true };
   return piece[0] === SPACE ? { ...unit, label: "space", special: true } : { ...unit, label: piece[0] };
 }
@@ -32,7 +32,7 @@ function merged(side, pieces, shift) {
   const labels = wordTexts(side);
   const units = [];
   side.words.forEach(([first, last], word) => {
-    for (let place = first; place < last; place += 1) free.delete(place + shift);
+    for (let position = first; position < last; position += 1) free.delete(position + shift);
     units.push({
       label: labels[word],
       first: first + shift,
@@ -40,7 +40,7 @@ function merged(side, pieces, shift) {
       word,
     });
   });
-  const rest = Array.from(free, (place) => pieces[place]);
+  const rest = Array.from(free, (position) => pieces[position]);
   return [...units, ...rest].sort((a, b) => a.first - b.first || a.last - b.last || a.word - b.word);
 }
 
@@ -48,7 +48,7 @@ function merged(side, pieces, shift) {
 export function membership(units, length) {
   const members = Array.from({ length }, () => []);
   units.forEach((unit, index) => {
-    for (let place = unit.first; place < unit.last; place += 1) members[place].push(index);
+    for (let position = unit.first; position < unit.last; position += 1) members[position].push(index);
   });
   return members;
 }

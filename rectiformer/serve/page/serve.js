@@ -30,7 +30,7 @@ async function describe() {
   document.body.dataset.ready = "";
 }
 
-// A newer request takes the place of one that is under way.
+// A newer request replaces one that is under way.
 async function translate() {
   const lines = source.value.replace(/\r/g, "").replace(/\n+$/, "").split("\n");
   if (!source.value.trim()) return;
@@ -88,15 +88,15 @@ function note(text) {
   return line;
 }
 
-// A line with a span for each word; places count code points, as Python does.
-function side(kind, text, places) {
+// A line with a span for each word; spans count code points, as Python does.
+function side(name, text, spans) {
   const line = document.createElement("bdi");
-  line.className = kind;
+  line.className = name;
   line.dir = "auto";
   const characters = Array.from(text);
   const between = (start, stop) => characters.slice(start, stop).join("");
   let at = 0;
-  const words = places.map(([start, stop]) => {
+  const words = spans.map(([start, stop]) => {
     const word = document.createElement("span");
     word.className = "word";
     word.textContent = between(start, stop);

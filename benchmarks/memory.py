@@ -91,7 +91,7 @@ def plot(points: Path, path: Path) -> None:
         point = json.loads(line)
         if point["contestant"] in CONTESTANTS and "mib" in point:
             lines.setdefault(point["contestant"], {})[point["length"]] = [point["mib"] / point["length"] * 1024]
-    draw_panels(path, ["memory of a training step"], [lines], "tokens a side", "KiB a token", log=True)
+    draw_panels(path, ["memory of a training step"], [lines], "tokens a side", "KiB a token", log_x=True)
 
 
 def main() -> None:

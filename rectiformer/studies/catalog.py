@@ -1,4 +1,4 @@
-"""THE table of studies. Commands, documents and tests read it."""
+"""The table of studies, which commands, documents and tests read."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ STUDIES: dict[str, Study] = {
         RELUFORMER_SEARCH,
     )
 }
-"""In the order of the report; what shows the results of another study comes after it."""
+"""In the order of the report; a study that shows another one's results comes after it."""
 
 
 def find_study(name: str) -> Study:
-    """The study of this name; ArgumentError, with the nearest names, where there is none."""
+    """The study of this name; ArgumentError with the nearest name where there is none."""
     if name not in STUDIES:
         raise ArgumentError(unknown_name("study", name, STUDIES))
     return STUDIES[name]

@@ -193,7 +193,7 @@ def figures(results: Results, folder: Path) -> list[Path]:
         for panel, measure in zip(lines, measures, strict=True):
             if values := results.values(name, measure):
                 panel.setdefault(labels["variant"], {})[labels["length"]] = values
-    found = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "subwords of a segment", log=True)
+    found = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "subwords of a segment", log_x=True)
     return found + draw_losses(results, folder / "losses.svg")
 
 

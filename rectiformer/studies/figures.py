@@ -1,4 +1,4 @@
-"""Figures of studies: lines against a number, a line a model, with all seeds as dashes."""
+"""Figures of studies: one line per model through the mean of its seeds, all seeds as dashes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*<>"
 LEGEND_LINE = 0.14  # inches
 MARKED = 8
-"""Most places of a line that are marked; more run together."""
+"""Most points of a line that get a marker; more would run together."""
 
 Line = Mapping[float, Sequence[float]]
-"""Values of all seeds at each place."""
+"""Values of all seeds at each x."""
 
 
-def look(number: int) -> dict[str, Any]:
-    """How line `number` is drawn: no two of the first forty look the same, even without color."""
+def line_style(number: int) -> dict[str, Any]:
+    """How line `number` is drawn: the first forty differ even without color."""
     marker = MARKERS[number % len(MARKERS)]
     dashes = DASHES[(number // len(MARKERS) + number) % len(DASHES)]
     return {"color": COLORS[number % len(COLORS)], "linestyle": dashes, "marker": marker, "markerfacecolor": "white"}
@@ -37,32 +37,32 @@ def draw_panels(
     path: Path,
     titles: Sequence[str],
     lines: Sequence[Mapping[str, Line]],
-    across: str,
-    up: str = "",
-    log: bool = False,
-    log_up: bool = False,
+    xlabel: str,
+    ylabel: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> list[Path]:
-    """A row of panels with the same models in the same looks; nothing where no panel has a point.
+    """Draw a row of panels in which a model has the same style; nothing where no panel has a point.
 
     Args:
-        lines: those of each panel. A model without points is not shown, but keeps its look from others, so that they
-            look the same in another figure that shows it.
-        up: what all panels show, which then have one scale; none where each has a measure of its own.
-        log: whether places lie across by their logarithm; `log_up`: whether values do upwards.
+        lines: the lines of each panel. A model without points is not drawn but keeps its style, so that the others
+            look the same in every figure.
+        ylabel: what all panels show on one scale; empty where each panel has a measure of its own.
     """
-    looks = {name: look(number) for number, name in enumerate(dict.fromkeys(name for panel in lines for name in panel))}
-    shown = {name: looks[name] for name in looks if any(panel.get(name) for panel in lines)}
+    names = dict.fromkeys(name for panel in lines for name in panel)
+    styles = {name: line_style(number) for number, name in enumerate(names)}
+    shown = {name: styles[name] for name in styles if any(panel.get(name) for panel in lines)}
     if not shown:
         return []
     columns = 2 * len(lines)
     with style():
         height = 1.9 + LEGEND_LINE * math.ceil(len(shown) / columns)
-        figure, axes = panels(1, len(lines), height=height, share="row" if up else "none")
+        figure, axes = panels(1, len(lines), height=height, share="row" if ylabel else "none")
         for axis, title, panel in zip(axes[0], titles, lines, strict=True):
-            axis.set(title=title, xlabel=across)
-            draw_axis(axis, {name: panel[name] for name in shown if panel.get(name)}, shown, log)
-            axis.set_yscale("log" if log_up else "linear")
-        axes[0, 0].set_ylabel(textwrap.fill(up, 24))
+            axis.set(title=title, xlabel=xlabel)
+            draw_axis(axis, {name: panel[name] for name in shown if panel.get(name)}, shown, log_x)
+            axis.set_yscale("log" if log_y else "linear")
+        axes[0, 0].set_ylabel(textwrap.fill(ylabel, 24))
         add_legend(figure, shown, columns)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -70,17 +70,17 @@ def draw_panels(
     return [path]
 
 
-def draw_axis(axis: Axes, panel: Mapping[str, Line], looks: Mapping[str, dict[str, Any]], log: bool) -> None:
-    """The lines of one panel; where places are far apart, each is marked by its number."""
+def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[str, Any]], log_x: bool) -> None:
+    """Draw the lines of one panel; on a logarithmic axis every x has a tick."""
     for name, line in panel.items():
-        places = sorted(line)
-        every = math.ceil(len(places) / MARKED)
-        first = list(looks).index(name) % every  # lines that lie on each other are marked in turn
-        draw_line(axis, {**looks[name], "markevery": (first, every)}, places, [line[place] for place in places])
-    if log and panel:
-        marks = sorted({place for line in panel.values() for place in line})
+        xs = sorted(line)
+        every = math.ceil(len(xs) / MARKED)
+        first = list(styles).index(name) % every  # lines that lie on each other are marked in turn
+        draw_line(axis, {**styles[name], "markevery": (first, every)}, xs, [line[x] for x in xs])
+    if log_x and panel:
+        ticks = sorted({x for line in panel.values() for x in line})
         axis.set_xscale("log")
-        axis.set_xticks(marks, [f"{mark:g}" for mark in marks], rotation=60 if len(marks) > 5 else 0)
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=60 if len(ticks) > 5 else 0)
         axis.minorticks_off()
     else:
         from matplotlib.ticker import MaxNLocator
@@ -88,10 +88,10 @@ def draw_axis(axis: Axes, panel: Mapping[str, Line], looks: Mapping[str, dict[st
         axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # layers and updates
 
 
-def add_legend(figure: Figure, looks: Mapping[str, dict[str, Any]], columns: int) -> None:
-    """The models below all panels."""
+def add_legend(figure: Figure, styles: Mapping[str, dict[str, Any]], columns: int) -> None:
+    """Name the models below all panels."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **each) for each in looks.values()]
-    names = [printable(name, 40) for name in looks]
+    handles = [Line2D([], [], **each) for each in styles.values()]
+    names = [printable(name, 40) for name in styles]
     figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=6)

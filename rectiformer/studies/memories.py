@@ -138,7 +138,7 @@ def sweep_figures(results: Results, folder: Path) -> list[Path]:
         labels = results.labels(name)
         if values := results.values(name, "bleu"):
             lines.setdefault(labels["memory"], {})[labels["slots"]] = values
-    return draw_panels(folder / "slots.svg", ["test BLEU by slots"], [lines], "slots", "BLEU", log=True)
+    return draw_panels(folder / "slots.svg", ["test BLEU by slots"], [lines], "slots", "BLEU", log_x=True)
 
 
 def measure_diagnostics(run: Trained) -> dict[str, Any]:
@@ -220,11 +220,9 @@ def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
             layers.setdefault(entry.name, {}).setdefault(number, []).append(memory["variance_ratio"])
             for share, ratio in memory["top_score_ratio"].items():
                 tops.setdefault(entry.name, {}).setdefault(float(share), []).append(ratio)
-    made = draw_panels(
-        folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first", log_up=True
-    )
+    made = draw_panels(folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first", log_y=True)
     return made + draw_panels(
-        folder / "top-score-ratio.svg", ["share of scores"], [tops], "in the top share of slots", log=True
+        folder / "top-score-ratio.svg", ["share of scores"], [tops], "in the top share of slots", log_x=True
     )
 
 

@@ -1,4 +1,4 @@
-"""What a study is: a question, the trainings that answer it, what is measured of each, and how that is shown."""
+"""What a study is: a question, the trainings that answer it, what is measured of each, and how it is shown."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rectiformer.studies.results import Results, Table
 from rectiformer.toml import load_config
 
 RUN = "run"
-"""The folder of a run in that of its training."""
+"""The folder of a run inside that of its training."""
 FILE_KEYS = tuple(item.name for item in dataclasses.fields(DataConfig) if item.type == "Files")
 """The keys of [data] that name files."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done, and where the text is."""
+    """How much is trained, and where the text is."""
 
     name: str
     """One of `SCALES`."""
     data: Path | None = None
-    """Folder of the corpus; without one, the study's own `folders` say."""
+    """Folder of the corpus; none for the built-in grammar."""
 
 
 SCALES = {
-    "smoke": "the built-in grammar, seconds a training on a CPU: shows that everything runs",
-    "small": "a real corpus of some megabytes, a minute or two a training on one GPU",
+    "smoke": "the built-in grammar, seconds per training on a CPU: shows that everything runs",
+    "small": "a real corpus of some megabytes, a minute or two per training on one GPU",
     "paper": "the recipe of the paper, on files that you provide",
 }
 
@@ -44,14 +44,14 @@ class Training:
     """One model to train."""
 
     name: str
-    """What all its seeds have in common; a row of a table, and with the seed the name of a folder."""
+    """Shared by all seeds: a row of a table."""
     seed: int
     config: Config
-    """Where it starts from a training of another study, `training.init_from` is that one's `study/key`."""
+    """To start from a training of another study, `training.init_from` is that one's `study/key`."""
     labels: Mapping[str, str | int | float] = field(default_factory=dict)
     """What the tables and figures sort it by."""
     form: str = ""
-    """What its text is brought into first, one of `FORMS` in forms.py; empty for text as it is."""
+    """How its text is rewritten first, one of `FORMS` in corpora.py; empty for text as it is."""
 
     @property
     def key(self) -> str:
@@ -70,51 +70,51 @@ class Trained:
     data: Path
     """Its prepared data."""
     peak_bytes: int
-    """Most memory of the training process: of the GPU, or where there is none of the process."""
+    """Peak memory of the training process: on the GPU, or in RAM where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One question. `STUDIES` in catalog.py holds them all; commands, documents and tests read that table."""
+    """One question; `STUDIES` in catalog.py holds them all."""
 
     name: str
     title: str
     question: str
     paper: str
-    """What the paper says, with the confidence of what we know about it."""
+    """What the paper says, and how we know it."""
     folders: Mapping[str, str]
-    """Where the corpus of a scale is looked for without --data; nowhere at smoke, whose text is built in."""
+    """The default folder of the corpus, by scale; none at smoke, whose text is built in."""
     trainings: Callable[[Scale], list[Training]] = lambda scale: []
-    """In the order they are done: what matters most comes first, for a study that is stopped."""
+    """In the order they run: what matters most comes first, in case the study is stopped."""
     measure: Callable[[Trained], dict[str, Any]] = lambda run: {}
     tables: Callable[[Results], list[Table]]
     figures: Callable[[Results, Path], list[Path]] = lambda results, folder: []
-    """Draws into a folder whatever the results allow, and says which files."""
+    """Draws what the results allow into a folder, and returns the files."""
     reads: str = ""
-    """The study whose models are measured, where it trains none of its own."""
+    """The study whose models it measures, where it trains none of its own."""
     alone: bool = False
-    """Whether it measures time, so that nothing may run beside it."""
+    """Whether it measures time, so that nothing may run next to it."""
     shows: Study | None = None
-    """The study whose results it shows in another way, where it neither trains nor measures."""
+    """The study whose results it shows in other tables, where it neither trains nor measures."""
 
     @property
     def source(self) -> Study:
-        """The study whose results its tables are made of."""
+        """The study whose results its tables show."""
         return self.shows or self
 
     def at(self, scale: str, data: Path | None = None) -> Scale:
-        """The scale of this name, with the corpus in `data` or where this study looks for it."""
+        """The scale of this name, with the corpus in `data` or in the default folder."""
         default = self.folders.get(scale)
         return Scale(scale, data if data is not None else Path(default) if default else None)
 
     def under(self, scale: str, root: Path) -> Scale:
-        """The scale of this name, with `root` in place of the folder `data`, where this study looks for its corpus."""
+        """The scale of this name, with the default folder under `root` instead of `data`."""
         default = self.folders.get(scale)
         return Scale(scale, root / Path(default).relative_to("data") if default else None)
 
 
 def configure(settings: tuple[str, ...], scale: Scale, *more: str) -> Config:
-    """A configuration from `section.key=value` strings; files named in it lie in the folder of the scale."""
+    """A configuration from `section.key=value` strings, its files in the folder of the scale."""
     config = load_config(None, (*settings, *more))
     if scale.data is None:
         return config
@@ -123,7 +123,7 @@ def configure(settings: tuple[str, ...], scale: Scale, *more: str) -> Config:
 
 
 def rename_files(data: DataConfig, rename: Callable[[str], str]) -> DataConfig:
-    """The same with other names for all its files."""
+    """The same with all its files renamed."""
     files: dict[str, Any] = {key: tuple(map(rename, getattr(data, key))) for key in FILE_KEYS}
     return dataclasses.replace(data, **files)
 
@@ -131,7 +131,7 @@ def rename_files(data: DataConfig, rename: Callable[[str], str]) -> DataConfig:
 def seeded(
     name: str, seeds: tuple[int, ...], config: Config, *, form: str = "", **labels: str | int | float
 ) -> list[Training]:
-    """The same training once a seed."""
+    """The same training once per seed."""
 
     def with_seed(seed: int) -> Config:
         return dataclasses.replace(config, training=dataclasses.replace(config.training, seed=seed))
@@ -140,7 +140,7 @@ def seeded(
 
 
 def start_folder(config: Config, out: Path, scale: Scale) -> Path | None:
-    """The folder in `out` of the training that one starts from, if it does."""
+    """The folder in `out` of the training that this one starts from, if any."""
     if not config.training.init_from:
         return None
     study, key = config.training.init_from.split("/")
@@ -148,9 +148,9 @@ def start_folder(config: Config, out: Path, scale: Scale) -> Path | None:
 
 
 def locate_start(config: Config, out: Path, scale: Scale) -> Config:
-    """The same with the folder in `out` of the run that it starts from, and with the subwords of that.
+    """The same, starting from the folder in `out` of that run and with its subwords.
 
-    ArgumentError where that one is not trained.
+    ArgumentError where that run is not trained.
     """
     folder = start_folder(config, out, scale)
     if folder is None:
@@ -167,7 +167,7 @@ def locate_start(config: Config, out: Path, scale: Scale) -> Config:
 
 
 def portable(config: Config) -> Config:
-    """A configuration without what may differ between machines: folders of files and runs, device, compiling."""
+    """The configuration without what may differ between machines: folders, device, compilation."""
     found = dataclasses.replace(
         config,
         data=rename_files(config.data, lambda name: Path(name).name),
@@ -185,16 +185,16 @@ def portable(config: Config) -> Config:
 
 
 def hash_config(config: Config) -> str:
-    """One hash for one experiment, wherever it is run."""
+    """A hash of the experiment, the same wherever it runs."""
     return hash_settings(portable(config))
 
 
 def hash_text(config: Config) -> str:
-    """A short hash of what decides the prepared data: the sections [data] and [vocabulary], files as they are named."""
+    """A short hash of what decides the prepared data: the sections [data] and [vocabulary]."""
     return hash_settings(Config(data=config.data, vocabulary=config.vocabulary))[:16]
 
 
 def hash_settings(config: Config) -> str:
-    """Of what is not a default, so that new keys change nothing."""
+    """A hash of all settings that are not defaults, so that new keys change nothing."""
     settings = [f"{key} = {value_of(config, key)!r}" for key in changed_keys(Config(), config)]
     return hashlib.sha256("\n".join(settings).encode()).hexdigest()

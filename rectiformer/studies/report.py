@@ -1,4 +1,4 @@
-"""One Markdown file about all studies in a folder: tables, figures, commands, and where the numbers come from."""
+"""The report: one Markdown page about all studies in a folder, with tables, figures, commands and origins."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rectiformer.studies.results import CLAIM, RULE, Results, Table, distinct, s
 from rectiformer.studies.running import load_results
 
 PAGE = "reproduction.md"
-ELSEWHERE = "studies"
-"""The folder that a command names, whatever the folder was called here."""
+COMMAND_FOLDER = "studies"
+"""The folder that shown commands name, whatever it was called here."""
 LONGEST_REMARKS = 2**16  # bytes
-LEGEND = """Intervals are 95 % t intervals over seeds. How what a paper says is known: [S] seen in a primary source,
-[T] read in a third text, [D] derived, [R] recalled.
+LEGEND = """Intervals are 95 % t intervals over seeds. How we know what a paper says: [S] seen in a primary source,
+[T] read in a secondary source, [D] derived, [R] recalled.
 """
 
 
 def write_report(out: Path) -> Path:
-    """Render every study of which something is known in `out` as OUT/reproduction.md, its figures beside it.
+    """Render every study with results in `out` as OUT/reproduction.md, with figures next to it.
 
     All results are saved in OUT/results too: a folder with nothing but these gives the same page. Remarks on a study
-    are taken from OUT/results/STUDY-SCALE.md.
+    are read from OUT/results/STUDY-SCALE.md.
     """
     found = list(studies_in(out))
     if not found:
@@ -52,7 +52,7 @@ def summarize(found: Sequence[tuple[Study, Results]]) -> str:
 
 
 def studies_in(out: Path) -> Iterator[tuple[Study, Results]]:
-    """Every study and scale with results, in the order of the table of studies."""
+    """Every study and scale with results, in the order of the catalog."""
     for study in STUDIES.values():
         for scale in SCALES:
             results = load_results(study, study.at(scale), out)
@@ -74,13 +74,13 @@ def render(study: Study, results: Results, out: Path) -> str:
 
 
 def read_remarks(out: Path, study: str, scale: str) -> list[str]:
-    """What people have to say of a study's results: Markdown in a file beside them, if there is one."""
+    """Remarks on a study's results: a Markdown file next to them, if there is one."""
     path = saved_path(out, study, scale).with_suffix(".md")
     return [read_regular(path, LONGEST_REMARKS).decode("utf-8")] if path.exists() else []
 
 
 def describe_origin(results: Results) -> str:
-    """How much is done, and by what code on which machine."""
+    """How many trainings are finished, by which code, on which machine."""
     entries = results.finished
     counts = f"{len(entries)} of {results.planned} trainings finished"
     if results.failures:
@@ -94,5 +94,5 @@ def describe_origin(results: Results) -> str:
 
 
 def command(study: Study, scale: str) -> str:
-    """What makes, or goes on with, these results."""
-    return f"rectiformer study {study.name} --scale {scale} --out {ELSEWHERE}"
+    """The command that makes these results."""
+    return f"rectiformer study {study.name} --scale {scale} --out {COMMAND_FOLDER}"

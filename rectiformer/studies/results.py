@@ -1,4 +1,4 @@
-"""What finished trainings have left on disk, and statistics over their seeds."""
+"""Results on disk, their statistics over seeds, and tables of them with the verdicts on the papers' claims."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rectiformer.files import parse_object, read_regular, replace_file
 FORMAT = 1
 RESULT, FAILURE = "result.json", "failed.json"
 SAVED = "results"
-"""The folder of saved results: NAME-SCALE.jsonl, a result a line, small enough to be kept with the code."""
-LARGEST = 2**24  # bytes of a result; ours have some thousands
+"""The folder of saved results: STUDY-SCALE.jsonl, one result per line, small enough to keep with the code."""
+LARGEST = 2**24  # bytes of a result; ours have a few thousand
 LARGEST_SAVED = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One training, finished or failed, and all that is needed to tell where its numbers come from."""
+    """One training, finished or failed, and where its numbers come from."""
 
     study: str
     scale: str
@@ -50,7 +50,7 @@ class Result:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent, allow_nan=False)
 
     def write(self, folder: Path) -> None:
-        """Put it in `folder`, whole or not at all; a failure never takes the place of a result."""
+        """Save it in `folder`, whole or not at all; a failure never replaces a result."""
         content = self.to_json(indent=1).encode()
         replace_file(folder / (FAILURE if self.failed else RESULT), content + b"\n")
         if not self.failed:
@@ -58,7 +58,7 @@ class Result:
 
 
 def read_result(folder: Path) -> Result | None:
-    """What is known of the training in `folder`: its result, else its failure, else nothing."""
+    """The result of the training in `folder`, else its failure, else None."""
     for name in (RESULT, FAILURE):
         path = folder / name
         if path.exists():
@@ -67,7 +67,7 @@ def read_result(folder: Path) -> Result | None:
 
 
 def parse_result(path: Path, text: bytes) -> Result:
-    """The result that a file, or a line of it, holds; DataError where it is none."""
+    """The result in a file or in one line of it; DataError where there is none."""
     content = parse_object(path, text)
     found = content.pop("format", None)
     if found != FORMAT:
@@ -79,7 +79,7 @@ def parse_result(path: Path, text: bytes) -> Result:
 
 
 def save_results(results: Results, out: Path) -> None:
-    """Write all that is known as one file of lines, which `read_saved` reads; folders of this machine are left out."""
+    """Save all results as one file of lines, which `read_saved` reads, without folders of this machine."""
     path = saved_path(out, results.study, results.scale)
     path.parent.mkdir(parents=True, exist_ok=True)
     portable = [replace(entry, failed=entry.failed.replace(str(out), "OUT")) for entry in results.entries]
@@ -87,7 +87,7 @@ def save_results(results: Results, out: Path) -> None:
 
 
 def read_saved(out: Path, study: str, scale: str) -> dict[str, Result]:
-    """The results that were saved of a study at a scale, by key; none where none were."""
+    """The saved results of a study at a scale, by key."""
     path = saved_path(out, study, scale)
     lines = read_regular(path, LARGEST_SAVED).split(b"\n") if path.exists() else []
     return {result.key: result for line in lines if line for result in [parse_result(path, line)]}
@@ -99,7 +99,7 @@ def saved_path(out: Path, study: str, scale: str) -> Path:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95 % interval, which one seed does not have."""
+    """A mean over seeds with its 95 % interval; a single seed has none."""
 
     mean: float
     half: float | None
@@ -113,7 +113,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean and t interval; None of no values."""
+    """Mean and t interval; None without values."""
     count = len(values)
     if not count:
         return None
@@ -124,9 +124,9 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate | None:
-    """Mean and t interval of `first` less `second`, seed by seed; None where they have no seed in common.
+    """Mean and t interval of `first` - `second`, seed by seed; None where they have no seed in common.
 
-    A seed gives all models of a study the same batches in the same order, so that much of their luck is common.
+    A seed gives all models of a study the same batches in the same order, so much of their luck is shared.
     """
     return estimate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
 
@@ -138,7 +138,7 @@ def variance(values: Sequence[float]) -> float:
 
 
 def t_quantile(freedom: int, share: float = 0.95) -> float:
-    """The t that a variable with so many degrees of freedom stays within, up to its sign, in this share of cases."""
+    """The t for which Student's distribution of `freedom` degrees has this share between -t and t."""
     low, high = 0.0, 1e6
     while high - low > 1e-9 * max(1.0, low):
         middle = (low + high) / 2
@@ -147,7 +147,7 @@ def t_quantile(freedom: int, share: float = 0.95) -> float:
 
 
 def share_within(t: float, freedom: int) -> float:
-    """How much of Student's distribution lies between -t and t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    """The share of Student's distribution between -t and t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine, odd = math.cos(angle), freedom % 2
     term = cosine if odd else 1.0
@@ -160,15 +160,15 @@ def share_within(t: float, freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Results:
-    """All that is known of a study at a scale, in the order of its plan."""
+    """All results of a study at a scale, in the order of its plan."""
 
     study: str
     scale: str
     planned: int
-    """Trainings of the whole study."""
+    """Number of trainings in the whole study."""
     entries: list[Result]
     changed: Sequence[str] = ()
-    """The rows that have results of other settings than the study has now."""
+    """The rows whose results were made with other settings than the study has now."""
 
     @property
     def finished(self) -> list[Result]:
@@ -179,7 +179,7 @@ class Results:
         return [entry for entry in self.entries if entry.failed]
 
     def names(self) -> list[str]:
-        """The rows there are: what the seeds of a training have in common."""
+        """The rows: what the seeds of a training have in common."""
         return list(dict.fromkeys(entry.name for entry in self.entries))
 
     def of(self, name: str) -> list[Result]:
@@ -187,7 +187,7 @@ class Results:
         return [entry for entry in self.finished if entry.name == name]
 
     def by_seed(self, name: str, measure: str) -> dict[int, float]:
-        """A number of each finished seed of a row that has it."""
+        """A measure of each finished seed of a row that has it."""
         found = {entry.seed: entry.measures.get(measure) for entry in self.of(name)}
         return {seed: float(value) for seed, value in found.items() if value is not None}
 
@@ -202,26 +202,26 @@ class Results:
         return estimate(self.values(name, measure))
 
     def cell(self, name: str, measure: str, digits: int = 2) -> str:
-        """What a table says of a row: mean and interval, that it failed, or nothing yet."""
+        """A row's cell in a table: mean and interval, `failed`, or nothing yet."""
         found = self.estimate(name, measure)
         if found is not None:
             return found.describe(digits)
         return "failed" if any(entry.name == name for entry in self.failures) else ""
 
     def means(self, name: str, measures: Iterable[str]) -> str:
-        """Several means in one cell, with slashes between; empty where there is none."""
+        """Several means in one cell, separated by slashes."""
         found = [self.estimate(name, measure) for measure in measures]
         return " / ".join(f"{each.mean:.2f}" for each in found if each is not None)
 
 
 def distinct(values: Iterable[str]) -> str:
-    """The different values, with commas between; for a line on where numbers come from."""
+    """The distinct values, separated by commas."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are shown."""
+    """Cells as they are shown, with a title and notes."""
 
     title: str
     columns: tuple[str, ...]
@@ -230,7 +230,6 @@ class Table:
     """Lines below it."""
 
     def to_markdown(self) -> str:
-        """A title, a table, its notes."""
         lines = [f"**{self.title}**", "", row_of(self.columns), row_of("---" for _ in self.columns)]
         lines += [row_of(row) for row in self.rows]
         for note in self.notes:
@@ -244,22 +243,22 @@ def describe_all(values: Iterable[Sequence[float]], digits: int) -> list[str]:
 
 
 def row_of(cells: Iterable[str]) -> str:
-    """A line of a Markdown table; what would end a cell is escaped."""
+    """A line of a Markdown table, cells escaped."""
     return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A difference that the paper reports, and what would count as the same here."""
+    """A difference that the paper reports, and what would confirm it here."""
 
     first: str
     second: str
-    """Rows of the study: how `first` stands to `second`."""
+    """Rows of the study: `first` compared with `second`."""
     expected: Literal["above", "below", "equal", "no worse"]
     paper: str
-    """Its difference, if known, with the confidence of what we know about it."""
+    """The paper's difference, if known, and how we know it."""
     margin: float = 0.5
-    """How far apart equal may be, or below what is no worse."""
+    """How far apart "equal" may be, or how far below "no worse"."""
 
     def describe(self) -> str:
         """`relu above softmax`."""
@@ -274,7 +273,7 @@ CLAIM = "claim"
 """The first column of a table of claims."""
 RULE = (
     'Agree: the 95 % interval of our difference over seeds (paired) lies on the paper\'s side of 0; for "equal", '
-    'within the margin, for "no more below" above it. Disagree: it lies on the other side. Open: neither.'
+    'within the margin, for "no more than ... below" above it. Disagree: it lies on the other side. Open: neither.'
 )
 
 
@@ -296,7 +295,7 @@ def verdict(found: Estimate | None, claim: Claim) -> str:
 
 
 def claims_table(title: str, claims: Sequence[Claim], results: Results, measure: str, unit: str) -> Table:
-    """Every claim whose rows are in the results, with our difference and the verdict."""
+    """Our difference and the verdict for every claim whose rows are in the results."""
     rows = []
     for claim in claims:
         if not {claim.first, claim.second} <= set(results.names()):
@@ -308,6 +307,6 @@ def claims_table(title: str, claims: Sequence[Claim], results: Results, measure:
 
 
 def signed(found: Estimate, digits: int = 2) -> str:
-    """A difference, with its sign."""
+    """A difference with its sign."""
     text = found.describe(digits)
     return text if text.startswith("-") else f"+{text}"

@@ -199,7 +199,7 @@ def skipping_figures(results: Results, folder: Path) -> list[Path]:
     made = []
     for variant, panels in found.items():
         path, titles = folder / f"shapes-{variant}.svg", [f"{variant}, {site}" for site in SITES]
-        made += draw_panels(path, titles, panels, "segment length in subwords", "share that is zeros", log=True)
+        made += draw_panels(path, titles, panels, "segment length in subwords", "share that is zeros", log_x=True)
     return made
 
 

@@ -1,15 +1,15 @@
 """Figures of studies: who is shown, and by which look."""
 
-from rectiformer.studies.figures import MARKED, draw_panels, look
+from rectiformer.studies.figures import MARKED, draw_panels, line_style
 from rectiformer.studies.sparsity import above_zero
 
 
 def colors(svg):
-    return [number for number in range(3) if look(number)["color"].lower() in svg.lower()]
+    return [number for number in range(3) if line_style(number)["color"].lower() in svg.lower()]
 
 
 def test_lines_of_a_figure_differ_without_color_too():
-    looks = [(look(number)["linestyle"], look(number)["marker"]) for number in range(40)]
+    looks = [(line_style(number)["linestyle"], line_style(number)["marker"]) for number in range(40)]
     assert len(set(looks)) == 40
 
 

@@ -152,7 +152,11 @@ def latest(path: Path) -> tuple[int, str]:
         return 0, "starting"
     last = trained[-1]
     bleu = [f"BLEU {record['valid_bleu']:.1f}" for record in records if "valid_bleu" in record][-1:]
-    numbers = [f"loss {last['loss']:.3f}", f"rate {last['rate']:.1e}", f"{last['tokens_per_second']:,.0f} tokens/s"]
+    numbers = [
+        f"loss {last['loss']:.3f}",
+        f"rate {last['learning_rate']:.1e}",
+        f"{last['tokens_per_second']:,.0f} tokens/s",
+    ]
     return int(last["step"]), "  ".join([*numbers, *bleu])
 
 

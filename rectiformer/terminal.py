@@ -117,7 +117,7 @@ class Terminal:
 
     def logged(self, record: Mapping[str, Any]) -> None:
         """Show loss, learning rate and speed: in the bar, or on a line of their own."""
-        loss, rate, speed = record["loss"], record["rate"], record["tokens_per_second"]
+        loss, rate, speed = record["loss"], record["learning_rate"], record["tokens_per_second"]
         if self._bar is None:
             self._marks.append((record["step"], time.monotonic()))
             self.note(

@@ -466,7 +466,7 @@ def test_the_bar_fits_the_terminal(width):
         terminal.validated(
             {"step": 123_450, "valid_loss": 1.5, "valid_bleu": 26.31, "valid_chrf": 55.0, "valid_seconds": 9}
         )
-        terminal.logged({"step": 123_456, "loss": 2.125, "rate": 1.2e-4, "tokens_per_second": 123_456.0})
+        terminal.logged({"step": 123_456, "loss": 2.125, "learning_rate": 1.2e-4, "tokens_per_second": 123_456.0})
         terminal.advance(123_456)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "\n").split("\n")
     (bar,) = {line for line in shown if "123456/300000" in line}
@@ -482,7 +482,7 @@ def test_the_time_left_does_not_count_the_start(monkeypatch, capsys):
     with Terminal() as terminal:
         terminal.begin(0, 2_000)
         for step in range(50, 1_150, 50):
-            terminal.logged({"step": step, "loss": 2.0, "rate": 1e-3, "tokens_per_second": 100.0})
+            terminal.logged({"step": step, "loss": 2.0, "learning_rate": 1e-3, "tokens_per_second": 100.0})
     first, second, *_, last = capsys.readouterr().out.splitlines()
     assert first == "step 50 of 2,000: loss 2.000, rate 1.0e-03, 100 target tokens/s"
     assert second.endswith("target tokens/s, 0:03:10 left")

@@ -1,4 +1,4 @@
-"""The loop: updates, validations, checkpoints, and an end that can come at any moment without losing more than time."""
+"""The training loop: updates, validations, checkpoints; it can end at any moment and lose no more than time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Trainer:
         *,
         fresh: bool = True,
     ) -> None:
-        """`fresh`: whether it begins, rather than goes on from a checkpoint that `restore` will be given."""
+        """`fresh`: whether training starts here; otherwise `restore` will be called with a checkpoint."""
         self.run_folder, self.config, self.prepared = run, run.config, prepared
         self.device, self.reporter, self.stop, self.ranks = device, reporter, stop, ranks
         torch.manual_seed(self.config.training.seed)
@@ -55,7 +55,7 @@ class Trainer:
             ranks.on_rank0(lambda: inherit_weights(self.model, run, reporter.note))
         ranks.broadcast(weights_of(self.model).values())  # other processors may draw other numbers from the same seed
         self.plan = plan_batches(
-            self.config, prepared, symbols_of(prepared), self._leave_if_asked_here, ranks.world_size
+            self.config, prepared, symbols_of(prepared), self._stop_if_requested_here, ranks.world_size
         )
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.updater = build_updater(run, self.model, device, ranks)
@@ -64,7 +64,7 @@ class Trainer:
         self.validator = None
         if self.validates and ranks.is_rank0:
             self.validator = Validator(
-                self.updater.eval_model, prepared, self.config, self.updater.autocast, self._leave_if_asked_here
+                self.updater.eval_model, prepared, self.config, self.updater.autocast, self._stop_if_requested_here
             )
         self.journal = Journal(run.path, self.config.log.tensorboard and ranks.is_rank0, reporter)
         self.state = State()
@@ -72,7 +72,7 @@ class Trainer:
         self.since = time.perf_counter()
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where `checkpoint` was saved, and forget what the log says of later steps."""
+        """Go on from `checkpoint`."""
         require_own(self.run_folder, checkpoint)
         state = checkpoint.state()
         try:
@@ -85,7 +85,7 @@ class Trainer:
         self.updater.restore(checkpoint)
         self.updater.restore_sums(self.state.sums, self.state.tokens, self.state.updates)
         if self.ranks.is_rank0:
-            with writing(checkpoint.path):  # again, if it was killed before it could
+            with writing(checkpoint.path):  # again, in case it was killed before this
                 point_to(checkpoint.path, best=not self.validates or self.state.best_step == self.state.step)
 
     def _reconsider_end(self) -> None:
@@ -95,7 +95,7 @@ class Trainer:
         self.state.finished &= self.state.stopped_early or self.state.step >= self.config.training.steps
 
     def run(self) -> State:
-        """Train to the end; StoppedError, with everything saved, when asked to stop before."""
+        """Train to the end; StoppedError, with everything saved, if asked to stop before."""
         self.ranks.on_rank0(self._open_log)
         self.reporter.begin(self.state.step, self.config.training.steps)
         if self.updater.compiled:
@@ -107,7 +107,7 @@ class Trainer:
         except InterruptedError:
             saved = self._save(planned=False)
             self.saver.finish()
-            self.ranks.on_rank0(lambda: self._say_stopped(saved))
+            self.ranks.on_rank0(lambda: self._raise_stopped(saved))
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(self._describe_memory()) from error
         finally:
@@ -122,10 +122,10 @@ class Trainer:
 
     def _train(self) -> None:
         if self._validation_due() and self.state.validated < self.state.step:
-            self._validate_and_save()  # it was stopped before it could
+            self._validate_and_save()  # stopped before it could
         try:
             while self.state.step < self.config.training.steps and not self.state.stopped_early:
-                self._leave_if_asked()
+                self._stop_if_requested()
                 self._step()
         except StreamEndedError as end:
             if not self.state.step:
@@ -137,20 +137,20 @@ class Trainer:
             self._finish()
         self.saver.finish()
 
-    def _say_stopped(self, saved: Path) -> None:
+    def _raise_stopped(self, saved: Path) -> None:
         raise StoppedError(f"stopped at step {self.state.step} as asked; all is saved in {saved}; go on with --resume")
 
     def _step(self) -> None:
-        step, accumulate = self.state.step + 1, self.config.training.grad_accumulation
-        first = self.state.step * accumulate
-        batches, share, all_pairs = take_share(self.plan, first, accumulate, self.ranks, self.updater.captured)
+        step, count = self.state.step + 1, self.config.training.grad_accumulation
+        first = self.state.step * count
+        batches, share, all_pairs = take_share(self.plan, first, count, self.ranks, self.updater.captured)
         self.updater.update(step, batches, share)
         digest = hashlib.sha256(self.state.batches.encode())
         for pairs in all_pairs:
             digest.update(pairs.astype("<i8").tobytes())
         self.state.batches = digest.hexdigest()[:16]
         logging = step % self.config.log.every == 0 or step == self.config.training.steps
-        if self.device.type == "cpu" or logging or self._due(self.config.checkpoint.every, step):
+        if self.device.type == "cpu" or logging or is_due(self.config.checkpoint.every, step):  # it waits for a GPU
             self._refuse_non_finite()
         self.state.step = step
         if logging:
@@ -158,31 +158,27 @@ class Trainer:
         self.reporter.advance(step)
         if self._validation_due():
             self._validate_and_save()
-        elif self._due(self.config.checkpoint.every):
+        elif is_due(self.config.checkpoint.every, step):
             self._save()
 
-    def _due(self, every: int, step: int | None = None) -> bool:
-        step = self.state.step if step is None else step
-        return step > 0 and step % every == 0
-
     def _validation_due(self) -> bool:
-        return self.validates and self._due(self.config.validation.every)
+        return self.validates and is_due(self.config.validation.every, self.state.step)
 
-    def _leave_if_asked(self) -> None:
-        """Leave with all ranks, if one of them was asked to."""
+    def _stop_if_requested(self) -> None:
+        """Leave together with all ranks, if one of them was asked to stop."""
         if self.ranks.any(self.stop.requested):
             raise InterruptedError
 
-    def _leave_if_asked_here(self) -> None:
+    def _stop_if_requested_here(self) -> None:
         if self.stop.requested:
             raise InterruptedError
 
     def _refuse_non_finite(self) -> None:
         bad = int(self.updater.bad_step)
         if bad >= 0:
-            self.ranks.on_rank0(lambda: self._diverge(bad))
+            self.ranks.on_rank0(lambda: self._raise_diverged(bad))
 
-    def _diverge(self, bad: int) -> None:
+    def _raise_diverged(self, bad: int) -> None:
         accumulate = self.config.training.grad_accumulation
         pairs = [self.plan.pairs_of((bad - 1) * accumulate + index).tolist() for index in range(accumulate)]
         path = self.run_folder.path / "diverged.json"
@@ -203,8 +199,8 @@ class Trainer:
             "loss": totals.smoothed,
             "nll": totals.plain,
             "penalty": totals.penalty,
-            "norm": totals.grad_norm,
-            "rate": learning_rate(self.config.training, self.config.model.hidden_size, step),
+            "grad_norm": totals.grad_norm,
+            "learning_rate": learning_rate(self.config.training, self.config.model.hidden_size, step),
             "batches": self.state.batches,
             "tokens_per_second": totals.tokens / max(1e-9, now - self.since),
         }
@@ -212,7 +208,7 @@ class Trainer:
         self.ranks.on_rank0(lambda: self.journal.logged(record))
 
     def _validate_and_save(self) -> None:
-        """Validate, remember whether it was the best, stop early if it is time, save if it is the best or time to."""
+        """Validate, and save if it is the best or a save is due; stop early if patience is over."""
         value = self._validate()
         self.state.validated = self.state.step
         patience = self.config.validation.patience
@@ -223,23 +219,23 @@ class Trainer:
             self.reporter.note(
                 f"stopped early: {patience} validations without a better {self.config.validation.metric}"
             )
-        if best or self.state.stopped_early or self._due(self.config.checkpoint.every):
+        if best or self.state.stopped_early or is_due(self.config.checkpoint.every, self.state.step):
             self._save(best=best)
 
     def _validate(self, averaged: Mapping[str, Tensor] | None = None, weights: str = "") -> float:
-        """The number that decides, of the weights to be judged, or of those `averaged`, which are named `weights`."""
+        """The deciding metric, of the weights in training, or of those `averaged`, which are logged as `weights`."""
         start = time.perf_counter()
         self.updater.gather_eval_weights()
-        value = self.ranks.on_rank0(lambda: self._look(averaged, weights))
-        self.since += time.perf_counter() - start  # not time of training
+        value = self.ranks.on_rank0(lambda: self._validate_here(averaged, weights))
+        self.since += time.perf_counter() - start  # which is no training time
         return value
 
-    def _look(self, averaged: Mapping[str, Tensor] | None, weights: str) -> float:
+    def _validate_here(self, averaged: Mapping[str, Tensor] | None, weights: str) -> float:
         assert self.validator is not None
         with self.updater.eval_weights(averaged):
             found = self.validator.validate()
-        numbers = {**asdict(found), **summarize_health(found.health)}
-        record = {"step": self.state.step, **{f"valid_{name}": value for name, value in numbers.items()}}
+        metrics = {**asdict(found), **summarize_health(found.health)}
+        record = {"step": self.state.step, **{f"valid_{name}": value for name, value in metrics.items()}}
         if weights:
             record["weights"] = weights
         self.journal.validated(record)
@@ -256,9 +252,8 @@ class Trainer:
     def _save(self, best: bool = False, averaged: dict[str, Tensor] | None = None, planned: bool = True) -> Path:
         self._refuse_non_finite()
         if planned:
-            self.state.planned = sorted({*self.state.planned, self.state.step})[
-                -self.config.training.average_checkpoints :
-            ]
+            count = self.config.training.average_checkpoints
+            self.state.planned = sorted({*self.state.planned, self.state.step})[-count:]
         self.state.sums, self.state.tokens, self.state.updates = self.updater.sums_so_far()
         if isinstance(self.plan, StreamPlan):
             self.state.consumed = self.plan.consumed(self.state.step * self.config.training.grad_accumulation)
@@ -270,7 +265,7 @@ class Trainer:
         )
 
     def _finish(self) -> None:
-        """Average the newest checkpoints where asked to, and say that the run is complete."""
+        """Average the newest checkpoints if so configured, and mark the run as complete."""
         count = self.config.training.average_checkpoints
         averaged: dict[str, Tensor] = {}  # on rank 0 only
         best = self.state.step == self.state.best_step
@@ -286,9 +281,13 @@ class Trainer:
         self._save(best=best, averaged=averaged if best or not self.validates else None, planned=False)
 
     def _describe_memory(self) -> str:
-        shapes = [f"{rows} x {length}" for rows, length in self.plan.shapes()]
+        shapes = [f"{pairs} x {length}" for pairs, length in self.plan.shapes()]
         return (
             f"step {self.state.step + 1}: the device has no memory left; batches are {', '.join(shapes)} tokens; lower "
             "training.batch_tokens and raise training.grad_accumulation as much; checkpoints are untouched, go on with "
             "--resume"
         )
+
+
+def is_due(every: int, step: int) -> bool:
+    return step > 0 and step % every == 0

@@ -70,7 +70,7 @@ def assert_equal(folder, expected, tolerance=1e-9):
         torch.testing.assert_close(weights[name], weight, rtol=tolerance, atol=tolerance)
     logs = [[each for each in read_metrics(path / "metrics.jsonl") if "loss" in each] for path in (folder, expected)]
     assert [each["step"] for each in logs[0]] == [each["step"] for each in logs[1]] == list(range(1, found.step + 1))
-    for key in ("loss", "nll", "penalty", "norm"):
+    for key in ("loss", "nll", "penalty", "grad_norm"):
         numbers = [torch.tensor([each[key] for each in log]) for log in logs]
         torch.testing.assert_close(*numbers, rtol=tolerance, atol=tolerance)
 

@@ -100,14 +100,14 @@ def use(case):
     with sharded_source(model):
         loss, gradients = losses(model, case)
         encoded = encode(model, case)
-        state = model.begin(encoded, torch.tensor(case.lengths))
+        state = model.begin(encoded)
         model.step(torch.full((len(case.lengths),), SPECIALS.bos), state)
         return {
-            "encoded": encoded,
+            "encoded": encoded.states,
             "loss": loss,
             "gradients": gradients,
             "translations": translate(model, case),
-            "cached": state.cross[0].keys.shape[2],
+            "cached": state.cross_caches[0].keys.shape[2],
         }
 
 
@@ -119,7 +119,7 @@ def shared(model, work):
 def observe(model):
     next(site for site in model.sites() if site.kind == "cross").attention.observer = print
     encoded = model.encode(batch(CASES[0])[0], torch.tensor(CASES[0].lengths))
-    model.decode(batch(CASES[0])[2], encoded, torch.tensor(CASES[0].lengths))
+    model.decode(batch(CASES[0])[2], encoded)
 
 
 REFUSED = {

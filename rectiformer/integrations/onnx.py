@@ -42,7 +42,7 @@ from rectiformer.integrations.export import (
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import ContextCache
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.ops.attention import attention
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.options import Hypothesis, SearchOptions
@@ -92,8 +92,8 @@ def check_graphs(model: Transformer, graphs: OnnxTransformer) -> None:
         for batch, beam, steps, length in SHAPES:
             source = draw(len(model.source_embedding.table), batch, length)
             lengths = 1 + draw(length, batch)
-            state = model.begin(model.encode(source, lengths), lengths)
-            other = graphs.begin(graphs.encode(source, lengths), lengths)
+            state = model.begin(model.encode(source, lengths))
+            other = graphs.begin(graphs.encode(source, lengths))
             for step in range(steps):
                 tokens = draw(len(model.output), batch * beam)
                 right, found = model.step(tokens, state), graphs.step(tokens, other)
@@ -174,15 +174,15 @@ class OnnxTransformer(nn.Module):
         self.output = torch.empty(targets, 0)
         self.eval()
 
-    def encode(self, source: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Keys and values of sources [B, N], for every decoder layer."""
+    def encode(self, source: Tensor, lengths: Tensor) -> OnnxState:
+        """Keys and values of sources [B, N], for every decoder layer, as the state that has written nothing."""
         self.require_positions(source.shape[1])
         given = {"source": source.numpy(), "source_lengths": lengths.numpy()}
-        return run_graph(self.encoder, given)
+        return OnnxState(lengths, run_graph(self.encoder, given))
 
-    def begin(self, source: list[Tensor], source_lengths: Tensor) -> OnnxState:
-        """The state before the first token."""
-        return OnnxState(source_lengths, source)
+    def begin(self, context: OnnxState) -> OnnxState:
+        """A state that has written nothing: what `encode` gives."""
+        return context
 
     def step(self, ids: Tensor, state: OnnxState) -> Tensor:
         """Append ids [B * K], one per hypothesis; logits [B * K, V] of the next token."""
@@ -274,7 +274,7 @@ class EncoderGraph(nn.Module):
             assert isinstance(layer, EncoderLayer)
             x = layer.around_attention(x, lambda x, own=layer.attention: attend(own, seen, x, None, source_lengths))
             x = layer.around_memory(x, layer.memory)
-        pairs = self.model.project_source(self.model.encoder_norm(x), source_lengths)
+        pairs = self.model.project_context(Encoded(self.model.encoder_norm(x), source_lengths))
         return [part for pair in pairs for part in pair]
 
 
@@ -331,8 +331,8 @@ def attend(
     lengths: Tensor | None = None,
 ) -> Tensor:
     """`module(x)` by the reference's formula: torch's custom operators have no counterpart in ONNX."""
-    memory = x if isinstance(cache, ContextCache) else None
-    q, k, v = module.project(x, memory, cache, lengths)
+    context = x if isinstance(cache, ContextCache) else None
+    q, k, v = module.project(x, context, cache, lengths)
     mixed = attention(q, k, v, module.variant, attn_mask=seen, backend="reference", **module.current_options())
     return module.output(module.norm(mixed.transpose(1, 2).flatten(2)))
 

@@ -81,7 +81,8 @@ class StaticCache:
     """Keys and values of all layers of `rows` hypotheses in one buffer of fixed size, for steps that are CUDA graphs.
 
     What is written is never moved. `parents` says, on the device, which hypothesis each continues; ancestors[r, n], in
-    which row position n of hypothesis r was written; places[r], if `by_sentence`, where in its sentence its last is.
+    which row position n of hypothesis r was written; sentence_positions[r], if `by_sentence`, the position of its last
+    token in its sentence and the index of that sentence.
     """
 
     def __init__(
@@ -100,12 +101,12 @@ class StaticCache:
         self.rows = torch.arange(rows, dtype=torch.int32, device=like.device)
         self.parents = self.rows.long()
         self.ancestors = self.rows[:, None].repeat(1, capacity)
-        self.places = before_start(rows, like.device) if by_sentence else None
+        self.sentence_positions = before_start(rows, like.device) if by_sentence else None
 
     def reorder(self, position: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis parents[r], and write at `position` [1] itself."""
-        if self.places is not None:
-            self.places.copy_(self.places.index_select(0, self.parents))
+        if self.sentence_positions is not None:
+            self.sentence_positions.copy_(self.sentence_positions.index_select(0, self.parents))
         self.ancestors.copy_(self.ancestors.index_select(0, self.parents))
         self.ancestors.index_copy_(1, position, self.rows[:, None])
 
@@ -113,8 +114,8 @@ class StaticCache:
         """Hold what these hypotheses of another cache, whose capacity is no larger, would continue."""
         self.clear()
         parents = other.parents[hypotheses]
-        if self.places is not None and other.places is not None:
-            self.places[: len(parents)] = other.places[parents]
+        if self.sentence_positions is not None and other.sentence_positions is not None:
+            self.sentence_positions[: len(parents)] = other.sentence_positions[parents]
         ancestors = other.ancestors[parents]
         for mine, held in zip(self.buffer, other.buffer, strict=True):
             mine[: len(hypotheses), :, : ancestors.shape[1]] = follow(held, ancestors)
@@ -124,12 +125,12 @@ class StaticCache:
         self.buffer.zero_()  # what is hidden must be finite, whatever was there before
         self.parents.copy_(self.rows)
         self.ancestors.copy_(self.rows[:, None].expand_as(self.ancestors))
-        if self.places is not None:
-            self.places.copy_(before_start(len(self.places), self.places.device))
+        if self.sentence_positions is not None:
+            self.sentence_positions.copy_(before_start(len(self.sentence_positions), self.sentence_positions.device))
 
 
 def before_start(rows: int, device: torch.device) -> Tensor:
-    """Places [rows, 2] of hypotheses that have written nothing: the first id will stand at 0 of sentence 0."""
+    """Sentence positions [rows, 2] before the first id, which will be at 0 of sentence 0."""
     return torch.tensor([[-1, 0]], device=device).repeat(rows, 1)
 
 

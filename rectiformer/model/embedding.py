@@ -37,11 +37,13 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """ids [B, M] to [B, M, E]."""
         table = self._table(ids.shape[1])
-        return self.embed(ids, table[: ids.shape[1]] if self.separator is None else table[self.places(ids)[..., 0]])
+        return self.embed(
+            ids, table[: ids.shape[1]] if self.separator is None else table[self.sentence_positions(ids)[..., 0]]
+        )
 
-    def numbers(self, ids: Tensor) -> Tensor | None:
-        """The numbers [B, M] of the sentences that ids [B, M] stand in; None where positions are counted through."""
-        return None if self.separator is None else self.places(ids)[..., 1]
+    def sentence_ids(self, ids: Tensor) -> Tensor | None:
+        """The index [B, M] of the sentence that each of ids [B, M] is in; None where positions are counted through."""
+        return None if self.separator is None else self.sentence_positions(ids)[..., 1]
 
     def embed(self, ids: Tensor, where: Tensor) -> Tensor:
         """ids [B, M] to [B, M, E], with the signals [M, E] or [B, M, E] of where they stand."""
@@ -50,24 +52,21 @@ class Embedding(nn.Module):
             x = x * (ids != self.start)[..., None]
         return self.drop((x + where).to(working_dtype(x)))
 
-    def borders(self, ids: Tensor) -> Tensor:
-        """Which of the ids are separators."""
+    def sentence_positions(self, ids: Tensor) -> Tensor:
+        """The position of each of ids [B, M] in its sentence, and the index of that sentence, from 0: [B, M, 2]."""
         assert self.separator is not None
-        return ids == self.separator
-
-    def places(self, ids: Tensor) -> Tensor:
-        """Where each of ids [B, M] stands: its position in its sentence and the number of that, from 0: [B, M, 2]."""
-        borders = self.borders(ids).long()
-        numbers = borders.cumsum(1)
+        separators = (ids == self.separator).long()
+        sentence_ids = separators.cumsum(1)
         if self.start is None:
-            numbers = numbers - borders
-        firsts = torch.searchsorted(numbers, numbers)  # they never fall, so this is where each sentence begins
-        return torch.stack([torch.arange(ids.shape[1], device=ids.device) - firsts, numbers], -1)
+            sentence_ids = sentence_ids - separators
+        firsts = torch.searchsorted(sentence_ids, sentence_ids)  # they never fall: this is where each sentence begins
+        return torch.stack([torch.arange(ids.shape[1], device=ids.device) - firsts, sentence_ids], -1)
 
-    def next_places(self, places: Tensor, ids: Tensor) -> Tensor:
-        """Where ids [R] stand in a decoder, one after what stands at `places` [R, 2]."""
-        begins = self.borders(ids)
-        return torch.stack([(places[:, 0] + 1).masked_fill(begins, 0), places[:, 1] + begins], -1)
+    def next_sentence_positions(self, positions: Tensor, ids: Tensor) -> Tensor:
+        """The sentence positions [R, 2] of a decoder's next ids [R], after those at `positions` [R, 2]."""
+        assert self.separator is not None
+        begins = ids == self.separator
+        return torch.stack([(positions[:, 0] + 1).masked_fill(begins, 0), positions[:, 1] + begins], -1)
 
     def _table(self, length: int) -> Tensor:
         """The position signals, made longer when a sequence asks for it."""

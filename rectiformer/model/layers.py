@@ -115,7 +115,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention to what was written, attention to the source, then a memory."""
+    """Self-attention over what was written, cross-attention, then a memory."""
 
     def __init__(self, config: ModelConfig, shared: dict[str, LearnedOption]) -> None:
         super().__init__()
@@ -129,46 +129,45 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        source: Tensor,
-        source_lengths: Tensor | None,
+        context: Tensor,
+        context_lengths: Tensor | None,
         rotation: Rotation | None = None,
-        source_rotation: Rotation | None = None,
+        context_rotation: Rotation | None = None,
     ) -> Tensor:
         """All positions [B, M, E] at once, each seeing itself and what stands before it."""
-        own, across = SentenceRotary(rotation, rotation), SentenceRotary(rotation, source_rotation)
+        own, across = SentenceRotary(rotation, rotation), SentenceRotary(rotation, context_rotation)
         x = self.around_attention(x, lambda x: self.attention(x, causal=True, rotary=own))
-        x = self.around_cross(x, lambda x: self.cross(x, source, key_lengths=source_lengths, rotary=across))
+        x = self.around_cross(x, lambda x: self.cross(x, context, key_lengths=context_lengths, rotary=across))
         return self.around_memory(x, self.memory)
 
     def step(
         self,
         x: Tensor,
-        source: Tensor,
-        source_lengths: Tensor,
-        own: Cache | StaticLayer,
-        cross: Cache,
+        context: Tensor,
+        context_lengths: Tensor | None,
+        self_cache: Cache | StaticLayer,
+        cross_cache: Cache,
         written: Tensor | None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts those that a fixed `own` then holds;
-        `cross` holds the source's keys already.
+        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts those that a static cache then holds;
+        `cross_cache` holds the keys of the context already.
 
-        The beam is the query axis of the attention to the source, so the source's keys are held once, not once a
-        hypothesis.
+        The beam is the query axis of cross-attention, so a source's keys are held once, not once per hypothesis.
         """
 
         def attend(x: Tensor) -> Tensor:
-            if isinstance(own, StaticLayer):
+            if isinstance(self_cache, StaticLayer):
                 assert written is not None
-                return self.attention.step(x, own, written, SentenceRotary(rotation, rotation))
-            return self.attention(x, cache=own, rotary=SentenceRotary(rotation, rotation))
+                return self.attention.step(x, self_cache, written, SentenceRotary(rotation, rotation))
+            return self.attention(x, cache=self_cache, rotary=SentenceRotary(rotation, rotation))
 
-        def attend_source(x: Tensor) -> Tensor:
-            rotary = SentenceRotary(None if rotation is None else rotation.per_source(len(source)))
-            return self.cross(x, source, key_lengths=source_lengths, cache=cross, rotary=rotary)
+        def attend_context(x: Tensor) -> Tensor:
+            rotary = SentenceRotary(None if rotation is None else rotation.per_source(len(context)))
+            return self.cross(x, context, key_lengths=context_lengths, cache=cross_cache, rotary=rotary)
 
         x = self.around_attention(x, attend)
-        attended = self.around_cross(x.view(len(source), -1, x.shape[-1]), attend_source)
+        attended = self.around_cross(x.view(len(context), -1, x.shape[-1]), attend_context)
         return self.around_memory(attended.view(x.shape), self.memory)
 
 

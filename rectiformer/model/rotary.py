@@ -15,9 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-COUNTED = 128
-"""Numbers of sentences are held as two digits of this base, which 16-bit floats hold exactly."""
-
 
 class Rotation(NamedTuple):
     """Cosines and signed sines [B, 1, M, D] that rotate the vectors of M positions, alike in all heads."""
@@ -63,20 +60,3 @@ def apply_rotary(x: Tensor, rotation: Rotation | None) -> Tensor:
     pairs = x.shape[-1] // 2
     partners = torch.cat([x[..., pairs : 2 * pairs], x[..., :pairs], x[..., 2 * pairs :]], -1)
     return torch.addcmul(x * cos, partners, sin)
-
-
-def with_numbers(states: Tensor, numbers: Tensor | None) -> Tensor:
-    """Encoded positions [B, N, E] with the numbers [B, N] of their sentences, if any, as two more columns: what copies,
-    selects or shares them takes those along."""
-    if numbers is None:
-        return states
-    digits = torch.stack([numbers // COUNTED, numbers % COUNTED], -1)
-    return torch.cat([states, digits.to(states.dtype)], -1)
-
-
-def without_numbers(encoded: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
-    """What `with_numbers` was given, for states of `width` columns."""
-    if encoded.shape[-1] == width:
-        return encoded, None
-    states, digits = encoded[..., :width], encoded[..., width:].long()
-    return states, digits[..., 0] * COUNTED + digits[..., 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from rectiformer.model.embedding import Embedding, position_signals, working_dty
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import variance_scaling_
-from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of, with_numbers, without_numbers
+from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of
 from rectiformer.ops.distributed import Ranks, own_shard
 
 
@@ -30,36 +31,50 @@ class Site:
     attention: RectifiedAttention
 
 
+class Encoded(NamedTuple):
+    """Encoded sources, each held once however many hypotheses read it: the context of cross-attention."""
+
+    states: Tensor  # [B, N, E]
+    lengths: Tensor | None = None  # [B]; None where no source is padded
+    sentence_ids: Tensor | None = None  # [B, N]; None where positions are counted through
+
+    def select(self, sources: Tensor) -> Encoded:
+        """These sources only."""
+        lengths = None if self.lengths is None else self.lengths[sources]
+        return Encoded(
+            self.states[sources], lengths, None if self.sentence_ids is None else self.sentence_ids[sources]
+        )
+
+
 @dataclass
 class DecoderState:
-    """Where a step-by-step decoding stands: encoded sources, held once each, and caches of every hypothesis."""
+    """Where a step-by-step decoding stands: the encoded sources and the caches of every hypothesis."""
 
-    source: Tensor  # [B, N, E], as `encode` gives it
-    source_lengths: Tensor  # [B]
-    own: Sequence[Cache | StaticLayer]
-    cross: Sequence[Cache]
+    context: Encoded
+    self_caches: Sequence[Cache | StaticLayer]
+    cross_caches: Sequence[Cache]
     position: Tensor  # [1], the position the next step writes
     static: StaticCache | None = None
-    """What `own` are layers of, when their size is fixed."""
-    places: Tensor | None = None
-    """Where in its sentence each hypothesis has written last, [R, 2], if that is counted; the static cache's
-    where there is one, else None before the first step."""
+    """What `self_caches` are layers of, when their size is fixed."""
+    sentence_positions: Tensor | None = None
+    """Where in its sentence each hypothesis has written last, [R, 2], if that is counted; the static cache's where
+    there is one, else None before the first step."""
 
     def reorder(self, rows: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis rows[r]."""
-        if self.places is not None:
-            self.places = self.places[rows]
-        for cache in self.own:
+        if self.sentence_positions is not None:
+            self.sentence_positions = self.sentence_positions[rows]
+        for cache in self.self_caches:
             assert isinstance(cache, KeyValueCache)
             cache.reorder(rows)
 
-    def keep(self, sentences: Tensor, beam: int) -> None:
-        """Go on with these sentences only."""
-        self.source, self.source_lengths = self.source[sentences], self.source_lengths[sentences]
-        for cache in self.cross:
+    def keep(self, sources: Tensor, beam: int) -> None:
+        """Go on with these sources only."""
+        self.context = self.context.select(sources)
+        for cache in self.cross_caches:
             assert isinstance(cache, KeyValueCache)
-            cache.reorder(sentences)
-        self.reorder((sentences[:, None] * beam + torch.arange(beam, device=sentences.device)).flatten())
+            cache.reorder(sources)
+        self.reorder((sources[:, None] * beam + torch.arange(beam, device=sources.device)).flatten())
 
 
 class Transformer(nn.Module):
@@ -93,9 +108,9 @@ class Transformer(nn.Module):
         tables = [nn.Parameter(torch.empty(size, config.hidden_size)) for size in (source_size, target_size)]
         if config.tie_embeddings == "all":
             tables[0] = tables[1]
-        borders = find_borders(config, separators)
-        self.source_embedding = Embedding(tables[0], config.dropout, None, borders[0])
-        self.target_embedding = Embedding(tables[1], config.dropout, start, borders[1])
+        ends = find_separators(config, separators)
+        self.source_embedding = Embedding(tables[0], config.dropout, None, ends[0])
+        self.target_embedding = Embedding(tables[1], config.dropout, start, ends[1])
         self.output = (
             tables[1] if config.tie_embeddings != "none" else nn.Parameter(torch.empty(target_size, config.hidden_size))
         )
@@ -111,64 +126,57 @@ class Transformer(nn.Module):
             if config.tie_embeddings == "none":
                 variance_scaling_(self.output)
 
-    @property
-    def encoded_width(self) -> int:
-        """Columns of encoded sources: those of the residual stream, and the numbers of sentences if they count."""
-        return self.config.hidden_size + 2 * (self.source_embedding.separator is not None)
-
-    def encode(self, source: Tensor, lengths: Tensor | None) -> Tensor:
-        """Source ids [B, N] to [B, N, E], with the numbers of their sentences where those count (`encoded_width`);
-        `lengths` None says that no row is padded."""
-        x, numbers = self.embed_source(source)
-        rotation = self.rotation(numbers)
+    def encode(self, source: Tensor, lengths: Tensor | None) -> Encoded:
+        """Encoded source ids [B, N]; `lengths` None says that no row is padded."""
+        x, sentence_ids = self.embed_source(source)
+        rotation = self.rotation(sentence_ids)
         for layer in self.encoder:
             x = layer(x, lengths, rotation)
-        return with_numbers(self.encoder_norm(x), numbers)
+        return Encoded(self.encoder_norm(x), lengths, sentence_ids)
 
     def embed_source(self, source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Sources [B, N] to vectors and the numbers of their sentences; of this rank's positions where ranks share."""
+        """Sources [B, N] as vectors, and the index of each position's sentence; this rank's part where ranks share."""
         embedding, ranks = self.source_embedding, self.source_ranks
         if ranks is None:
-            return embedding(source), embedding.numbers(source)
+            return embedding(source), embedding.sentence_ids(source)
         padded = F.pad(source, (0, -source.shape[1] % (2 * ranks.size)))  # until the ranks can share them
         where = own_shard(torch.arange(padded.shape[1], device=source.device), ranks, 0)
         if embedding.separator is None:
             return embedding.embed(padded[:, where], position_signals(where, self.config.hidden_size)), None
         embedding.reserve(padded.shape[1])
-        positions, numbers = embedding.places(padded)[:, where].unbind(-1)
-        return embedding.embed(padded[:, where], embedding.positions[positions]), numbers
+        positions, sentence_ids = embedding.sentence_positions(padded)[:, where].unbind(-1)
+        return embedding.embed(padded[:, where], embedding.positions[positions]), sentence_ids
 
-    def rotation(self, numbers: Tensor | None) -> Rotation | None:
-        """The rotation of positions by the numbers [B, M] of their sentences."""
-        if numbers is None:
+    def rotation(self, sentence_ids: Tensor | None) -> Rotation | None:
+        """The rotation of positions by the index [B, M] of their sentence."""
+        if sentence_ids is None:
             return None
-        return rotation_of(numbers, self.config.hidden_size // self.config.num_heads, working_dtype(self.output))
+        return rotation_of(sentence_ids, self.config.hidden_size // self.config.num_heads, working_dtype(self.output))
 
-    def decode(self, target: Tensor, source: Tensor, source_lengths: Tensor | None) -> Tensor:
+    def decode(self, target: Tensor, context: Encoded) -> Tensor:
         """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""
-        x, rotation = self.target_embedding(target), self.rotation(self.target_embedding.numbers(target))
-        source, numbers = without_numbers(source, self.config.hidden_size)
-        source_rotation = self.rotation(numbers)
+        x, rotation = self.target_embedding(target), self.rotation(self.target_embedding.sentence_ids(target))
+        context_rotation = self.rotation(context.sentence_ids)
         for layer in self.decoder:
-            x = layer(x, source, source_lengths, rotation, source_rotation)
+            x = layer(x, context.states, context.lengths, rotation, context_rotation)
         return self.decoder_norm(x)
 
     def forward(self, source: Tensor, source_lengths: Tensor | None, target: Tensor) -> Tensor:
         """Logits [B, M, V] for every position of the target."""
-        return self.logits(self.decode(target, self.encode(source, source_lengths), source_lengths))
+        return self.logits(self.decode(target, self.encode(source, source_lengths)))
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.output)
 
-    def begin(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
-        """A state that has written nothing, from encoded sources [B, N, E]; its caches grow as needed."""
-        own, cross = ([KeyValueCache() for _ in self.decoder] for _ in range(2))
-        for cache, pair in zip(cross, self.project_source(source, source_lengths), strict=True):
+    def begin(self, context: Encoded) -> DecoderState:
+        """A state that has written nothing; its caches grow as needed."""
+        self_caches, cross_caches = ([KeyValueCache() for _ in self.decoder] for _ in range(2))
+        for cache, pair in zip(cross_caches, self.project_context(context), strict=True):
             cache.append(*pair)
-        position = torch.zeros(1, dtype=torch.long, device=source.device)
-        return DecoderState(source, source_lengths, own, cross, position)
+        position = torch.zeros(1, dtype=torch.long, device=context.states.device)
+        return DecoderState(context, self_caches, cross_caches, position)
 
-    def begin_static(self, source: Tensor, source_lengths: Tensor, beam: int, capacity: int) -> DecoderState:
+    def begin_static(self, context: Encoded, beam: int, capacity: int) -> DecoderState:
         """The same for at most `capacity` tokens; `static.parents` says which hypothesis each continues.
 
         Nothing in a step of this state depends on numbers held by Python, so it can be captured as a CUDA graph.
@@ -176,56 +184,56 @@ class Transformer(nn.Module):
         self.target_embedding.reserve(capacity)
         heads, layers = self.config.num_heads, len(self.decoder)
         static = StaticCache(
-            source,
+            context.states,
             layers=layers,
-            rows=len(source) * beam,
+            rows=len(context.states) * beam,
             heads=heads,
             capacity=capacity,
             head_dim=self.config.hidden_size // heads,
             by_sentence=self.target_embedding.separator is not None,
         )
-        position = torch.zeros(1, dtype=torch.long, device=source.device)
-        own = [StaticLayer(static, layer) for layer in range(layers)]
-        cross = [ContextCache(*pair) for pair in self.project_source(source, source_lengths)]
-        return DecoderState(source, source_lengths, own, cross, position, static, static.places)
+        position = torch.zeros(1, dtype=torch.long, device=context.states.device)
+        self_caches = [StaticLayer(static, layer) for layer in range(layers)]
+        cross_caches = [ContextCache(*pair) for pair in self.project_context(context)]
+        return DecoderState(context, self_caches, cross_caches, position, static, static.sentence_positions)
 
-    def project_source(self, source: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def project_context(self, context: Encoded) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [B, H, N, D] of encoded sources, for every decoder layer."""
-        states, numbers = without_numbers(source, self.config.hidden_size)
-        rotary = SentenceRotary(keys=self.rotation(numbers))
+        rotary = SentenceRotary(keys=self.rotation(context.sentence_ids))
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            _, keys, values = layer.cross.project(states[:, :1], states, None, lengths, rotary)
+            _, keys, values = layer.cross.project(context.states[:, :1], context.states, None, context.lengths, rotary)
             yield keys.contiguous(), values.contiguous()
 
     def step(self, ids: Tensor, state: DecoderState) -> Tensor:
-        """Write ids [B * beam], one a hypothesis, and return the logits [B * beam, V] of what comes next."""
+        """Write ids [B * beam], one per hypothesis, and return the logits [B * beam, V] of what comes next."""
         if state.static is None:
-            self.target_embedding.reserve(state.own[0].length + 1)
+            self.target_embedding.reserve(state.self_caches[0].length + 1)
         else:
             state.static.reorder(state.position)
         x = self.target_embedding.embed(ids[:, None], self.next_signals(ids, state))
-        rotation = self.rotation(None if state.places is None else state.places[:, 1:])
+        rotation = self.rotation(None if state.sentence_positions is None else state.sentence_positions[:, 1:])
         written = None if state.static is None else (state.position + 1).expand(len(ids))
-        source = state.source[..., : self.config.hidden_size]
-        for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
+        states, lengths = state.context.states, state.context.lengths
+        for layer, self_cache, cross_cache in zip(self.decoder, state.self_caches, state.cross_caches, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer.step(x, source, state.source_lengths, own, cross, written, rotation)
+            x = layer.step(x, states, lengths, self_cache, cross_cache, written, rotation)
         state.position += 1
         return self.logits(self.decoder_norm(x)).squeeze(1)
 
     def next_signals(self, ids: Tensor, state: DecoderState) -> Tensor:
-        """The signals [1, E] or [R, 1, E] of where ids [R] come to stand, which `state` then knows."""
+        """The position signals [1, E] or [R, 1, E] of the next ids [R], whose positions `state` then holds."""
         embedding = self.target_embedding
         if embedding.separator is None:
             return embedding.positions[state.position]
-        before = before_start(len(ids), ids.device) if state.places is None else state.places
-        places = embedding.next_places(before, ids)
+        held = state.sentence_positions
+        before = before_start(len(ids), ids.device) if held is None else held
+        positions = embedding.next_sentence_positions(before, ids)
         if state.static is None:
-            state.places = places
+            state.sentence_positions = positions
         else:
-            before.copy_(places)
-        return embedding.positions[places[:, 0]][:, None]
+            before.copy_(positions)
+        return embedding.positions[positions[:, 0]][:, None]
 
     def sites(self) -> Iterator[Site]:
         """Every attention, encoder first."""
@@ -242,7 +250,7 @@ class Transformer(nn.Module):
         return (module for module in self.modules() if isinstance(module, KeyValueMemory))
 
 
-def find_borders(config: ModelConfig, separators: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+def find_separators(config: ModelConfig, separators: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
     """The ids after which positions are counted anew, None where they are counted through."""
     if config.positions == "sequence":
         return None, None

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.translate.beam import BeamState
 from rectiformer.translate.options import ABANDONED, Hypothesis, Specials, Task
 
@@ -74,9 +74,10 @@ class CapturedStep:
         device = model.output.device
         dtype = model.output.dtype if shape.precision is None else shape.precision
         self.ids = torch.zeros(shape.sentences, shape.source, dtype=torch.long, device=device)
-        source = torch.zeros(shape.sentences, shape.source, model.encoded_width, device=device, dtype=dtype)
-        lengths = torch.ones(shape.sentences, dtype=torch.long, device=device)
-        self.decoder = model.begin_static(source, lengths, shape.beam, shape.capacity)
+        states = torch.zeros(shape.sentences, shape.source, model.config.hidden_size, device=device, dtype=dtype)
+        self.lengths = torch.ones(shape.sentences, dtype=torch.long, device=device)
+        sentence_ids = model.source_embedding.sentence_ids(self.ids)
+        self.decoder = model.begin_static(Encoded(states, self.lengths, sentence_ids), shape.beam, shape.capacity)
         assert self.decoder.static is not None
         self.cache = self.decoder.static
         self.beam = BeamState(
@@ -106,9 +107,12 @@ class CapturedStep:
         if self.begin_graph is not None:
             self.begin_graph.replay()
             return
-        self.decoder.source.copy_(model.encode(self.ids, self.decoder.source_lengths))
-        projected = model.project_source(self.decoder.source, self.decoder.source_lengths)
-        for cache, (keys, values) in zip(self.decoder.cross, projected, strict=True):
+        context = self.decoder.context
+        encoded = model.encode(self.ids, self.lengths)
+        context.states.copy_(encoded.states)
+        if context.sentence_ids is not None and encoded.sentence_ids is not None:
+            context.sentence_ids.copy_(encoded.sentence_ids)
+        for cache, (keys, values) in zip(self.decoder.cross_caches, model.project_context(context), strict=True):
             cache.keys.copy_(keys)
             cache.values.copy_(values)
 
@@ -132,7 +136,7 @@ class CapturedStep:
         """Begin with a batch that fits the shape."""
         ids, lengths = task.padded(self.shape.sentences, self.shape.source)
         self.ids.copy_(ids)
-        self.decoder.source_lengths.copy_(lengths)
+        self.lengths.copy_(lengths)
         self.encode(model)
         self.decoder.position.zero_()
         self.cache.clear()
@@ -163,8 +167,8 @@ class CapturedStep:
 
     def _sources(self) -> list[Tensor]:
         """All that is known of the sources, sentence by sentence."""
-        held = [self.decoder.source, self.decoder.source_lengths]
-        return held + [part for cache in self.decoder.cross for part in (cache.keys, cache.values)]
+        context = [part for part in self.decoder.context if part is not None]
+        return context + [part for cache in self.decoder.cross_caches for part in (cache.keys, cache.values)]
 
 
 class KeptSteps:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Encoded, Transformer
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,9 @@ class Task:
             row[: len(source)] = torch.tensor(source)
         return ids, torch.tensor(lengths)
 
-    def encode(self, model: Transformer) -> tuple[Tensor, Tensor]:
-        """Encoded sources [B, N, E] and lengths [B], on the device of the model."""
-        ids, lengths = (part.to(model.output.device) for part in self.padded())
-        return model.encode(ids, lengths), lengths
+    def encode(self, model: Transformer) -> Encoded:
+        """The encoded sources, on the device of the model."""
+        return model.encode(*(part.to(model.output.device) for part in self.padded()))
 
 
 def _require(holds: bool, message: str) -> None:

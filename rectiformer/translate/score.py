@@ -100,8 +100,7 @@ def decode_forced(translator: Translator, batch: Batch) -> Tensor:
     model, device, dtype = translator.model, translator.device, translator.precision
     with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         lengths = batch.source_lengths.to(device)
-        source = model.encode(batch.source.to(device), lengths)
-        return model.decode(batch.target_input.to(device), source, lengths)
+        return model.decode(batch.target_input.to(device), model.encode(batch.source.to(device), lengths))
 
 
 def target_scores(logits: Tensor, ids: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.translate.beam import BeamState
 from rectiformer.translate.capture import capturable, search_static
 from rectiformer.translate.options import ABANDONED, Hypothesis, SearchOptions, Specials, Task
@@ -97,8 +97,8 @@ class Decoder(Protocol):
 class CachingDecoder:
     """Computes each token once and keeps its keys and values."""
 
-    def __init__(self, model: Transformer, source: Tensor, lengths: Tensor) -> None:
-        self.model, self.state = model, model.begin(source, lengths)
+    def __init__(self, model: Transformer, context: Encoded) -> None:
+        self.model, self.state = model, model.begin(context)
         self.reorder, self.keep = self.state.reorder, self.state.keep
 
     def step(self, last: Tensor) -> Tensor:
@@ -109,16 +109,16 @@ class CachingDecoder:
 class RecomputingDecoder:
     """Computes all tokens at each step: what a cache must agree with."""
 
-    def __init__(self, model: Transformer, source: Tensor, lengths: Tensor) -> None:
-        self.model, self.source, self.lengths = model, source, lengths
+    def __init__(self, model: Transformer, context: Encoded) -> None:
+        self.model, self.context = model, context
         self.written: list[Tensor] = []  # [B * K] each
 
     def step(self, last: Tensor) -> Tensor:
         """Write the tokens [B * K]; logits [B * K, V] of what comes next."""
         self.written.append(last.clone())  # `last` is where the next choice will be written
-        beam = len(last) // len(self.source)
-        source, lengths = (each.repeat_interleave(beam, 0) for each in (self.source, self.lengths))
-        return self.model.logits(self.model.decode(torch.stack(self.written, 1), source, lengths)[:, -1])
+        sources = len(self.context.states)
+        each = torch.arange(sources, device=last.device).repeat_interleave(len(last) // sources)
+        return self.model.logits(self.model.decode(torch.stack(self.written, 1), self.context.select(each))[:, -1])
 
     def reorder(self, rows: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis rows[r]."""
@@ -126,7 +126,7 @@ class RecomputingDecoder:
 
     def keep(self, sentences: Tensor, beam: int) -> None:
         """Go on with these sentences only."""
-        self.source, self.lengths = self.source[sentences], self.lengths[sentences]
+        self.context = self.context.select(sentences)
         self.written = [tokens.view(-1, beam)[sentences].flatten() for tokens in self.written]
 
 
@@ -135,7 +135,7 @@ def search_eager(model: Transformer, task: Task) -> list[list[Hypothesis]]:
     state = begin_state(model, task)
     with task.autocast(model.output.device):
         kind = CachingDecoder if task.options.cache else RecomputingDecoder
-        return drive(kind(model, *task.encode(model)), state, task.wants)
+        return drive(kind(model, task.encode(model)), state, task.wants)
 
 
 def begin_state(model: Transformer, task: Task) -> BeamState:

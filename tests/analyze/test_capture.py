@@ -52,8 +52,8 @@ def weights_by_hand(translator, source, target):
     """By kind and layer the weights [H, M, N] of one pair by itself, from the layers' own projections."""
     model, found = translator.model.eval(), {}
 
-    def attend(attention, x, memory, causal):
-        q, k, _ = attention.project(x, memory, None)
+    def attend(attention, x, context, causal):
+        q, k, _ = attention.project(x, context, None)
         scores = q @ k.mT / q.shape[-1] ** 0.5
         if causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
@@ -63,13 +63,13 @@ def weights_by_hand(translator, source, target):
     for index, layer in enumerate(model.encoder):
         found["encoder", index] = attend(layer.attention, x, None, False)
         x = layer(x, None)
-    memory = model.encoder_norm(x)
+    context = model.encoder_norm(x)
     x = model.target_embedding(torch.tensor([[translator.target.bos, *translator.target.encode(target)]]))
     for index, layer in enumerate(model.decoder):
         found["decoder", index] = attend(layer.attention, x, None, True)
         middle = layer.around_attention(x, lambda x, layer=layer: layer.attention(x, causal=True))
-        found["cross", index] = attend(layer.cross, middle, memory, False)
-        x = layer(x, memory, None)
+        found["cross", index] = attend(layer.cross, middle, context, False)
+        x = layer(x, context, None)
     return found
 
 

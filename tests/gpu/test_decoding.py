@@ -59,7 +59,7 @@ def test_steps_err_no_more_than_whole_sequences(kind):
     with torch.inference_mode():
         true = exact(source, lengths, target)
         whole = held(source, lengths, target)
-        state = held.begin_static(held.encode(source, lengths), lengths, 1, 128)
+        state = held.begin_static(held.encode(source, lengths), 1, 128)
         steps = torch.stack([held.step(target[:, index], state) for index in range(STEPS)], 1)
     assert spread(steps - true) <= 2 * spread(whole - true)
     late = slice(STEPS // 2, None)

@@ -100,11 +100,11 @@ def test_only_the_gate_sees_the_scale_of_the_weights(variant):
 @every_variant
 @pytest.mark.parametrize("filler", [1e3, math.nan], ids=["large", "nan"])
 def test_padding_never_leaks(variant, filler):
-    module, memory, x = build(variant, cross=True), tokens(2, 7), tokens(2, 4)
-    padded = torch.cat([memory, torch.full((2, 3, WIDTH), filler, dtype=memory.dtype)], 1)
+    module, context, x = build(variant, cross=True), tokens(2, 7), tokens(2, 4)
+    padded = torch.cat([context, torch.full((2, 3, WIDTH), filler, dtype=context.dtype)], 1)
     padded[1, 5:] = filler
     lengths = torch.tensor([7, 5])
-    expected = torch.stack([module(x[b : b + 1], memory[b : b + 1, :n])[0] for b, n in enumerate(lengths)])
+    expected = torch.stack([module(x[b : b + 1], context[b : b + 1, :n])[0] for b, n in enumerate(lengths)])
     assert_same(module(x, padded, key_lengths=lengths), expected)
 
 
@@ -120,12 +120,12 @@ def test_decoding_with_a_cache_equals_the_full_pass(variant, chunks):
 
 @every_variant
 def test_cross_attention_reads_a_cache_filled_once(variant):
-    module, memory, x, cache = build(variant, cross=True), tokens(2, 6), tokens(2, 5), KeyValueCache()
+    module, context, x, cache = build(variant, cross=True), tokens(2, 6), tokens(2, 5), KeyValueCache()
     call = {"key_lengths": torch.tensor([6, 4])}
-    memories = [memory, *[torch.full_like(memory, math.nan)] * 4]  # after the first nobody looks at it
+    contexts = [context, *[torch.full_like(context, math.nan)] * 4]  # after the first nobody looks at it
     with torch.no_grad():
-        steps = [module(*step, **call, cache=cache) for step in zip(x.split(1, 1), memories, strict=True)]
-        assert_same(torch.cat(steps, 1), module(x, memory, **call))
+        steps = [module(*step, **call, cache=cache) for step in zip(x.split(1, 1), contexts, strict=True)]
+        assert_same(torch.cat(steps, 1), module(x, context, **call))
     assert cache.length == 6
 
 
@@ -306,17 +306,17 @@ def test_refusals_name_the_values(arguments, message):
 
 
 @every_variant
-@pytest.mark.parametrize("memory", [False, True])
-def test_centered_keys_have_no_common_part_and_padding_has_no_say(variant, memory):
-    module, x = build(variant, center_keys=True, cross=memory), tokens(2, 5)
-    source = tokens(2, 7) if memory else x
+@pytest.mark.parametrize("cross", [False, True])
+def test_centered_keys_have_no_common_part_and_padding_has_no_say(variant, cross):
+    module, x = build(variant, center_keys=True, cross=cross), tokens(2, 5)
+    source = tokens(2, 7) if cross else x
     lengths = torch.tensor([source.shape[1], 3])
     source[1, 3:] = torch.nan
-    out = module(x, source if memory else None, key_lengths=lengths)
-    _, keys, _ = module.project(x, source if memory else None, None, lengths)
+    out = module(x, source if cross else None, key_lengths=lengths)
+    _, keys, _ = module.project(x, source if cross else None, None, lengths)
     assert_same(1 + keys[1, :, :3].mean(1), torch.ones(HEADS, HEAD).double())
-    alone = module(x[1:], source[1:, :3] if memory else None) if memory else module(x[1:, :3])
-    assert_same(out[1] if memory else out[1, :3], alone[0])
+    alone = module(x[1:], source[1:, :3] if cross else None) if cross else module(x[1:, :3])
+    assert_same(out[1] if cross else out[1, :3], alone[0])
 
 
 @pytest.mark.parametrize("variant", ["softmax", "sparsemax", "entmax15", "entmax", "topk"])

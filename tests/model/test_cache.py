@@ -8,7 +8,7 @@ from rectiformer.config import ModelConfig
 from rectiformer.model.cache import KeyValueCache, StaticCache
 from rectiformer.model.embedding import sinusoids
 from rectiformer.model.norms import OUTPUT_NORMS
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.ops.cached import follow
 
 START, WORDS, STEPS, BEAM = 2, 23, 11, 3
@@ -42,19 +42,19 @@ def draw_source():
     return torch.randint(3, WORDS, (2, 9))
 
 
-def begin(model, source, lengths, beam, fixed):
+def begin(model, context, beam, fixed):
     """A state of each kind, and what tells it the parents of the next step."""
     if not fixed:
-        state = model.begin(source, lengths)
+        state = model.begin(context)
         return state, state.reorder
-    state = model.begin_static(source, lengths, beam, STEPS + 2)
+    state = model.begin_static(context, beam, STEPS + 2)
     return state, state.static.parents.copy_
 
 
-def decode_whole(model, written, encoded, lengths):
+def decode_whole(model, written, context):
     """Logits [B * beam, V] of what follows everything that was written [B * beam, M], all at once."""
-    beam = len(written) // len(encoded)
-    states = model.decode(written, encoded.repeat_interleave(beam, 0), lengths.repeat_interleave(beam, 0))
+    sources = torch.arange(len(context.states))
+    states = model.decode(written, context.select(sources.repeat_interleave(len(written) // len(sources))))
     return model.logits(states[:, -1])
 
 
@@ -64,7 +64,7 @@ def test_steps_equal_decoding_at_once(model, fixed):
     target[:, 0] = START
     with torch.inference_mode():
         encoded = model.encode(source, LENGTHS)
-        state, _ = begin(model, encoded, LENGTHS, 1, fixed)
+        state, _ = begin(model, encoded, 1, fixed)
         steps = torch.stack([model.step(target[:, index], state) for index in range(STEPS)], 1)
         torch.testing.assert_close(steps, model(source, LENGTHS, target))
     assert state.position.tolist() == [STEPS]
@@ -74,11 +74,11 @@ def test_steps_equal_decoding_at_once(model, fixed):
 def test_hypotheses_continue_their_parents(model, fixed):
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
-        state, choose_parents = begin(model, encoded, LENGTHS, BEAM, fixed)
+        state, choose_parents = begin(model, encoded, BEAM, fixed)
         written = torch.full((2 * BEAM, 1), START)
         for _ in range(STEPS):
             logits = model.step(written[:, -1], state)
-            torch.testing.assert_close(logits, decode_whole(model, written, encoded, LENGTHS))
+            torch.testing.assert_close(logits, decode_whole(model, written, encoded))
             parents = torch.randint(BEAM, (2 * BEAM,)) + torch.arange(2).repeat_interleave(BEAM) * BEAM
             choose_parents(parents)
             written = torch.cat([written[parents], torch.randint(3, WORDS, (2 * BEAM, 1))], 1)
@@ -89,17 +89,17 @@ def test_sentences_that_are_done_can_be_dropped(order):
     model = build(variant="rela-g", norm=order)
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
-        state = model.begin(encoded, LENGTHS)
+        state = model.begin(encoded)
         written = torch.full((2 * BEAM, 1), START)
         for index in range(6):
             model.step(written[:, -1], state)
             if index == 3:
                 kept = torch.tensor([1])
                 state.keep(kept, BEAM)
-                written, encoded, lengths = written[BEAM:], encoded[kept], LENGTHS[kept]
+                written, encoded = written[BEAM:], encoded.select(kept)
             written = torch.cat([written, torch.randint(3, WORDS, (len(written), 1))], 1)
         logits = model.step(written[:, -1], state)
-        torch.testing.assert_close(logits, decode_whole(model, written, encoded, lengths))
+        torch.testing.assert_close(logits, decode_whole(model, written, encoded))
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
@@ -109,11 +109,11 @@ def test_steps_beyond_the_known_positions(fixed):
     embedding.positions = embedding.positions[:4]
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
-        state, _ = begin(model, encoded, LENGTHS, 1, fixed)
+        state, _ = begin(model, encoded, 1, fixed)
         steps = [model.step(target[:, index], state) for index in range(STEPS)]
     assert torch.equal(embedding.positions[:STEPS], sinusoids(STEPS, 16).double())
     assert not embedding.positions.is_inference()
-    states = model.decode(target, encoded.clone(), LENGTHS)
+    states = model.decode(target, Encoded(*(part.clone() for part in encoded[:2])))
     torch.testing.assert_close(torch.stack(steps, 1), model.logits(states))
 
 
@@ -123,12 +123,14 @@ def test_steps_under_autocast_equal_decoding_at_once(fixed):
     model, target = build().float(), torch.randint(3, WORDS, (2, STEPS))
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         encoded = model.encode(draw_source(), LENGTHS)
-        state, _ = begin(model, encoded, LENGTHS, 1, fixed)
+        state, _ = begin(model, encoded, 1, fixed)
         steps = torch.stack([model.step(target[:, index], state) for index in range(STEPS)], 1)
-        whole = model.logits(model.decode(target, encoded, LENGTHS))
-    assert state.own[0].keys.dtype == state.cross[0].keys.dtype == torch.bfloat16
+        whole = model.logits(model.decode(target, encoded))
+    assert state.self_caches[0].keys.dtype == state.cross_caches[0].keys.dtype == torch.bfloat16
     error = (steps.double() - whole.double()).square().mean().sqrt()
-    rounded = (model.double().logits(model.decode(target, encoded.double(), LENGTHS)) - whole.double()).square()
+    rounded = (
+        model.double().logits(model.decode(target, encoded._replace(states=encoded.states.double()))) - whole.double()
+    ).square()
     assert error <= 2 * rounded.mean().sqrt()
 
 
@@ -137,10 +139,10 @@ def test_the_source_is_held_once_whatever_the_beam():
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
         for fixed in (False, True):
-            state, _ = begin(model, encoded, LENGTHS, BEAM, fixed)
+            state, _ = begin(model, encoded, BEAM, fixed)
             model.step(torch.full((2 * BEAM,), START), state)
-            assert all(cache.keys.shape == (2, 2, 9, 8) for cache in state.cross)
-            assert all(len(cache.keys) == 2 * BEAM for cache in state.own)
+            assert all(cache.keys.shape == (2, 2, 9, 8) for cache in state.cross_caches)
+            assert all(len(cache.keys) == 2 * BEAM for cache in state.self_caches)
 
 
 def test_a_growing_cache_holds_what_was_appended_through_reordering():

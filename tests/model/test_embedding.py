@@ -23,26 +23,26 @@ def build(positions="sentence"):
 
 def test_a_source_ends_each_sentence_with_its_separator():
     ids = torch.tensor([[7, 8, SEPARATOR, 9, SEPARATOR, SEPARATOR, 5], [SEPARATOR, 7, 7, 7, 7, 7, 7]])
-    places = build().source_embedding.places(ids)
-    assert places[..., 0].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
-    assert places[..., 1].tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
+    positions = build().source_embedding.sentence_positions(ids)
+    assert positions[..., 0].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
+    assert positions[..., 1].tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
 
 
 def test_a_target_begins_each_sentence_with_its_separator_as_the_first_begins_with_the_start():
     ids = torch.tensor([[START, 8, SEPARATOR, 9, SEPARATOR, SEPARATOR, 5]])
-    places = build().target_embedding.places(ids)
-    assert places[..., 0].tolist() == [[0, 1, 0, 1, 0, 0, 1]]
-    assert places[..., 1].tolist() == [[0, 0, 1, 1, 2, 3, 3]]
+    positions = build().target_embedding.sentence_positions(ids)
+    assert positions[..., 0].tolist() == [[0, 1, 0, 1, 0, 0, 1]]
+    assert positions[..., 1].tolist() == [[0, 0, 1, 1, 2, 3, 3]]
 
 
 def test_steps_count_as_whole_targets_do():
     embedding = build().target_embedding
     ids = torch.tensor([[START, 8, SEPARATOR, 9, SEPARATOR, SEPARATOR, 5]])
-    places, found = torch.tensor([[-1, 0]]), []
+    positions, found = torch.tensor([[-1, 0]]), []
     for id in ids[0]:
-        places = embedding.next_places(places, id[None])
-        found.append(places[0])
-    assert torch.equal(torch.stack(found)[None], embedding.places(ids))
+        positions = embedding.next_sentence_positions(positions, id[None])
+        found.append(positions[0])
+    assert torch.equal(torch.stack(found)[None], embedding.sentence_positions(ids))
 
 
 def test_one_sentence_is_read_as_without():
@@ -62,8 +62,8 @@ def test_a_later_sentence_has_the_signals_of_the_first():
 
 def test_sentences_are_numbered_only_where_positions_are_counted_in_them():
     ids = torch.tensor([[7, SEPARATOR, 7]])
-    assert build().source_embedding.numbers(ids).tolist() == [[0, 0, 1]]
-    assert build("sequence").source_embedding.numbers(ids) is None
+    assert build().source_embedding.sentence_ids(ids).tolist() == [[0, 0, 1]]
+    assert build("sequence").source_embedding.sentence_ids(ids) is None
 
 
 def test_signals_grow_with_the_longest_sequence():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rectiformer.config import ModelConfig
-from rectiformer.model.rotary import apply_rotary, rotation_of, with_numbers, without_numbers
+from rectiformer.model.rotary import apply_rotary, rotation_of
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import VARIANTS, dot_scores
 
@@ -60,14 +60,6 @@ def test_no_two_of_two_thousand_sentences_look_alike():
     assert alike.max() < 0.5
 
 
-def test_numbers_ride_along_exactly_in_sixteen_bits():
-    states, numbers = torch.randn(2, 1500, 16, dtype=torch.bfloat16), torch.arange(3000).view(2, 1500)
-    back, found = without_numbers(with_numbers(states, numbers), 16)
-    assert torch.equal(back, states)
-    assert torch.equal(found, numbers)
-    assert without_numbers(with_numbers(states, None), 16)[1] is None
-
-
 PRODUCTS = [name for name, row in VARIANTS.items() if row.score is dot_scores]
 CASES = [(name, "none") for name in PRODUCTS] + [(name, "open") for name in PRODUCTS if VARIANTS[name].power]
 
@@ -77,9 +69,9 @@ def test_a_segment_that_says_the_same_later_is_read_the_same(variant, score_bias
     """Only how far apart sentences are counts, where scores are products: forty sentences later two are read alike."""
     model = build(variant=variant, score_bias=score_bias, positions="sentence", center_keys="no")
     x = torch.randn(1, 5, 16, dtype=torch.double)
-    numbers = torch.tensor([[0, 0, 0, 1, 1]])
+    sentence_ids = torch.tensor([[0, 0, 0, 1, 1]])
     with torch.no_grad():
-        first, later = (model.encoder[0](x, None, model.rotation(numbers + more)) for more in (0, 40))
+        first, later = (model.encoder[0](x, None, model.rotation(sentence_ids + more)) for more in (0, 40))
         still = model.encoder[0](x, None)
     torch.testing.assert_close(first, later, rtol=0, atol=1e-4)
     assert not torch.allclose(first, still, atol=1e-3)

@@ -30,7 +30,7 @@ def whole(shards, length):
 @cache
 def one_rank(case, dtype):
     model = build(case).to(dtype)
-    return encode(model, case), losses(model, case)
+    return encode(model, case).states, losses(model, case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -13,7 +13,7 @@ from rectiformer.errors import ConfigError
 from rectiformer.model.embedding import sinusoids
 from rectiformer.model.layers import EPSILON
 from rectiformer.model.memory import MEMORIES
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Encoded, Transformer
 
 START, WORDS = 2, 23
 BASE = {"hidden_size": 512, "num_heads": 8, "encoder_layers": 6, "decoder_layers": 6, "ffn_size": 2048}
@@ -63,13 +63,13 @@ def layer_norm(x, norm):
     return centered / (centered.square().mean(-1, keepdim=True) + EPSILON).sqrt() * norm.weight + norm.bias
 
 
-def softmax_attention(module, x, memory, hidden):
-    heads = (1, x.shape[1], module.num_heads, -1), (1, memory.shape[1], module.num_heads, -1)
+def softmax_attention(module, x, context, hidden):
+    heads = (1, x.shape[1], module.num_heads, -1), (1, context.shape[1], module.num_heads, -1)
     matrices, biases = module.input_weight.chunk(3), module.input_bias.chunk(3)
     q, k, v = (
         (given @ matrix.T + bias).view(shape).transpose(1, 2)
         for given, matrix, bias, shape in zip(
-            (x, memory, memory), matrices, biases, (heads[0], heads[1], heads[1]), strict=True
+            (x, context, context), matrices, biases, (heads[0], heads[1], heads[1]), strict=True
         )
     )
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -torch.inf)
@@ -248,7 +248,7 @@ def test_longer_positions_made_while_translating_serve_training():
     source, target = draw_ids(1, 530), draw_targets(1, 520)
     with torch.inference_mode():
         model.encode(source, None)
-        model.decode(target, torch.randn(1, 3, 8), None)
+        model.decode(target, Encoded(torch.randn(1, 3, 8)))
     assert torch.equal(model.source_embedding.positions[:512], sinusoids(512, 8))
     assert torch.equal(model.target_embedding.positions[:520], sinusoids(520, 8))
     assert not model.source_embedding.positions.is_inference()

@@ -7,7 +7,7 @@ from closeness import assert_no_worse, grid
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError, ShapeError
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.ops import cached
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import decode_attention, follow
@@ -229,7 +229,7 @@ def test_a_model_decodes_by_the_kernels_as_without_them(monkeypatch, variant):
         monkeypatch.setenv("TRITON_INTERPRET", interpreted)
         generator = torch.Generator().manual_seed(1)
         with torch.inference_mode():
-            state = model.begin_static(torch.randn(2, 5, 16, generator=generator), torch.tensor([5, 3]), 3, 8)
+            state = model.begin_static(Encoded(torch.randn(2, 5, 16, generator=generator), torch.tensor([5, 3])), 3, 8)
             logits = []
             for _ in range(5):
                 logits.append(model.step(torch.randint(3, 23, (6,), generator=generator), state))

@@ -63,14 +63,14 @@ def weights_by_hand(translator, source, target):
     model = translator.model.eval()
     source = torch.tensor([[*translator.source.encode(source), translator.source.eos]])
     x = model.target_embedding(torch.tensor([[translator.target.bos, *translator.target.encode(target)]]))
-    memory = model.encode(source, None)
+    context = model.encode(source, None).states
     layers = []
     for layer in model.decoder:
         middle = layer.around_attention(x, lambda x, layer=layer: layer.attention(x, causal=True))
-        q, k, _ = layer.cross.project(middle, memory, None)
+        q, k, _ = layer.cross.project(middle, context, None)
         scores = q @ k.mT / q.shape[-1] ** 0.5
         layers.append((scores.softmax(-1) if layer.cross.variant == "softmax" else scores.relu())[0].detach())
-        x = layer(x, memory, None)
+        x = layer(x, context, None)
     return layers
 
 

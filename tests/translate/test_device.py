@@ -41,7 +41,7 @@ def test_held_weights_are_cast_ones(kind):
     source, target, lengths = torch.randint(4, WORDS, (2, 9)), torch.randint(4, WORDS, (2, 7)), torch.tensor([9, 4])
     with torch.inference_mode():
         assert torch.equal(held(source, lengths, target), cast(source, lengths, target))
-        states = [model.begin_static(model.encode(source, lengths), lengths, 1, 16) for model in (held, cast)]
+        states = [model.begin_static(model.encode(source, lengths), 1, 16) for model in (held, cast)]
         for index in range(7):
             ours, theirs = (
                 model.step(target[:, index], state) for model, state in zip((held, cast), states, strict=True)

@@ -41,9 +41,7 @@ class Encoded(NamedTuple):
     def select(self, sources: Tensor) -> Encoded:
         """These sources only."""
         lengths = None if self.lengths is None else self.lengths[sources]
-        return Encoded(
-            self.states[sources], lengths, None if self.sentence_ids is None else self.sentence_ids[sources]
-        )
+        return Encoded(self.states[sources], lengths, None if self.sentence_ids is None else self.sentence_ids[sources])
 
 
 @dataclass

@@ -9,17 +9,28 @@ help:
 	@echo "make demo       install, then train two small translators and show what they look at"
 	@echo "make test       install, then format, lint, type and behaviour checks"
 	@echo "make test-long  install, then the tests that take minutes each: soaks, many kills, large files"
-	@echo "make bench      install, then time every variant beside PyTorch's SDPA on this CPU"
+	@echo "make bench      install, then time every variant vs. PyTorch's SDPA on this CPU"
 	@echo "make docs       install, then rewrite the tables of docs/variants.md from the code"
 	@echo "make clean      remove .venv and caches"
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rectiformer needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
-demo: .venv/installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.venv/translate: .venv/made pyproject.toml constraints.txt
+	@echo "installing rectiformer[translate] into .venv: about 1.1 GB with a CPU build of torch, a minute or two"
+	$(PIP) -e '.[translate]'
+	@touch $@
+
+.venv/test: .venv/made pyproject.toml constraints.txt
+	@echo "installing rectiformer[test] into .venv: about 3 GB, two to four minutes"
+	$(PIP) -e '.[test]'
+	@touch $@ .venv/translate
+
+demo: .venv/translate
 	@$(BIN)/rectiformer demo
 
 # Pages are tested in Debian's Chromium. Where it cannot be installed, pytest says at its end what it skipped.
@@ -29,19 +40,19 @@ browser:
 	  timeout 300 sh -c "apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium" >/dev/null 2>&1 \
 	  || echo "chromium cannot be installed here: tests of pages are skipped"; }
 
-test: .venv/installed browser
+test: .venv/test browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -rs -m "not gpu and not slow"
 
-test-long: .venv/installed browser
+test-long: .venv/test browser
 	$(BIN)/pytest -n 2 -rs -m "slow and not gpu"
 
-bench: .venv/installed
+bench: .venv/translate
 	$(BIN)/python benchmarks/attention.py
 
-docs: .venv/installed
+docs: .venv/translate
 	$(BIN)/python docs/generate.py
 
 clean:

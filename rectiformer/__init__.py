@@ -1,7 +1,7 @@
 """Attention with the softmax replaced by a ReLU: exact zeros, heads that can attend to nothing."""
 
+import importlib
 import typing
-from importlib import import_module
 
 from rectiformer import interrupts as _interrupts  # noqa: F401 (before torch, whose import takes seconds)
 from rectiformer.errors import (
@@ -15,9 +15,7 @@ from rectiformer.errors import (
     RectiformerError,
     ShapeError,
 )
-from rectiformer.errors import (
-    missing_package as _missing_package,
-)
+from rectiformer.errors import missing_package as _missing_package
 from rectiformer.model.attention import Observation, RectifiedAttention
 from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.memory import MEMORIES, KeyValueMemory
@@ -83,6 +81,6 @@ def __getattr__(name: str) -> typing.Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'rectiformer' has no attribute {name!r}")
     try:
-        return getattr(import_module(_ON_DEMAND[name]), name)
+        return getattr(importlib.import_module(_ON_DEMAND[name]), name)
     except ModuleNotFoundError as error:
         raise ImportError(f"rectiformer.{name}: {_missing_package(error) or error}") from error

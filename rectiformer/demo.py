@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rectiformer.analyze.capture import record_examples
+from rectiformer.analyze.capture import record_pairs
 from rectiformer.analyze.findings import AlignmentFindings, Findings, analyze
 from rectiformer.analyze.record import AttentionRecord, Example
 from rectiformer.analyze.report import write_report
@@ -167,7 +167,7 @@ def look(translator: Translator, variant: str, pairs: list[Pair]) -> Look:
     shown = choose_examples(pairs)
     return Look(
         analyze(translator, texts, gold=gold, name="unseen sentences of the built-in grammar", model_name=variant),
-        record_examples(translator, [texts[i] for i in shown], [gold[i] for i in shown], name=variant),
+        record_pairs(translator, [texts[i] for i in shown], [gold[i] for i in shown], name=variant, translate=True),
     )
 
 

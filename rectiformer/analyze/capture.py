@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -28,35 +27,43 @@ from rectiformer.text.batches import Batch, collate, shuffled
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.documents import translate_segments
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
+from rectiformer.translate.score import decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, piece_text
 
 
 def record_pairs(
     translator: Translator,
-    pairs: Sequence[tuple[str, str | None]],
+    pairs: Sequence[tuple[str, str]],
     gold: Sequence[Links | None] | None = None,
     sites: Collection[str] = SITES,
     layers: Collection[int] | None = None,
     *,
+    name: str = "",
     tokenized: bool = False,
+    translate: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> AttentionRecord:
     """What the heads do while the model generates the target of each (source, target) pair, and which model it was.
 
     Args:
-        pairs: a target of None is translated first, and then forced like any other.
         gold: links of words for each pair; None for a pair that has none.
         sites: where to record: cross, encoder, decoder; sites of variants without weights are left out.
         layers: layers to record, from 0; all unless given.
+        name: what to call the model, in place of its variant.
         tokenized: whether words are what stands between spaces; otherwise punctuation is split off.
+        translate: whether to add the model's own translations.
+        warn: told of each line that is too long to be translated as a whole.
     """
     examples = capture_examples(translator, pairs, gold, sites, layers, tokenized=tokenized)
-    return AttentionRecord(model_card(translator.model), examples)
+    if translate:
+        own = translator.translate([source for source, _ in pairs], SearchOptions(), warn=warn)
+        examples = [replace(example, translation=each.text) for example, each in zip(examples, own, strict=True)]
+    return AttentionRecord(model_card(translator.model, name), examples)
 
 
 def capture_examples(
     translator: Translator,
-    pairs: Sequence[tuple[str, str | None]],
+    pairs: Sequence[tuple[str, str]],
     gold: Sequence[Links | None] | None = None,
     sites: Collection[str] = SITES,
     layers: Collection[int] | None = None,
@@ -67,22 +74,17 @@ def capture_examples(
     chosen = choose_sites(translator.model, sites, layers)
     if gold is not None and len(gold) != len(pairs):
         raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one, or None")
-    targets = fill_targets(translator, pairs)
-    forced = [(source, target) for (source, _), target in zip(pairs, targets, strict=True)]
     examples = []
-    for index, (source, target) in enumerate(forced):
-        own = pairs[index][1] is None
-        example = Example(
-            split_side(translator.source, source, tokenized),
-            split_side(translator.target, target, tokenized),
-            forced=not own,
-            translation=target if own else None,
-            gold=gold[index] if gold is not None else None,
-            sites=[],
+    for index, texts in enumerate(pairs):
+        source, target = (
+            split_side(vocabulary, text, tokenized)
+            for vocabulary, text in zip((translator.source, translator.target), texts, strict=True)
         )
-        check_gold(example, f"pair {index + 1}")
-        examples.append(example)
-    for batch in forced_batches(translator, forced):
+        links = gold[index] if gold is not None else None
+        if links is not None:
+            check_links(links, len(source.words), len(target.words), f"pair {index + 1}")
+        examples.append(Example(source, target, forced=True, translation=None, gold=links, sites=[]))
+    for batch in forced_batches(translator, pairs):
         record_batch(translator, batch, chosen, [examples[index] for index in batch.pairs])
     return examples
 
@@ -100,21 +102,6 @@ def choose_sites(model: Transformer, sites: Collection[str], layers: Collection[
                 f"has {config.encoder_layers} layers, the decoder {config.decoder_layers}"
             )
     return [site for site in weighing_sites(model) if site.kind in sites and (layers is None or site.layer in layers)]
-
-
-def fill_targets(translator: Translator, pairs: Sequence[tuple[str, str | None]]) -> list[str]:
-    """The target of each pair, or the translator's own where there is none."""
-    EncodedPairs(translator, [(source, target or "") for source, target in pairs])  # refuses what is too long
-    own = iter(translator.translate([source for source, target in pairs if target is None], SearchOptions()))
-    return [next(own).text if target is None else target for _, target in pairs]
-
-
-def check_gold(example: Example, where: str) -> None:
-    if example.gold is None or example.target is None:
-        return
-    if not example.forced:
-        raise DataError(f"{where} has gold links but no target that they could be about; give it one, or no links")
-    check_links(example.gold, len(example.source.words), len(example.target.words), where)
 
 
 def split_side(vocabulary: Vocabulary, text: str, tokenized: bool) -> Side:
@@ -154,7 +141,7 @@ def record_batch(translator: Translator, batch: Batch, sites: Sequence[Site], ex
 def model_card(model: Transformer, name: str = "") -> ModelCard:
     """What a record says of its model, which is called by its variant unless it has a name."""
     config = model.config
-    digest = hashlib.sha256(json.dumps(dataclasses.asdict(config), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
     for parameter_name, parameter in model.named_parameters():
         digest.update(f"{parameter_name} {parameter.dtype} {list(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -224,31 +211,6 @@ def sample(count: int, total: int, seed: int) -> list[int]:
     return sorted(shuffled(total, "examples", seed)[:count].tolist())
 
 
-def record_examples(
-    translator: Translator,
-    pairs: Sequence[tuple[str, str]],
-    gold: Sequence[Links] | None = None,
-    sites: Collection[str] = SITES,
-    layers: Collection[int] | None = None,
-    *,
-    name: str = "",
-    tokenized: bool = False,
-    warn: Callable[[str], None] = warnings.warn,
-) -> AttentionRecord:
-    """The record of these pairs, as by `record_pairs`, with the model's own translations next to the given ones.
-
-    Args:
-        name: what to call the model, in place of its variant.
-        warn: told of each line that is too long to be translated as a whole.
-    """
-    record = record_pairs(translator, pairs, gold, sites, layers, tokenized=tokenized)
-    own = translator.translate([source for source, _ in pairs], SearchOptions(), warn=warn)
-    examples = [
-        dataclasses.replace(example, translation=each.text) for example, each in zip(record.examples, own, strict=True)
-    ]
-    return AttentionRecord(dataclasses.replace(record.model, name=name or record.model.name), examples)
-
-
 def record_documents(
     translator: Translator,
     documents: Sequence[Document],
@@ -257,12 +219,12 @@ def record_documents(
     *,
     name: str = "",
     tokenized: bool = False,
+    translate: bool = False,
 ) -> AttentionRecord:
     """What the heads do while the model generates a whole document in one sequence; the report sums it by sentence.
 
     Args:
-        sites, layers, tokenized: as in `record_pairs`.
-        name: what to call the model, in place of its variant.
+        sites, layers, name, tokenized, translate: as in `record_pairs`.
     """
     chosen, joined = choose_sites(translator.model, sites, layers), JoinedPairs(translator, two_sides(documents))
     examples = []
@@ -274,6 +236,9 @@ def record_documents(
         examples.append(Example(source, target, forced=True, translation=None, gold=None, sites=[]))
         batch = collate(joined, np.array([index]), symbols_of(translator))
         record_batch(translator, batch, chosen, examples[-1:])
+    if translate:
+        own = translate_segments(translator, [sources for sources, _ in two_sides(documents)], SearchOptions())
+        examples = [replace(each, translation=" ".join(parts)) for each, parts in zip(examples, own, strict=True)]
     return AttentionRecord(model_card(translator.model, name), examples)
 
 
@@ -284,31 +249,13 @@ def join_sides(vocabulary: Vocabulary, sentences: Sequence[str], tokenized: bool
         side = split_side(vocabulary, sentence, tokenized)
         if number:
             at = len(whole.text)
-            whole = dataclasses.replace(whole, text=whole.text + " ")
+            whole = replace(whole, text=whole.text + " ")
             if vocabulary.separator is not None:
                 whole.pieces.append(PieceSpan(piece_text(vocabulary, vocabulary.separator), at, at))
         shift, first = len(whole.text), len(whole.pieces)
         whole.pieces.extend(PieceSpan(each.text, each.start + shift, each.stop + shift) for each in side.pieces[:-1])
         whole.words.extend((a + first, b + first, start + shift, stop + shift) for a, b, start, stop in side.words)
         whole.sentences.append((first, len(whole.pieces)))
-        whole = dataclasses.replace(whole, text=whole.text + sentence)
+        whole = replace(whole, text=whole.text + sentence)
     end = PieceSpan(piece_text(vocabulary, vocabulary.eos), len(whole.text), len(whole.text))
-    return dataclasses.replace(whole, pieces=[*whole.pieces, end])
-
-
-def record_segments(
-    translator: Translator,
-    segments: Sequence[Document],
-    sites: Collection[str] = SITES,
-    layers: Collection[int] | None = None,
-    *,
-    name: str = "",
-    tokenized: bool = False,
-) -> AttentionRecord:
-    """The record of these segments, as by `record_documents`, with the model's own translations of them."""
-    record = record_documents(translator, segments, sites, layers, name=name, tokenized=tokenized)
-    own = translate_segments(translator, [sources for sources, _ in two_sides(segments)], SearchOptions())
-    examples = [
-        replace(example, translation=" ".join(parts)) for example, parts in zip(record.examples, own, strict=True)
-    ]
-    return AttentionRecord(record.model, examples)
+    return replace(whole, pieces=[*whole.pieces, end])

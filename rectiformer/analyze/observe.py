@@ -102,11 +102,6 @@ class Seen:
             weights[index, :, : site.queries, : site.keys] = site.dense()
         return weights
 
-    @property
-    def records(self) -> list[AttentionRecord]:
-        """One record, with an example for each sequence of each pass."""
-        return [self.record()]
-
     def record(self, source: Sequence[Sequence[str]] = (), target: Sequence[Sequence[str]] = ()) -> AttentionRecord:
         """All passes as a record, an example for each sequence.
 

@@ -142,17 +142,23 @@ class View:
 
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
-        from rectiformer.analyze.capture import record_examples, record_segments, sample
+        from rectiformer.analyze.capture import record_documents, record_pairs, sample
         from rectiformer.analyze.record import SITES
         from rectiformer.analyze.segments import take
 
         if shown is not None:
             segments = take([test.pairs], shown)
-            return record_segments(
-                translator, segments, self.sites or SITES, self.layers, name=name, tokenized=self.tokenized
+            return record_documents(
+                translator,
+                segments,
+                self.sites or SITES,
+                self.layers,
+                name=name,
+                tokenized=self.tokenized,
+                translate=True,
             )
         chosen = sample(self.examples, len(test.pairs), self.seed)
-        return record_examples(
+        return record_pairs(
             translator,
             [test.pairs[index] for index in chosen],
             None if test.gold is None else [test.gold[index] for index in chosen],
@@ -160,6 +166,7 @@ class View:
             self.layers,
             name=name,
             tokenized=self.tokenized,
+            translate=True,
             warn=warn,
         )
 

@@ -99,7 +99,7 @@ def test_records_hold_the_weights_of_the_model(vocabulary, variant):
 
 def test_a_record_of_a_model_survives_its_file(translator, tmp_path):
     record = record_pairs(
-        translator, [("das Haus", "der Hund"), ("am Fluss", None)], [Links(frozenset({(1, 1)})), None]
+        translator, [("das Haus", "der Hund"), ("am Fluss", "das")], [Links(frozenset({(1, 1)})), None]
     )
     write_record(record, tmp_path / "a.json.gz")
     assert to_json(read_record(tmp_path / "a.json.gz")) == to_json(record)
@@ -173,16 +173,15 @@ def test_hostile_texts_are_recorded_as_they_are(translator, text, tmp_path):
     assert (example.source.text, example.target.text) == (text, text)
 
 
-def test_a_missing_target_is_the_translators_own(translator):
-    lines = generate_lines(3, 5)
+def test_the_models_own_translations_stand_next_to_the_targets(translator):
+    lines = [*generate_lines(3, 5), ""]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an untrained model may run into its length limit
-        record = record_pairs(translator, [(lines[0], None), (lines[1], "das"), (lines[2], None), ("", None)])
-        own = [each.text for each in translator.translate([lines[0], lines[2]], SearchOptions())]
-    examples = record.examples
-    assert [example.forced for example in examples] == [False, True, False, False]
-    assert [example.translation for example in examples] == [own[0], None, own[1], ""]
-    assert [example.target.text for example in examples] == [own[0], "das", own[1], ""]
+        record = record_pairs(translator, [(line, "das") for line in lines], name="mine", translate=True)
+        own = [each.text for each in translator.translate(lines, SearchOptions())]
+    assert record.model.name == "mine"
+    assert [(example.target.text, example.forced) for example in record.examples] == [("das", True)] * 4
+    assert [example.translation for example in record.examples] == own
 
 
 def test_names_and_layers_choose_sites(translator):
@@ -211,15 +210,14 @@ FAILURES = [
         DataError,
         r"pair 2: link 0-3 is beyond the sentence, which has 2 source and 3 target words",
     ),
-    ({"gold": [Links(frozenset()), None]}, DataError, r"pair 1 has gold links but no target"),
     ({"pairs": [("das", "z" * 100)]}, DataError, r"pair 1: 1 source and \d+ target subwords, but at most 80"),
-    ({"pairs": [("das", "das"), ("z" * 100, None)]}, DataError, r"pair 2: \d+ source and 0 target subwords"),
+    ({"pairs": [("das", "das"), ("z" * 100, "")]}, DataError, r"pair 2: \d+ source and 0 target subwords"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), FAILURES)
 def test_each_mistake_is_one_clear_line(translator, arguments, error, message):
-    pairs = [("das", None), ("der Hund", "am alten Fluss")]
+    pairs = [("das", "das"), ("der Hund", "am alten Fluss")]
     with pytest.raises(error, match=message) as raised:
         record_pairs(translator, **{"pairs": pairs, **arguments})
     assert "\n" not in str(raised.value)
@@ -245,13 +243,13 @@ def test_an_observed_transformer_shows_what_a_record_of_it_holds(translator):
     with translator.inference(), observe(translator.model) as seen:
         translator.model(source, torch.tensor([len(row) for row in ids]), torch.tensor(inputs))
     for index, example in enumerate(record_pairs(translator, pairs).examples):
-        mine = seen.records[0].examples[index]
+        mine = seen.record().examples[index]
         assert [(site.kind, site.layer) for site in mine.sites] == [(site.kind, site.layer) for site in example.sites]
         for site, expected in zip(mine.sites, example.sites, strict=True):
             assert site.dense() == pytest.approx(expected.dense(), rel=1e-5, abs=1e-7)
             weights = seen.weights(site.kind, site.layer)[index]
             np.testing.assert_array_equal(weights[:, : site.queries, : site.keys], site.dense())
             assert not weights[:, :, site.keys :].any()
-    card = seen.records[0].model
+    card = seen.record().model
     assert (card.name, card.layers, card.heads) == ("Transformer", {"encoder": 1, "decoder": 2}, 2)
     assert card.variants == {"encoder": "rela-g", "decoder": "rela-g", "cross": "rela-g"}

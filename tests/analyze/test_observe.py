@@ -43,7 +43,7 @@ def test_an_observed_attention_shows_its_weights():
     record = seen.record(source=[list("abcde")] * 6)
     assert [example.source.text for example in record.examples] == ["a b c d e"] * 3 + ["a b c d"] * 3
     assert all(example.target is None for example in record.examples)
-    assert seen.records[0].examples[0].source.text == "0 1 2 3 4"
+    assert seen.record().examples[0].source.text == "0 1 2 3 4"
     with pytest.raises(ArgumentError, match=r"2 tokens were given for a sequence of 5"):
         seen.record(source=["ab"])
     with pytest.raises(
@@ -100,8 +100,8 @@ def test_an_observed_hugging_face_model_shows_its_own_weights(name, attention):
             if part == "encoder":
                 weights[1, :, 4:] = 0  # rows of padding, which are not kept
             assert seen.weights(part, layer) == pytest.approx(weights.detach().numpy(), abs=1e-5)
-    to_json(seen.records[0])
-    assert len(seen.records[0].examples) == 2
+    to_json(seen.record())
+    assert len(seen.record().examples) == 2
     assert not OBSERVERS
 
 

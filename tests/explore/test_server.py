@@ -107,7 +107,7 @@ def test_an_answer_is_what_the_run_translates_and_its_record(server, runs, model
     assert answer.score == pytest.approx(own.candidates[0].score, abs=1e-5)
     assert answer.record.model.name == VARIANTS[model]
     assert not answer.example.forced
-    (expected,) = record_pairs(translator, [(SOURCE, None)]).examples
+    (expected,) = record_pairs(translator, [(SOURCE, own.text)]).examples
     assert [(site.kind, site.layer) for site in answer.example.sites] == [(s.kind, s.layer) for s in expected.sites]
     for site, other in zip(answer.example.sites, expected.sites, strict=True):
         np.testing.assert_allclose(site.dense(), other.dense(), atol=1e-5)

@@ -1,10 +1,14 @@
-"""Exact zeros, rows of nothing, row mass and entropy of heads, summed up batch by batch."""
+"""What is measured of attention, summed up batch by batch.
+
+Zeros, rows of nothing, row mass and entropy per head; how much the heads differ; how far cross-attention reaches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +37,21 @@ class HeadSummary:
     """Mean number of keys that a query weighs."""
 
 
-class HeadMeter:
+class SumMeter:
+    """Sums that those of another meter of the same can be added to."""
+
+    totals: Tensor
+
+    def state(self) -> Any:
+        """All that it has seen, as JSON values."""
+        return self.totals.tolist()
+
+    def merge(self, state: Any) -> None:
+        """Add the state of another meter."""
+        self.totals += torch.tensor(state, dtype=torch.float64)
+
+
+class HeadMeter(SumMeter):
     """Sums over queries, per head."""
 
     def __init__(self, heads: int) -> None:
@@ -50,14 +68,6 @@ class HeadMeter:
         parts = (counted, stats.visible, stats.nonzero, stats.null, stats.mass, stats.entropy)
         sums = [torch.where(counted, part, 0).sum((0, 2), dtype=torch.float64) for part in parts]
         self.totals += torch.stack(sums).cpu()
-
-    def state(self) -> list[list[float]]:
-        """All that it has seen, as `merge` takes it."""
-        return self.totals.tolist()
-
-    def merge(self, state: list[list[float]]) -> None:
-        """Add the state of a meter of as many heads."""
-        self.totals += torch.tensor(state, dtype=torch.float64)
 
     def pooled(self) -> HeadMeter:
         """A meter of one head that has seen the rows of all."""
@@ -154,7 +164,7 @@ class Diversity:
     """Mean Jaccard index of the keys that two heads weigh, of all pairs of heads that attend to something."""
 
 
-class DiversityMeter:
+class DiversityMeter(SumMeter):
     """Sums over queries. Rows are absolute weights divided by their sum."""
 
     def __init__(self) -> None:
@@ -180,14 +190,6 @@ class DiversityMeter:
         null = (sees & (mass == 0)).sum()
         sums = js.sum(), js_zero.sum(), overlap.sum(), *counts, null, sees.sum()
         self.totals += torch.stack([part.double() for part in sums]).cpu()
-
-    def state(self) -> list[float]:
-        """All that it has seen, as `merge` takes it."""
-        return self.totals.tolist()
-
-    def merge(self, state: list[float]) -> None:
-        """Add the state of another meter."""
-        self.totals += torch.tensor(state, dtype=torch.float64)
 
     def result(self) -> Diversity:
         """What was seen."""
@@ -241,12 +243,12 @@ class DistanceSummary:
     """Share of rows that attend to nothing."""
 
 
-class DistanceMeter:
+class DistanceMeter(SumMeter):
     """Sums over rows of weights, by how many sentences apart query and key are."""
 
     def __init__(self) -> None:
-        self.mass = torch.zeros(4, dtype=torch.float64)  # aligned, neighbors, farther, between
-        self.null = self.rows = 0
+        # mass that is aligned, with neighbors, farther, between; null rows; rows
+        self.totals = torch.zeros(6, dtype=torch.float64)
 
     def update(self, weights: Tensor, queries: Tensor, keys: Tensor) -> None:
         """Add weights [B, H, M, N] of queries and keys in sentences of these indices, [B, M] and [B, N]."""
@@ -255,23 +257,13 @@ class DistanceMeter:
         apart = (keys[:, None] - queries[:, :, None]).abs().clamp_max(2)  # [B, M, N]
         group = torch.where(keys[:, None] == NOWHERE, 3, apart)[counted]  # [Q, N]
         total = size.sum(1)  # [Q, N]
-        self.mass += torch.stack([total[group == each].sum() for each in range(4)]).cpu()
-        self.null += int((size == 0).all(-1).sum())
-        self.rows += size.shape[0] * size.shape[1]
-
-    def state(self) -> tuple[list[float], int, int]:
-        """All that it has seen, as `merge` takes it."""
-        return self.mass.tolist(), self.null, self.rows
-
-    def merge(self, state: tuple[list[float], int, int]) -> None:
-        """Add the state of another meter."""
-        mass, null, rows = state
-        self.mass += torch.tensor(mass, dtype=torch.float64)
-        self.null += null
-        self.rows += rows
+        mass = [total[group == each].sum() for each in range(4)]
+        null, rows = (size == 0).all(-1).sum().double(), total.new_tensor(size.shape[0] * size.shape[1])
+        self.totals += torch.stack([*mass, null, rows]).cpu()
 
     def result(self) -> DistanceSummary:
         """What was seen; 0 for each measure that saw nothing."""
-        total = float(self.mass.sum())
-        aligned, neighbors, farther, between = (self.mass / total).tolist() if total else [0.0] * 4
-        return DistanceSummary(aligned, neighbors, farther, between, self.null / max(1, self.rows))
+        mass, (null, rows) = self.totals[:4], self.totals[4:].tolist()
+        total = float(mass.sum())
+        aligned, neighbors, farther, between = (mass / total).tolist() if total else [0.0] * 4
+        return DistanceSummary(aligned, neighbors, farther, between, null / max(1, rows))

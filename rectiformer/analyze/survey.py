@@ -224,13 +224,8 @@ def shuffle_sources(pairs: Sequence[tuple[Text, Text]], seed: int = 1) -> list[t
 
 def forced_batches(translator: Translator, pairs: Sequence[Pair]) -> Iterator[Batch]:
     """The pairs in batches of similar length, the longest first: it shows at once if it fits."""
-    return encoded_batches(translator, EncodedPairs(translator, pairs))
-
-
-def encoded_batches(translator: Translator, encoded: EncodedPairs) -> Iterator[Batch]:
-    """The same of pairs that have ids already."""
-    for indices in forced_order(encoded):
-        yield collate(encoded, np.array(indices), symbols_of(translator))
+    encoded = EncodedPairs(translator, pairs)
+    return (collate(encoded, np.array(indices), symbols_of(translator)) for indices in forced_order(encoded))
 
 
 def forced_order(encoded: EncodedPairs) -> Iterator[list[int]]:

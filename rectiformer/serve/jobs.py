@@ -20,12 +20,16 @@ from rectiformer.translate.lines import Candidate, Translation, finite
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
+Pair = tuple[str, str]
+Wanted = Callable[[int], bool]
+"""Whether somebody still waits for the result of task number n of a batch."""
+
 
 class Operation(Protocol):
     """What the model does with a batch of tasks; equal operations can share one."""
 
     def run(
-        self, translator: Translator, contents: Sequence[Any], batch_tokens: int, is_wanted: Callable[[int], bool]
+        self, translator: Translator, contents: Sequence[Any], batch_tokens: int, is_wanted: Wanted
     ) -> Sequence[Any]:
         """What becomes of each content, in order; anything where `is_wanted` said that contents[n] is not any more."""
 
@@ -37,7 +41,7 @@ class TranslateLines:
     options: SearchOptions
 
     def run(
-        self, translator: Translator, contents: Sequence[str], batch_tokens: int, is_wanted: Callable[[int], bool]
+        self, translator: Translator, contents: Sequence[str], batch_tokens: int, is_wanted: Wanted
     ) -> list[Translation]:
         """Their translations."""
         return translator.translate(
@@ -52,7 +56,7 @@ class TranslateSegments:
     options: SearchOptions
 
     def run(
-        self, translator: Translator, contents: Sequence[Segment], batch_tokens: int, is_wanted: Callable[[int], bool]
+        self, translator: Translator, contents: Sequence[Segment], batch_tokens: int, is_wanted: Wanted
     ) -> list[Found]:
         """What the model generated for each segment."""
         return search_segments(translator, contents, self.options, batch_tokens, 0, is_wanted=is_wanted)
@@ -67,11 +71,7 @@ class AlignPairs:
     induction: str
 
     def run(
-        self,
-        translator: Translator,
-        contents: Sequence[tuple[str, str]],
-        batch_tokens: int,
-        is_wanted: Callable[[int], bool],
+        self, translator: Translator, contents: Sequence[Pair], batch_tokens: int, is_wanted: Wanted
     ) -> list[set[Link]]:
         """Links (source word, target word) of each pair, from one forward pass, which is not interrupted."""
         return align_pairs(
@@ -85,11 +85,7 @@ class RecordPairs:
     """Sentences and their translations, to record what every head does."""
 
     def run(
-        self,
-        translator: Translator,
-        contents: Sequence[tuple[str, str]],
-        batch_tokens: int,
-        is_wanted: Callable[[int], bool],
+        self, translator: Translator, contents: Sequence[Pair], batch_tokens: int, is_wanted: Wanted
     ) -> list[Example | None]:
         """The examples of an attention record, each from a forward pass of its own."""
         return [

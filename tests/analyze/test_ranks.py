@@ -16,7 +16,7 @@ from rectiformer.distributed.ranks import SINGLE_PROCESS
 from rectiformer.translate.score import EncodedPairs, decode_forced
 
 
-def watch(translator, survey, pairs):
+def run(translator, survey, pairs):
     for batch in forced_batches(translator, pairs):
         with translator.inference(), ExitStack() as stack:
             for context in survey.observers(batch):
@@ -24,14 +24,14 @@ def watch(translator, survey, pairs):
             decode_forced(translator, batch)
 
 
-@pytest.mark.parametrize("kind", [ModelSurvey, CrossSurvey])
-def test_numbers_of_every_meter_add_up(kind):
+@pytest.mark.parametrize("survey_type", [ModelSurvey, CrossSurvey])
+def test_states_of_every_meter_add_up(survey_type):
     """Through JSON, as ranks exchange them; a rank that saw nothing adds nothing."""
     translator = build_translator("reluformer")
-    edges = [length_edges(EncodedPairs(translator, PAIRS).source_lengths + 1)] if kind is ModelSurvey else []
-    whole, first, second, idle = (kind(translator.model, *edges) for _ in range(4))
+    edges = [length_edges(EncodedPairs(translator, PAIRS).source_lengths + 1)] if survey_type is ModelSurvey else []
+    whole, first, second, idle = (survey_type(translator.model, *edges) for _ in range(4))
     for survey, pairs in ((whole, PAIRS), (first, PAIRS[:7]), (second, PAIRS[7:])):
-        watch(translator, survey, pairs)
+        run(translator, survey, pairs)
     for other in (second, idle):
         for meter, its in zip(first.all_meters(), other.all_meters(), strict=True):
             meter.merge(json.loads(json.dumps(its.state())))
@@ -40,7 +40,7 @@ def test_numbers_of_every_meter_add_up(kind):
     assert len(whole.all_meters()) >= 2
 
 
-def test_numbers_of_distances_add_up():
+def test_states_of_distances_add_up():
     meters = [DistanceMeter() for _ in range(3)]
     torch.manual_seed(0)
     weights, queries, keys = torch.rand(4, 2, 3, 5), torch.randint(-1, 3, (4, 3)), torch.randint(-1, 3, (4, 5))
@@ -58,8 +58,8 @@ def test_one_rank_is_left_as_it_is():
     assert meter.state() == before
 
 
-def flat(numbers):
-    """All numbers of a nested list."""
-    if isinstance(numbers, list | tuple):
-        return torch.cat([flat(each) for each in numbers])
-    return torch.tensor([float(numbers)], dtype=torch.float64)
+def flat(state):
+    """All values of a nested list."""
+    if isinstance(state, list | tuple):
+        return torch.cat([flat(each) for each in state])
+    return torch.tensor([float(state)], dtype=torch.float64)

@@ -1,10 +1,10 @@
-"""Memory of one training step against its length: rectified attention with ReLUFormer's penalties, and its peers.
+"""Device memory of a training step against its length: rectified attention with ReLUFormer's penalties, and peers.
 
     python benchmarks/memory.py --out benchmarks/results/memory.jsonl --plot docs/images/memory.svg
 
-The step is forward, backward and Adam on one sentence of N source and N target tokens, nothing captured, so that the
-allocator says what a step needs at most beside weights and optimizer. Then every variant of the table takes one step at
-the longest length that is asked of all: a loss that is a number, or a line that says what is not.
+The step is forward, backward and Adam on one sentence of N source and N target tokens, without CUDA graphs, so that
+the allocator reports the peak of a step besides weights and optimizer. Then every variant takes one step at the longest
+length: a finite loss, or a line that says what went wrong.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def build(variant: str, penalized: bool, device: str) -> Updater:
 
 
 def step(updater: Updater, length: int) -> tuple[float, int]:
-    """Loss of a step, the second of its shape, and the most bytes it held beside what stays."""
+    """Loss of a step, the second of its shape, and the most bytes it held besides what stays."""
     batch = draw_batch(1, length, VOCABULARY)
     updater.update(1, [batch])
     updater.read()
@@ -91,7 +91,7 @@ def plot(points: Path, path: Path) -> None:
         point = json.loads(line)
         if point["contestant"] in CONTESTANTS and "mib" in point:
             lines.setdefault(point["contestant"], {})[point["length"]] = [point["mib"] / point["length"] * 1024]
-    draw_panels(path, ["memory of a training step"], [lines], "tokens a side", "KiB a token", log_x=True)
+    draw_panels(path, ["device memory of a training step"], [lines], "tokens per side", "KiB per token", log_x=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Throughput of `rectiformer serve` under many clients, beside `translate` of the same sentences with the same batches.
+"""Throughput of `rectiformer serve` under many clients, vs. `translate` of the same sentences with the same batches.
 
     python benchmarks/serving.py runs/tiny --out benchmarks/results/serving.jsonl
 
@@ -62,20 +62,20 @@ class Load:
 
     async def run(self, clients: int) -> float:
         """Send all; the seconds it took."""
-        numbers = iter(range(len(self.bodies)))
+        indices = iter(range(len(self.bodies)))
         connections = [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(clients)]
         since = time.perf_counter()
-        await asyncio.gather(*(self.client(numbers, *connection) for connection in connections))
+        await asyncio.gather(*(self.client(indices, *connection) for connection in connections))
         seconds = time.perf_counter() - since
         for _, writer in connections:
             writer.close()
         return seconds
 
-    async def client(self, numbers: Iterator[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def client(self, indices: Iterator[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One of the clients."""
-        for number in numbers:
+        for index in indices:
             since = time.perf_counter()
-            body = self.bodies[number]
+            body = self.bodies[index]
             head = f"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
             lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -84,7 +84,7 @@ class Load:
             if " 200 " not in lines[0]:
                 sys.exit(f"refused: {lines[0]} {answer}")
             self.latencies.append(time.perf_counter() - since)
-            self.texts[number] = [each["text"] for each in answer["translations"]]
+            self.texts[index] = [each["text"] for each in answer["translations"]]
 
 
 async def get(port: int, path: str) -> str:
@@ -140,7 +140,7 @@ def measure(arguments: argparse.Namespace, each: int) -> dict[str, object]:
         "benchmark": "serving",
         "run": arguments.run.name,
         "clients": arguments.clients,
-        "sentences_a_request": each,
+        "sentences_per_request": each,
         "sentences": len(lines),
         "beam": arguments.beam,
         "batch_tokens": arguments.batch_tokens,

@@ -23,7 +23,7 @@ CARD = ModelCard(
 
 
 def draw_weights(heads, queries, keys, seed=0):
-    """Weights with zeros, rows of nothing and negative numbers, and how many keys each query sees."""
+    """Weights with zeros, rows of nothing and negative weights, and how many keys each query sees."""
     random = np.random.default_rng(seed)
     weights = random.normal(size=(heads, queries, keys)).astype(np.float32)
     weights[random.random(weights.shape) < 0.6] = 0
@@ -57,7 +57,7 @@ def make_record():
 
 
 def change(content, path, value):
-    """A copy with one place changed; `None` for the value deletes it."""
+    """A copy with one value changed; `None` for the value deletes it."""
     content = copy.deepcopy(content)
     inner = content
     for key in path[:-1]:

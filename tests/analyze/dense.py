@@ -48,7 +48,7 @@ def entropy(share, axis=-1):
 
 def summarize_densely(kind, sentences):
     """What `analyze` says of a site, from all its weights at once."""
-    rows = [row for weights in sentences for row in weights.unbind(1)]  # one a query, each [H, N]
+    rows = [row for weights in sentences for row in weights.unbind(1)]  # one per query, each [H, N]
     cells = torch.cat([seen_cells(kind, weights).flatten(1) for weights in sentences], 1)
     zeros = torch.cat([(weights == 0).flatten(1) for weights in sentences], 1)
     null = torch.stack([(row == 0).all(-1) for row in rows], 1)  # [H, Q]

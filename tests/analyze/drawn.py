@@ -4,7 +4,7 @@ import numpy as np
 
 from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
 
-KINDS = ("encoder", "decoder", "cross")
+SITES = ("encoder", "decoder", "cross")
 
 
 def side(words):
@@ -30,5 +30,5 @@ def sparse_weights(heads=2, queries=5, keys=4, seed=0):
 
 
 def record(*examples, name="rela-g"):
-    card = ModelCard(name, "", dict.fromkeys(KINDS, "rela-g"), {"encoder": 2, "decoder": 2}, 2)
+    card = ModelCard(name, "", dict.fromkeys(SITES, "rela-g"), {"encoder": 2, "decoder": 2}, 2)
     return AttentionRecord(card, list(examples))

@@ -155,7 +155,7 @@ def test_pieces_and_words_follow_the_text(translator):
         "das", "Haus", ",", "(", "sieht", ")", "東", "京", "x\u0301", "!",
     ]  # fmt: skip
     for first, last, start, stop in side.words:
-        covered = {place for piece in side.pieces[first:last] for place in range(piece.start, piece.stop)}
+        covered = {offset for piece in side.pieces[first:last] for offset in range(piece.start, piece.stop)}
         assert set(range(start, stop)) <= covered
     assert side.pieces[-1] == ("</s>", len(text), len(text))
     assert len(side.pieces) == len(translator.source.encode(text)) + 1

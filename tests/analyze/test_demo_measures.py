@@ -1,4 +1,4 @@
-"""A model of the demo's recipe, cut to a few steps: every measure beside plain formulas over all its weights; and what
+"""A model of the demo's recipe, cut to a few steps: every measure vs. plain formulas over all its weights; and what
 a document takes."""
 
 import itertools
@@ -60,8 +60,8 @@ def test_heads_and_diversity_are_those_of_all_weights(found, weights):
     for site in found.sites:
         expected = summarize_densely(site.kind, weights[site.kind, site.layer])
         assert vars(site.diversity) == pytest.approx(expected.pop("diversity"), abs=1e-6)
-        for name, numbers in expected.items():
-            assert getattr(site, name) == pytest.approx(numbers, rel=1e-6, abs=1e-6), (site.kind, site.layer, name)
+        for name, values in expected.items():
+            assert getattr(site, name) == pytest.approx(values, rel=1e-6, abs=1e-6), (site.kind, site.layer, name)
     for name in ("null_rate", "sparsity"):  # there is something to compare
         assert sum(0 < rate < 1 for site in found.sites for rate in getattr(site, name)) > 12
 
@@ -69,10 +69,10 @@ def test_heads_and_diversity_are_those_of_all_weights(found, weights):
 def test_lengths_are_those_of_all_weights(translator, found, weights):
     lengths = [len(translator.source.encode(source)) + 1 for source, _ in PAIRS]
     for each in found.by_length:
-        for place, (start, stop) in enumerate(itertools.pairwise(each.lengths)):
+        for index, (start, stop) in enumerate(itertools.pairwise(each.lengths)):
             sentences = zip(lengths, weights[each.kind, each.layer], strict=True)
             inside = [sentence for length, sentence in sentences if start <= length < stop]
-            measured = each.sparsity[place], each.null_rate[place], each.rows[place]
+            measured = each.sparsity[index], each.null_rate[index], each.rows[index]
             assert measured == pytest.approx(lengths_densely(each.kind, inside), abs=1e-6)
 
 
@@ -89,16 +89,16 @@ def test_gold_and_shuffled_sources_are_those_of_all_weights(translator, found, w
 def words_of(text):
     """Characters to the number of their word; the grammar's only punctuation ends a word or a sentence."""
     words, number = {}, -1
-    for place, character in enumerate(text):
-        begins = not text[place - 1].isalnum() if place else True
+    for index, character in enumerate(text):
+        begins = not text[index - 1].isalnum() if index else True
         if character != " ":
             number += not character.isalnum() or begins
-            words[place] = number
+            words[index] = number
     return words
 
 
 def covered(piece):
-    """Its characters; the first bytes of one that is spelled as bytes have only their place."""
+    """Its characters; the first bytes of one that is spelled as bytes have only their offset."""
     return range(piece.start, max(piece.end, piece.start + 1))
 
 
@@ -107,8 +107,8 @@ def link_by_hand(translator, pair, matrix, late):
     (source, target), links = pair, set()
     sources, targets = (words_of(text) for text in pair)
     keys = translator.source.pieces(source)
-    for place, piece in enumerate(translator.target.pieces(target)):
-        row = matrix[place + late].tolist()[: len(keys)]
+    for index, piece in enumerate(translator.target.pieces(target)):
+        row = matrix[index + late].tolist()[: len(keys)]
         if max(row) > 0:
             key = keys[row.index(max(row))]
             links |= {

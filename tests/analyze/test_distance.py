@@ -124,7 +124,7 @@ def test_segments_fit_every_model_and_stay_inside_documents():
     small, large = build(segment=20), build(segment=60)
     together = cut_documents([large, small], DOCUMENTS)
     assert together == cut_documents([small], DOCUMENTS) != cut_documents([large], DOCUMENTS)
-    assert [place for first, last in together for place in range(first, last)] == list(range(17))
+    assert [index for first, last in together for index in range(first, last)] == list(range(17))
     assert {0, 7, 8, 12} <= {first for first, _ in together}
     for segment in take(DOCUMENTS, together):
         joined = JoinedPairs(small, two_sides([segment]))

@@ -20,7 +20,7 @@ def measure(*blocks, visible=None):
 
 
 def heads(*rows):
-    """One query: weights [1, H, 1, N] from a row a head."""
+    """One query: weights [1, H, 1, N] from one row per head."""
     return torch.tensor(rows, dtype=torch.float64)[None, :, None]
 
 

@@ -88,8 +88,8 @@ def test_streaming_equals_a_dense_recomputation(trained, variant):
     for site in found.sites:
         expected = summarize_densely(site.kind, weights[site.kind, site.layer])
         assert vars(site.diversity) == pytest.approx(expected.pop("diversity"), abs=1e-6)
-        for name, numbers in expected.items():
-            assert getattr(site, name) == pytest.approx(numbers, abs=1e-6), (site.kind, site.layer, name)
+        for name, values in expected.items():
+            assert getattr(site, name) == pytest.approx(values, abs=1e-6), (site.kind, site.layer, name)
 
 
 def test_the_trained_model_has_what_is_to_be_measured(found):
@@ -114,13 +114,13 @@ def test_lengths_equal_a_dense_recomputation(trained, found):
     lengths = [len(VOCABULARY.encode(source)) + 1 for source, _ in PAIRS]
     for each in found.by_length:
         assert len(each.lengths) > 4
-        for place, (start, stop) in enumerate(itertools.pairwise(each.lengths)):
+        for index, (start, stop) in enumerate(itertools.pairwise(each.lengths)):
             inside = [
                 sentence
                 for length, sentence in zip(lengths, weights[each.kind, each.layer], strict=True)
                 if start <= length < stop
             ]
-            measured = each.sparsity[place], each.null_rate[place], each.rows[place]
+            measured = each.sparsity[index], each.null_rate[index], each.rows[index]
             assert measured == pytest.approx(lengths_densely(each.kind, inside), abs=1e-9)
 
 

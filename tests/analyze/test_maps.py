@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from analyze.drawn import KINDS, example, side, sparse_weights
+from analyze.drawn import SITES, example, side, sparse_weights
 from matplotlib.image import imread
 
 from rectiformer.analyze.plots import draw_map, printable, style
@@ -17,7 +17,7 @@ def cells_of(axis, key):
     return sorted((int(path.vertices[:, 1].min()), int(path.vertices[:, 0].min())) for path in collection.get_paths())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SITES)
 def test_a_map_draws_every_weight_but_zero_and_marks_every_null_row(kind):
     weights = sparse_weights(heads=6, queries=5, keys=5 if kind != "cross" else 7, seed=3)
     weights[2] = 0
@@ -41,16 +41,16 @@ def test_on_paper_zeros_are_white_and_the_smallest_weight_is_not():
         figure = draw_map(example(weights))
         figure.savefig(buffer, format="png", dpi=200)
         axis = figure.axes[0]
-        places = axis.transData.transform([(column + 0.5, row + 0.5) for row in range(3) for column in range(3)])
+        points = axis.transData.transform([(column + 0.5, row + 0.5) for row in range(3) for column in range(3)])
     pixels = imread(io.BytesIO(buffer.getvalue()))[..., :3]
     scale = 200 / figure.dpi
-    colors = [pixels[round(pixels.shape[0] - y * scale), round(x * scale)] for x, y in places]
+    colors = [pixels[round(pixels.shape[0] - y * scale), round(x * scale)] for x, y in points]
     shown = np.array(colors).reshape(3, 3, 3)
     assert (shown[0, 2] == 1).all()
     assert (shown[1, [0, 2]] == 1).all()
     brightness = shown.mean(-1)
     assert brightness[0, 0] < brightness[1, 1] < brightness[0, 1] < 0.95
-    hatched = pixels[round(pixels.shape[0] - places[6][1] * scale), :]
+    hatched = pixels[round(pixels.shape[0] - points[6][1] * scale), :]
     assert (hatched.mean(-1) < 0.9).sum() > 3
 
 

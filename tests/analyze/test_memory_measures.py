@@ -82,8 +82,8 @@ def test_batches_and_merged_meters_equal_one_batch():
     weights, output, residual = torch.randn(20, 64).relu(), torch.randn(20, 8), torch.randn(20, 8)
     values = torch.randn(64, 8)
     meters = [MemoryMeter(values) for _ in range(2)]
-    for place, part in enumerate(torch.arange(20).split(3)):
-        meters[place % 2].update(weights[part], output[part], residual[part])
+    for index, part in enumerate(torch.arange(20).split(3)):
+        meters[index % 2].update(weights[part], output[part], residual[part])
     meters[0].merge(meters[1].state())
     found, whole = (vars(each) for each in (meters[0].result(), measure(weights, output, residual, values)))
     assert found.pop("top_score_ratio") == pytest.approx(whole.pop("top_score_ratio"), abs=1e-12)

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from analyze.drawn import KINDS, example, record, sparse_weights
+from analyze.drawn import SITES, example, record, sparse_weights
 
 from rectiformer import ArgumentError
 from rectiformer.analyze.plots import (
@@ -39,12 +39,12 @@ def findings(name="rela-g", layers=3, heads=2, seed=0):
             **{key: draw.random(heads).tolist() for key in ("sparsity", "null_rate")},
             "diversity": {key: draw.random() for key in ("js", "js_zero", "dropped", "support_overlap")},
         }
-        for kind in KINDS
+        for kind in SITES
         for layer in range(layers)
     ]
     lengths = [
         {"kind": kind, "layer": layer, "lengths": [4, 8, 9], "sparsity": draw.random(2).tolist(), "rows": [10, 4]}
-        for kind in KINDS
+        for kind in SITES
         for layer in range(layers)
     ]
     alignment = [
@@ -60,7 +60,7 @@ def findings(name="rela-g", layers=3, heads=2, seed=0):
             "top_score_ratio": {"0.1": 0.9, "0.002": 0.2, "0.01": draw.random()},
             **{key: draw.random() for key in ("variance_ratio", "anisotropy", "used_slots")},
         }
-        for side in KINDS[:2]
+        for side in SITES[:2]
         for layer in range(layers)
     ]
     card = {"name": name, "id": ""}
@@ -136,7 +136,7 @@ def test_the_same_data_give_the_same_bytes_in_another_process(tmp_path):
 def test_lines_go_through_the_means_of_the_heads():
     pair = [findings(), findings("softmax", layers=2, seed=1)]
     axes = draw_sparsity(pair).axes
-    assert [axis.get_title() for axis in axes] == list(KINDS)
+    assert [axis.get_title() for axis in axes] == list(SITES)
     for axis in axes:
         assert lines_of(axis) == [
             [
@@ -156,7 +156,7 @@ def test_lines_go_through_the_means_of_the_heads():
 def test_diversity_has_a_row_for_divergence_and_one_for_overlap():
     found = findings()
     axes = draw_diversity([found]).axes
-    for axis, key, kind in zip(axes, ["js"] * 3 + ["support_overlap"] * 3, KINDS * 2, strict=True):
+    for axis, key, kind in zip(axes, ["js"] * 3 + ["support_overlap"] * 3, SITES * 2, strict=True):
         values = [site["diversity"][key] for site in found["sites"] if site["kind"] == kind]
         assert lines_of(axis) == [[[layer, value] for layer, value in enumerate(values, 1)]]
 
@@ -208,7 +208,7 @@ def test_lengths_are_the_middles_of_bins_that_have_rows():
 def test_memories_have_a_row_a_side_and_shares_in_order():
     found = findings(layers=2)
     axes = np.reshape(draw_memories([found, findings("b")]).axes, (2, 4))
-    for row, label in zip(axes, KINDS[:2], strict=True):
+    for row, label in zip(axes, SITES[:2], strict=True):
         parts = [part for part in found["memories"] if part["side"] == label]
         assert row[0].get_ylabel() == label
         for axis, key in zip(row[:3], ("variance_ratio", "anisotropy", "used_slots"), strict=True):

@@ -133,7 +133,7 @@ def test_what_is_written_is_as_the_schema_says():
 
 
 def paths_in(value, path=()):
-    """Every place in a JSON value that a list does not repeat."""
+    """Every path in a JSON value that a list does not repeat."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     for key, each in inner:

@@ -24,9 +24,9 @@ from rectiformer.errors import DataError
 SITE = ("examples", 0, "sites", 2)
 
 
-def pack(numbers, dtype, count=None):
-    data = np.array(numbers, dtype=f"<{dtype}").tobytes()
-    shape = [len(numbers) if count is None else count]
+def pack(values, dtype, count=None):
+    data = np.array(values, dtype=f"<{dtype}").tobytes()
+    shape = [len(values) if count is None else count]
     return {"dtype": dtype, "shape": shape, "data": base64.b64encode(gzip.compress(data)).decode()}
 
 
@@ -42,22 +42,22 @@ def edit(path, replace):
     return apply
 
 
-def numbers_of(packed):
+def values_of(packed):
     return np.frombuffer(gzip.decompress(base64.b64decode(packed["data"])), f"<{packed['dtype']}").copy()
 
 
 def edit_array(name, replace):
     def apply(packed):
-        numbers = numbers_of(packed)
-        return pack(replace(numbers), packed["dtype"])
+        values = values_of(packed)
+        return pack(replace(values), packed["dtype"])
 
     return edit((*SITE, name), apply)
 
 
-def put(place, value):
-    def apply(numbers):
-        numbers[place] = value
-        return numbers
+def put(index, value):
+    def apply(values):
+        values[index] = value
+        return values
 
     return apply
 

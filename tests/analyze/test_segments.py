@@ -32,13 +32,13 @@ def test_sentences_are_where_their_pieces_and_words_are(translator):
         alone = [translator.source.pieces(text) for text in texts]
         for (first, last), pieces in zip(side.sentences, alone, strict=True):
             assert [piece.text for piece in side.pieces[first:last]] == [piece.text for piece in pieces]
-        borders = {place for place, _ in enumerate(side.pieces)} - {
-            place for first, last in side.sentences for place in range(first, last)
+        borders = {index for index, _ in enumerate(side.pieces)} - {
+            index for first, last in side.sentences for index in range(first, last)
         }
         separators = 0 if translator.source.separator is None else len(texts) - 1
         assert len(borders) == separators + 1  # and the end
         for first, last, start, stop in side.words:
-            covered = {place for piece in side.pieces[first:last] for place in range(piece.start, piece.stop)}
+            covered = {index for piece in side.pieces[first:last] for index in range(piece.start, piece.stop)}
             assert set(range(start, stop)) <= covered
 
 

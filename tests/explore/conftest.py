@@ -74,7 +74,7 @@ def make_record():
 
 @pytest.fixture
 def made_up(random):
-    """Three examples, all kinds of attention, gold links."""
+    """Three examples, all attention sites, gold links."""
     texts = [(), ("eins zwei drei", "one two three four"), ("שלום עולם 日本語 テキスト", "hello world of text")]
     return record([example(random, *pair) for pair in texts])
 

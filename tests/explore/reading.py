@@ -2,7 +2,7 @@
 
 import numpy as np
 
-KINDS = ("cross", "encoder", "decoder")
+SITES = ("cross", "encoder", "decoder")
 EDGES = "nodes => nodes.map(e => [+e.dataset.head, +e.dataset.row, +e.dataset.key, +e.dataset.weight])"
 
 
@@ -30,14 +30,14 @@ def words_of_pieces(side):
 
 def make_findings(sites):
     rng = np.random.default_rng(3)
-    numbers = ("sparsity", "null_rate", "mass", "entropy", "active_queries", "nonzero_keys")
+    measures = ("sparsity", "null_rate", "mass", "entropy", "active_queries", "nonzero_keys")
     return {
         "format": "rectiformer-findings",
         "version": 1,
         "model": {"name": "measured"},
         "data": {"name": "some set", "sentences": 12, "source_tokens": 100, "target_tokens": 90},
         "sites": [
-            {"kind": kind, "layer": layer, "heads": 3, **{name: rng.random(3).tolist() for name in numbers}}
+            {"kind": kind, "layer": layer, "heads": 3, **{name: rng.random(3).tolist() for name in measures}}
             | {"diversity": dict(zip(("js", "js_zero", "dropped", "support_overlap"), rng.random(4), strict=True))}
             for kind, layer in sites
         ],

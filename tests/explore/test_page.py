@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from explore.reading import EDGES, KINDS, drawn_edges, edges_of, settle, words_of_pieces
+from explore.reading import EDGES, SITES, drawn_edges, edges_of, settle, words_of_pieces
 
 from rectiformer.measure.words import merge_weights
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SITES)
 def test_drawn_edges_are_the_nonzeros_of_the_record(show, made_up, kind, layer):
     page = show([made_up], at=f"kind={kind}&layer={layer + 1}&unit=piece")
     site = made_up.examples[0].site(kind, layer)
@@ -24,7 +24,7 @@ def test_negative_weights_are_drawn_with_their_sign(show, make_example, make_rec
     assert page.locator(".edge.negative").count() == (weights < 0).sum() > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SITES)
 def test_null_marks_are_the_null_bits(show, made_up, kind):
     page = show([made_up], at=f"kind={kind}&layer=1&unit=piece")
     site = made_up.examples[0].site(kind, 0)

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_left_out_from_the_end_and_said(made_up, monkeypatc
             n for n, example in enumerate(kept.examples, 1) if sum(site.kind == kind for site in example.sites) < 2
         ]
         said = [note for note in data["left_out"] if f"layers of the {kind} attention" in note]
-        assert (kind == "cross") == (not lacking)  # attention to the source goes last
+        assert (kind == "cross") == (not lacking)  # cross-attention goes last
         assert [note.endswith(f" {report.ranges(lacking)}.") for note in said] == [True] * bool(lacking)
 
 

@@ -1,4 +1,4 @@
-"""Sentence by sentence: the numbers of the page are sums of the record's weights."""
+"""Sentence by sentence: the values of the page are sums of the record's weights."""
 
 import dataclasses
 

@@ -256,7 +256,7 @@ def test_a_body_that_is_no_json_is_refused(server, body, line):
 
 
 def test_headers_and_connections_are_limited_as_those_of_serve(server):
-    """Headers are refused before they are held, and the 65th idle connection takes the place of the first."""
+    """Headers are refused before they are held, and the 65th idle connection replaces the first."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000)
         assert connection.recv(12) == b"HTTP/1.1 431"

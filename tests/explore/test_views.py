@@ -1,8 +1,8 @@
-"""Map of heads, gold links, dashboards and comparison in a real browser: their numbers are those of Python."""
+"""Map of heads, gold links, dashboards and comparison in a real browser: their values are those of Python."""
 
 import numpy as np
 import pytest
-from explore.reading import KINDS, drawn_edges, edges_of, make_findings, settle, words_of_pieces
+from explore.reading import SITES, drawn_edges, edges_of, make_findings, settle, words_of_pieces
 
 from rectiformer.analyze.report import write_report
 from rectiformer.measure.alignment import alignment_error, count_links, links_from_steps, rows_for, strongest
@@ -15,7 +15,7 @@ def test_map_shows_shares_and_marks_dead_and_always_on_heads(show, made_up, scop
     if scope != "this example":
         settle(page, page.get_by_role("button", name=scope).click)
     examples = made_up.examples if scope != "this example" else made_up.examples[:1]
-    for kind in KINDS:
+    for kind in SITES:
         for layer in (0, 1):
             sites = [example.site(kind, layer) for example in examples]
             null = np.concatenate([site.null.reshape(site.heads, -1) for site in sites], 1)
@@ -44,19 +44,19 @@ def predicted_links(example, layer, head, induction):
     )
 
 
-def choose_place(page, layer, head, induction):
+def choose_aligner(page, layer, head, induction):
     settle(page, page.get_by_role("group", name="Reading").get_by_role("button", name=induction).click)
     settle(page, page.get_by_role("group", name="Layer").get_by_role("button", name=str(layer + 1)).click)
     settle(page, lambda: page.get_by_label("Links from").select_option(str(head)))
 
 
 @pytest.mark.parametrize(
-    "place", [(1, 0, "normal"), (0, "average", "normal"), (1, "average", "shifted"), (0, 2, "shifted")]
+    "aligner", [(1, 0, "normal"), (0, "average", "normal"), (1, "average", "shifted"), (0, 2, "shifted")]
 )
-def test_gold_verdicts_and_scores_are_those_of_python(show, made_up, place):
+def test_gold_verdicts_and_scores_are_those_of_python(show, made_up, aligner):
     page = show([made_up], at="view=gold")
-    choose_place(page, *place)
-    predicted = [predicted_links(example, *place) for example in made_up.examples]
+    choose_aligner(page, *aligner)
+    predicted = [predicted_links(example, *aligner) for example in made_up.examples]
     gold = [example.gold for example in made_up.examples]
     found_sure, found, links, sure, _ = count_links(predicted, gold)[0]
     counts = [page.locator(f"[data-link][data-verdict={verdict}]").count() for verdict in ("hit", "miss", "false")]
@@ -71,10 +71,10 @@ def test_gold_verdicts_and_scores_are_those_of_python(show, made_up, place):
 
 def test_place_with_the_least_error_is_chosen(show, made_up):
     gold = [example.gold for example in made_up.examples]
-    places = [(la, h, i) for la in (0, 1) for h in (0, 1, 2, "average") for i in ("normal", "shifted")]
+    aligners = [(la, h, i) for la in (0, 1) for h in (0, 1, 2, "average") for i in ("normal", "shifted")]
     errors = {
-        place: alignment_error([predicted_links(example, *place) for example in made_up.examples], gold).aer
-        for place in places
+        aligner: alignment_error([predicted_links(example, *aligner) for example in made_up.examples], gold).aer
+        for aligner in aligners
     }
     page = show([made_up], at="view=gold")
     layer, head, induction = page.locator("[data-aligner]").get_attribute("data-aligner").split(" ")
@@ -99,10 +99,10 @@ def points(page, figure):
 
 
 def test_dashboards_draw_the_numbers_of_the_findings(show, made_up):
-    findings = make_findings([(kind, layer) for kind in KINDS for layer in (0, 1)])
+    findings = make_findings([(kind, layer) for kind in SITES for layer in (0, 1)])
     page = show([made_up], [findings], at="view=test")
     of = {(site["kind"], site["layer"]): site for site in findings["sites"]}
-    for kind in KINDS:
+    for kind in SITES:
         means = [np.mean(of[kind, layer]["sparsity"]) for layer in (0, 1)]
         assert points(page, f"Sparsity, {kind}") == [pytest.approx(means)]
         assert points(page, f"Support overlap, {kind}") == [
@@ -171,12 +171,12 @@ def test_a_narrow_window_has_room_for_every_drawing(visit, make_example, make_re
     path = write_report(tmp_path / "report.html", records, findings)
     page = visit("about:blank", ready=False)
     page.set_viewport_size({"width": 900, "height": 1000})
-    for place in ("attention", "heads", "gold", "test", "compare", "compare&comparing=difference"):
+    for view in ("attention", "heads", "gold", "test", "compare", "compare&comparing=difference"):
         page.goto("about:blank")
-        page.goto(f"file://{path}#view={place}")
+        page.goto(f"file://{path}#view={view}")
         page.wait_for_selector("body[data-ready]")
         drawings = page.locator("#view .frame svg:not(.legend svg)")
         widths = drawings.evaluate_all("all => all.map(e => e.getBoundingClientRect().width)")
-        assert widths, place
-        assert min(widths) > 200, place
-        assert page.evaluate("document.documentElement.scrollWidth") <= 900, place
+        assert widths, view
+        assert min(widths) > 200, view
+        assert page.evaluate("document.documentElement.scrollWidth") <= 900, view

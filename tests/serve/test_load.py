@@ -29,7 +29,7 @@ def load(server, seconds, **body):
     return json.loads(done.stdout)
 
 
-def watch(server, seen, stop):
+def poll(server, seen, stop):
     """Look at the server several times a second; how it was each time."""
     while not stop.is_set():
         live, ready = (server.ask("GET", path) for path in ("/livez", "/readyz"))
@@ -38,9 +38,9 @@ def watch(server, seen, stop):
         time.sleep(0.1)
 
 
-def watched(server, seconds, **body):
+def load_and_poll(server, seconds, **body):
     seen, stop = [], threading.Event()
-    thread = threading.Thread(target=watch, args=(server, seen, stop))
+    thread = threading.Thread(target=poll, args=(server, seen, stop))
     thread.start()
     found = load(server, seconds, **body)
     stop.set()
@@ -49,7 +49,7 @@ def watched(server, seconds, **body):
 
 
 def test_more_clients_than_places_are_refused_at_once_and_the_accepted_finish(server):
-    found, seen = watched(server, 5, sentences=["Der Hund schläft."], beam=1)
+    found, seen = load_and_poll(server, 5, sentences=["Der Hund schläft."], beam=1)
     assert set(found["statuses"]) == {"200", "429"}
     assert found["lost"] == 0
     assert found["without_retry_after"] == 0
@@ -66,7 +66,7 @@ def test_five_minutes_of_two_hundred_clients_lose_nothing_and_memory_stays_flat(
     server = Server(run, "--port", 0, "--device", "cpu", "--deadline", 120)
     server.until("/readyz", 200)
     load(server, 20, sentences=["Der Hund schläft."])  # buffers grow to their size
-    found, seen = watched(server, 300, sentences=["Der Hund schläft."])
+    found, seen = load_and_poll(server, 300, sentences=["Der Hund schläft."])
     assert server.end() == (0, b"", b"")
     assert set(found["statuses"]) == {"200"}
     assert found["lost"] == 0

@@ -264,7 +264,7 @@ def test_answers_leave_at_once(server):
 
 
 def test_many_slow_clients_do_not_keep_others_out(server):
-    """Bodies that never come take no place in the queue."""
+    """Bodies that never come take no slot in the queue."""
     held = [server.send(b"{", length=100) for _ in range(40)]
     assert server.post(GOOD).status == 200
     for connection in held:

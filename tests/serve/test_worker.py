@@ -45,9 +45,9 @@ def work(translator, queue, monkeypatch, leaving):
     return ran, rows
 
 
-def put(queue, kind, *contents):
+def put(queue, operation, *contents):
     owner = Owner()
-    queue.put(owner, [Task(kind, content, 200, place) for place, content in enumerate(contents)])
+    queue.put(owner, [Task(operation, content, 200, index) for index, content in enumerate(contents)])
     return owner
 
 
@@ -55,13 +55,13 @@ def lines_of(owner, ran):
     return [outcome.result.text for batch in ran for outcome in batch.outcomes if outcome.owner is owner]
 
 
-@pytest.mark.parametrize("kind", [TranslateLines, TranslateSegments])
-def test_a_batch_that_nobody_waits_for_stops_at_the_next_token(translator, monkeypatch, kind):
+@pytest.mark.parametrize("operation", [TranslateLines, TranslateSegments])
+def test_a_batch_that_nobody_waits_for_stops_at_the_next_token(translator, monkeypatch, operation):
     """It would have written some 200; the next one, which somebody waits for, is translated."""
     queue = TaskQueue(batch_tokens=700)
     segment = Segment([LONG], [translator.source.encode(LONG)], 1)
-    contents = [LONG if kind is TranslateLines else segment] * 3
-    gone = put(queue, kind(OPTIONS), *contents)
+    contents = [LONG if operation is TranslateLines else segment] * 3
+    gone = put(queue, operation(OPTIONS), *contents)
     stays = put(queue, TranslateLines(OPTIONS), "Der Hund schläft.")
     ran, rows = work(translator, queue, monkeypatch, [gone])
     assert rows[:STEPS] == [6] * STEPS

@@ -1,4 +1,4 @@
-"""The corpora of the study of translation quality: their text, settings, test sets, gold alignments and seeds."""
+"""The texts of the studies: corpora and their recipes, test sets, gold alignments, and the form these are in."""
 
 from __future__ import annotations
 
@@ -23,34 +23,60 @@ from rectiformer.studies.recipes import (
     OPEN,
     THRESHOLD,
     WMT,
+    text_files,
     to_the_end,
 )
 from rectiformer.text.corpus import Counts, read_pairs, read_two_files
 from rectiformer.text.grammar import draw_documents, draw_sentences
 from rectiformer.text.lines import read_lines
 
+Pair = tuple[str, str]
+SENTENCE_TESTS = {"small": ("test_2016_flickr.de", "test_2016_flickr.en"), "paper": ("test.de", "test.en")}
+DOCUMENT_TESTS = {"small": ("test.en.xz", "test.de.xz"), "paper": ("test.en", "test.de")}
+SMOKE_TESTS, SMOKE_CORPUS_TESTS, SMOKE_DOCUMENTS, TEST_SEED = 100, 60, 6, 7
 ONE, THREE = (1,), (1, 2, 3)
 EVERY = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15", "rela-i", "relu-seqlen")
 """The variants that are compared."""
 HEADLINE = (*EVERY[:3], THRESHOLD, OPEN)
-"""What is trained first, and our own rows among them."""
+"""The rows that are trained first, our own among them."""
 ALL_SEEDS = dict.fromkeys((*HEADLINE, *EVERY[3:]), THREE)
 HEADLINE_SEEDS = {name: THREE if name in HEADLINE else ONE for name in ALL_SEEDS}
 CLAIMED_SEEDS = {name: THREE if name in EVERY[:3] else ONE for name in EVERY}
-SMOKE_SENTENCES, SMOKE_SEED = 60, 7
+HALF_RATE = {"sparsemax": ("training.learning_rate=1e-3",)}
+"""On Europarl sparsemax breaks at the learning rate of the others (docs/log.md)."""
+SMALLER_VOCABULARY = "vocabulary.size=12000"
+"""Lowercase text has fewer words."""
+MARKER = "<d>"
+NUMBER, TITLE = r"\d+(?:[.,]\d+)+", r"\b(?:mr|mrs|dr|st|hon|m)\."
+JOINED = re.compile(rf"{NUMBER}|'s\b|\w+(?:-\w+)*|[^\w\s]")
+APART = re.compile(rf"{NUMBER}|{TITLE}|'s\b|\w+|[^\w\s]")
+FRENCH = re.compile(rf"{NUMBER}|{TITLE}|\w+'|\w+|[^\w\s]")
+FORMS: Mapping[str, Mapping[str, re.Pattern[str]]] = {
+    "words": {"en": JOINED, "de": JOINED},
+    "words-apart": {"en": APART, "fr": FRENCH},
+}
+"""What a word is in each form and language: "words" as in deen-bicici, "words-apart" as in enfr-hansards, which splits
+at hyphens too and expands French elisions and contractions."""
+
+ELIDED = {
+    **{f"{first}'": f"{first}e" for first in "cdjlmnst"},
+    **{f"{first}qu'": f"{first}que" for first in ("", "jus", "lors", "puis", "quoi", "quel")},
+}
+CONTRACTED = {"au": "à le", "aux": "à les", "du": "de le", "des": "de les"}
+EXPANDED = {**ELIDED, **CONTRACTED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gold:
-    """Links that people, or a statistical aligner, found between words of tokenized sentences."""
+    """Links between words of tokenized sentences, found by people or by a statistical aligner."""
 
     name: str
-    files: tuple[str, str, str]
+    files: tuple[str, str, str] = ("", "", "")
     """Source, target and links, under the folder of the data; none for the built-in grammar."""
     flipped: bool = False
     """Whether the links are (target, source)."""
     lines: int | None = None
-    """How many to take, from the first; all unless given."""
+    """How many lines to take; all unless given."""
     aligner: str = ""
     """What eflomal reaches on it, for the tables."""
 
@@ -60,25 +86,25 @@ class Corpus:
     """Text to train and to test on."""
 
     name: str
-    folder: str
+    folder: str = ""
     """Under the folder of the data; empty for the built-in grammar."""
     settings: tuple[str, ...]
     test: tuple[str, str] = ("", "")
     seeds: Mapping[str, tuple[int, ...]]
-    """The attention to train with, and the seeds of each."""
+    """The rows to train, and the seeds of each."""
     form: str = ""
-    """Of `FORMS`."""
-    own: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What is set for one kind of attention alone."""
-    gold: tuple[Gold, ...] = field(default=())
+    """One of `FORMS`; empty for text as it is."""
+    by_variant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Settings of single rows."""
+    gold: tuple[Gold, ...] = ()
 
 
-BICICI = Gold(
-    name="deen-bicici",
-    files=("wordalign-gold/deen-bicici.en", "wordalign-gold/deen-bicici.de", "wordalign-gold/deen-bicici.align"),
-    flipped=True,
-    aligner="16.2 to 18.8",
-)
+def gold_files(stem: str, source: str, target: str) -> tuple[str, str, str]:
+    return f"wordalign-gold/{stem}.{source}", f"wordalign-gold/{stem}.{target}", f"wordalign-gold/{stem}.align"
+
+
+BICICI = Gold(name="deen-bicici", files=gold_files("deen-bicici", "en", "de"), flipped=True, aligner="16.2 to 18.8")
+HANSARDS = Gold(name="enfr-hansards", files=gold_files("enfr-hansards", "en", "fr"), aligner="6.0 to 7.8")
 SILVER = Gold(
     name="silver-ende",
     files=(
@@ -90,44 +116,24 @@ SILVER = Gold(
     lines=1000,
     aligner="made by it",
 )
-HANSARDS = Gold(
-    name="enfr-hansards",
-    files=("wordalign-gold/enfr-hansards.en", "wordalign-gold/enfr-hansards.fr", "wordalign-gold/enfr-hansards.align"),
-    aligner="6.0 to 7.8",
-)
-FRENCH_CAPTIONS = tuple(
-    f"data.{key}={split}" for key, split in {
-        "source": "train.en.xz", "target": "train.fr.xz", "valid_source": "val.en", "valid_target": "val.fr",
-    }.items()
-)  # fmt: skip
-FRENCH_SPEECHES = (
-    "data.source=train.0.en.xz",
-    "data.target=train.0.fr.xz",
-    "data.valid_source=valid_long.en.xz",
-    "data.valid_target=valid_long.fr.xz",
-)
-HALF_RATE = {"sparsemax": ("training.learning_rate=1e-3",)}
-"""On Europarl sparsemax breaks at the rate of the others (docs/log.md)."""
-SMALLER_VOCABULARY = "vocabulary.size=12000"
-"""Text in small letters has fewer words."""
+FRENCH_CAPTIONS = text_files("train.en.xz", "train.fr.xz", "val.en", "val.fr")
+FRENCH_SPEECHES = text_files("train.0.en.xz", "train.0.fr.xz", "valid_long.en.xz", "valid_long.fr.xz")
 
 
 def published(name: str, source: str, target: str, *more: str) -> Corpus:
-    """A corpus of the paper in its own recipe: train, valid and test files, one a language."""
-    files = {"source": f"train.{source}", "target": f"train.{target}"}
-    files |= {"valid_source": f"valid.{source}", "valid_target": f"valid.{target}"}
-    settings = (*WMT, *(f"data.{key}={file}" for key, file in files.items()), *more)
-    return Corpus(name=name, folder=name, settings=settings, test=(f"test.{source}", f"test.{target}"), seeds=ALL_SEEDS)
+    """A corpus of the paper in its own recipe: train, valid and test files, one per language."""
+    files = text_files(f"train.{source}", f"train.{target}", f"valid.{source}", f"valid.{target}")
+    test = (f"test.{source}", f"test.{target}")
+    return Corpus(name=name, folder=name, settings=(*WMT, *files, *more), test=test, seeds=ALL_SEEDS)
 
 
 CORPORA: dict[str, tuple[Corpus, ...]] = {
     "smoke": (
         Corpus(
             name="grammar",
-            folder="",
             settings=GRAMMAR_DOCUMENTS,
             seeds={"softmax": ONE, "rela-g": ONE},
-            gold=(Gold(name="grammar", files=("", "", "")),),
+            gold=(Gold(name="grammar"),),
         ),
     ),
     "small": (
@@ -144,7 +150,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             settings=EUROPARL_SENTENCES,
             test=("test.en.xz", "test.de.xz"),
             seeds=HEADLINE_SEEDS,
-            own=HALF_RATE,
+            by_variant=HALF_RATE,
         ),
         Corpus(
             name="europarl-en-de-words",
@@ -153,7 +159,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             test=("test.en.xz", "test.de.xz"),
             seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
             form="words",
-            own=HALF_RATE,
+            by_variant=HALF_RATE,
             gold=(BICICI, SILVER),
         ),
         *(
@@ -191,16 +197,13 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         published("wmt18-en-fi", "en", "fi"),
         published("wmt18-zh-en", "zh", "en", "vocabulary.shared=false"),
         published("wmt16-ro-en", "ro", "en", "training.steps=150000", "model.dropout=0.3"),
-        Corpus(
-            name="iwslt14-de-en", folder="iwslt14", settings=IWSLT14, test=("test.de", "test.en"), seeds=ALL_SEEDS
-        ),
+        Corpus(name="iwslt14-de-en", folder="iwslt14", settings=IWSLT14, test=("test.de", "test.en"), seeds=ALL_SEEDS),
     ),
-}  # fmt: skip
-"""What is trained on at each scale; the first are the most important."""
+}
+"""The corpora of `translation-quality` at each scale, the most important first."""
 
 
 def find_corpus(scale: Scale, name: str) -> Corpus:
-    """The corpus of this name."""
     return next(corpus for corpus in CORPORA[scale.name] if corpus.name == name)
 
 
@@ -209,44 +212,10 @@ def within(scale: Scale, corpus: Corpus) -> Scale:
     return Scale(scale.name, None if scale.data is None else scale.data / corpus.folder)
 
 
-def held_out_pairs(scale: Scale, corpus: Corpus) -> list[Pair]:
-    """The test set, in the form of the corpus; lines that start a document are left out."""
-    if scale.data is None:
-        return [(pair.source, pair.target) for pair in draw_sentences(SMOKE_SENTENCES, SMOKE_SEED, "test")]
-    source, target = (str(scale.data / corpus.folder / name) for name in corpus.test)
-    rows = read_two_files(source, target, DataConfig())
-    pairs = [(left or "", right or "") for left, right, _ in rows if left != MARKER]
-    return pairs if not corpus.form else [in_words(corpus, pair) for pair in pairs]
-
-
-def in_words(corpus: Corpus, pair: Pair) -> Pair:
-    languages = (Path(name).name.removesuffix(".xz").rpartition(".")[2] for name in corpus.test)
-    left, right = (rewrite(line, corpus.form, language) for line, language in zip(pair, languages, strict=True))
-    return left, right
-
-
-def gold_pairs(scale: Scale, gold: Gold) -> tuple[list[Pair], list[Links]]:
-    """Sentences, their words split by spaces, in small letters, and the links between their words."""
-    if scale.data is None:
-        drawn = list(draw_sentences(SMOKE_SENTENCES, SMOKE_SEED, "test"))
-        pairs = [(" ".join(pair.source_words), " ".join(pair.target_words)) for pair in drawn]
-        return pairs, [Links(pair.sure, pair.possible) for pair in drawn]
-    source, target, links = (read_all(scale.data / name) for name in gold.files)
-    kept = [number for number, line in enumerate(source) if line != MARKER][: gold.lines]
-    found = read_gold([links[number] for number in kept], gold.files[2])
-    if gold.flipped:
-        found = [Links(frozenset(flip(each.sure)), frozenset(flip(each.possible))) for each in found]
-    return [(source[number].lower(), target[number].lower()) for number in kept], found
-
-
-def read_all(path: Path) -> list[str]:
-    return [line or "" for line in read_lines(str(path))]
-
-
-Pair = tuple[str, str]
-SENTENCE_TESTS = {"small": ("test_2016_flickr.de", "test_2016_flickr.en"), "paper": ("test.de", "test.en")}
-DOCUMENT_TESTS = {"small": ("test.en.xz", "test.de.xz"), "paper": ("test.en", "test.de")}
-SMOKE_TESTS, SMOKE_DOCUMENTS, TEST_SEED = 100, 6, 7
+def require_folder(scale: Scale) -> None:
+    """DataError where the corpus of a scale is not there."""
+    if scale.data is not None and not Path(scale.data).is_dir():
+        raise DataError(f"--scale {scale.name} reads its text in {scale.data}, which is no folder; name it with --data")
 
 
 def held_out(scale: Scale) -> list[Pair]:
@@ -255,6 +224,21 @@ def held_out(scale: Scale) -> list[Pair]:
         return [(pair.source, pair.target) for pair in draw_sentences(SMOKE_TESTS, TEST_SEED, "test")]
     source, target = (str(scale.data / name) for name in SENTENCE_TESTS[scale.name])
     return [(left or "", right or "") for left, right, _ in read_two_files(source, target, DataConfig())]
+
+
+def held_out_pairs(scale: Scale, corpus: Corpus) -> list[Pair]:
+    """The test set of a corpus, in its form, without the lines that start a document."""
+    if scale.data is None:
+        return [(pair.source, pair.target) for pair in draw_sentences(SMOKE_CORPUS_TESTS, TEST_SEED, "test")]
+    source, target = (str(scale.data / corpus.folder / name) for name in corpus.test)
+    lines = read_two_files(source, target, DataConfig())
+    pairs = [(left or "", right or "") for left, right, _ in lines if left != MARKER]
+    if not corpus.form:
+        return pairs
+    languages = [Path(name).name.removesuffix(".xz").rpartition(".")[2] for name in corpus.test]
+    return [
+        (rewrite(left, corpus.form, languages[0]), rewrite(right, corpus.form, languages[1])) for left, right in pairs
+    ]
 
 
 def held_out_documents(scale: Scale) -> list[list[Pair]]:
@@ -272,43 +256,32 @@ def held_out_documents(scale: Scale) -> list[list[Pair]]:
     return found
 
 
-def require_folder(scale: Scale) -> None:
-    """DataError where the corpus of a scale is not there."""
-    if scale.data is not None and not Path(scale.data).is_dir():
-        raise DataError(f"--scale {scale.name} reads its text in {scale.data}, which is no folder; name it with --data")
-
-
-MARKER = "<d>"
-NUMBER, TITLE = r"\d+(?:[.,]\d+)+", r"\b(?:mr|mrs|dr|st|hon|m)\."
-JOINED = re.compile(rf"{NUMBER}|'s\b|\w+(?:-\w+)*|[^\w\s]")
-APART = re.compile(rf"{NUMBER}|{TITLE}|'s\b|\w+|[^\w\s]")
-FRENCH = re.compile(rf"{NUMBER}|{TITLE}|\w+'|\w+|[^\w\s]")
-FORMS: Mapping[str, Mapping[str, re.Pattern[str]]] = {
-    "words": {"en": JOINED, "de": JOINED},
-    "words-apart": {"en": APART, "fr": FRENCH},
-}
-"""Languages of a form, and what a word is in each: "words" as in deen-bicici, "words-apart" as in enfr-hansards, which
-splits at hyphens too, and in which French elisions and contractions are written out."""
-
-ELIDED = {
-    **{f"{first}'": f"{first}e" for first in "cdjlmnst"},
-    **{f"{first}qu'": f"{first}que" for first in ("", "jus", "lors", "puis", "quoi", "quel")},
-}
-CONTRACTED = {"au": "à le", "aux": "à les", "du": "de le", "des": "de les"}
-WRITTEN_OUT = {**ELIDED, **CONTRACTED}
+def gold_pairs(scale: Scale, gold: Gold) -> tuple[list[Pair], list[Links]]:
+    """Lowercase sentences, their words separated by spaces, and the links between their words."""
+    if scale.data is None:
+        drawn = list(draw_sentences(SMOKE_CORPUS_TESTS, TEST_SEED, "test"))
+        pairs = [(" ".join(pair.source_words), " ".join(pair.target_words)) for pair in drawn]
+        return pairs, [Links(pair.sure, pair.possible) for pair in drawn]
+    folder = scale.data
+    source, target, links = ([line or "" for line in read_lines(str(folder / name))] for name in gold.files)
+    kept = [number for number, line in enumerate(source) if line != MARKER][: gold.lines]
+    found = read_gold([links[number] for number in kept], gold.files[2])
+    if gold.flipped:
+        found = [Links(frozenset(flip(each.sure)), frozenset(flip(each.possible))) for each in found]
+    return [(source[number].lower(), target[number].lower()) for number in kept], found
 
 
 def rewrite(line: str, form: str, language: str) -> str:
-    """The words of a line in small letters, one space between them; in French, contractions written out."""
+    """The words of a line in lowercase, separated by single spaces; in French, contractions are expanded."""
     if line == MARKER:
         return line
     words = FORMS[form][language].findall(line.lower().replace("\u2019", "'"))
-    return " ".join(WRITTEN_OUT.get(word, word) if language == "fr" else word for word in words)
+    return " ".join(EXPANDED.get(word, word) if language == "fr" else word for word in words)
 
 
 @contextmanager
 def in_form(config: Config, form: str) -> Iterator[Config]:
-    """The same configuration with files in `form`, which are there until the context ends; without one, as it is."""
+    """The same configuration with its files rewritten in `form`, which exist until the context ends."""
     if not form:
         yield config
         return
@@ -318,7 +291,7 @@ def in_form(config: Config, form: str) -> Iterator[Config]:
 
 
 def write_rewritten(name: str, form: str, folder: Path) -> str:
-    """A file of `folder` with the lines of another one in `form`."""
+    """Rewrite a file into `folder`; its path there."""
     path = folder / Path(name).name.removesuffix(".xz").removesuffix(".gz")
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{rewrite(line or '', form, path.suffix[1:])}\n" for line in read_lines(name))

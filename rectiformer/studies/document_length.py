@@ -90,7 +90,7 @@ def at_length(scale: Scale, length: int) -> list[str]:
     settings = [f"data.segment_length={length}", f"training.batch_tokens={tokens}"]
     settings.append(f"training.grad_accumulation={max(1, UPDATE[scale.name] // tokens)}")
     if scale.name == "small" and length >= LONGER_THAN_A_SPEECH:
-        settings.append(EUROPARL_DEBATES)
+        settings += EUROPARL_DEBATES
     return settings
 
 

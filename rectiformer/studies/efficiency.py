@@ -18,7 +18,7 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.ops import add_norm, fused_norm, launching
 from rectiformer.studies.corpora import EVERY
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
-from rectiformer.studies.recipes import DOCUMENT_FOLDERS, DOCUMENTS
+from rectiformer.studies.recipes import BASE_SIZE, DOCUMENT_FOLDERS, DOCUMENTS
 from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
@@ -58,14 +58,6 @@ BY_LENGTH = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15")
 """The variants whose updates are timed at every length."""
 UPDATE_TOKENS = {"smoke": 64, "small": 16_384, "paper": 16_384}
 """Subwords of such an update on each side, whatever the length."""
-BASE = (
-    "model.hidden_size=512",
-    "model.num_heads=8",
-    "model.encoder_layers=6",
-    "model.decoder_layers=6",
-    "model.ffn_size=2048",
-)
-"""The size of the timed models, except at smoke."""
 UNUSED = (
     "data.segment_length=64",
     "training.batch_tokens=1024",
@@ -105,7 +97,7 @@ def measure(run: Trained) -> dict[str, Any]:
     timed = replace(config, model=replace(config.model, positions="sequence"))  # random words have no separators
     load = LOADS[run.scale.name]
     if run.scale.name != "smoke":
-        sized = configure(BASE, Scale("smoke"), f"model.norm={config.model.norm}").model
+        sized = configure(BASE_SIZE, Scale("smoke"), f"model.norm={config.model.norm}").model
         timed = replace(config, model=sized, training=replace(config.training, grad_accumulation=1))
     # With attention dropout softmax has no kernel for more than 128 keys, and documents are trained without it.
     documents = replace(timed, model=replace(timed.model, attention_dropout=0.0))

@@ -63,7 +63,7 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for corpus in CORPORA[scale.name]:
         for variant, seeds in corpus.seeds.items():
-            settings = (*attention_settings(variant), *corpus.own.get(variant, ()))
+            settings = (*attention_settings(variant), *corpus.by_variant.get(variant, ()))
             config = configure(corpus.settings, within(scale, corpus), *settings)
             labels = {"corpus": corpus.name, "variant": variant}
             found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)

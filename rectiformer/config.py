@@ -1,4 +1,4 @@
-"""What a run can be told: one frozen dataclass a section, a sentence for every key whose name is not enough."""
+"""What a run can be told: one frozen dataclass per section, with a sentence for each key whose name is not enough."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class DataConfig:
     valid_target: Files = ()
     """Their translations."""
     format: str = choices("lines", "tsv")
-    """"lines": a file a side. "tsv": source, target and, with `documents = "column"`, document name in one file."""
+    """"lines": one file per side. "tsv": source, target and, with `documents = "column"`, document name in one file."""
     documents: str = choices("none", "blank", "marker", "column")
     """Where a document starts: nowhere, after a blank line, at a line `<d>`, or where the third TSV column changes."""
     document_tables: Files = ()
-    """A TSV for each `source` file, a row a document in order, its first line naming the columns: `lines`, `date` and
+    """A TSV for each `source` file, one row per document in order, its first line naming the columns: `lines`, `date` and
     `section` are read. Consecutive documents with the same date and section are one debate, and joined."""
     segment_length: int = within(0, 0)
-    """Join consecutive sentences of a document into training pairs of up to so many subwords a side, one separator a
-    sentence counted; 0 trains on sentences."""
+    """Join consecutive sentences of a document into training pairs of at most this many subwords per side, including one
+    separator per sentence; 0 trains on sentences."""
     mixed: bool = False
     """With `segment_length`, cut one document at that limit, the next at half of it, and so on down to sentences, so
-    that short and long pairs are learned together: long ones alone need far more text. Validation has the long ones."""
+    that short and long pairs are learned together: long ones alone need far more text. Validation uses long ones."""
     bad_utf8: str = choices("error", "replace", "skip")
     """What to do with a line that is not UTF-8."""
     max_length: int = within(256, 1)
@@ -94,7 +94,7 @@ class VocabularyConfig:
     copies: int = within(1, 1, 1001)
     """Encodings of the training text with `sampling`; epoch e reads copy e mod copies."""
     sentences: int = within(200_000, 1)
-    """Most lines a side to choose subwords from. sentencepiece takes some 25 bytes of memory a character of them."""
+    """Most lines per side to choose subwords from. sentencepiece needs about 25 bytes of main memory per character."""
     source_model: str = ""
     """A sentencepiece model to use for the source instead of training one; for both sides where `shared`."""
     target_model: str = ""
@@ -103,7 +103,7 @@ class VocabularyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The Transformer. A variant may be named for each place where attention happens."""
+    """The Transformer. Each attention site (encoder, decoder, cross) may have a variant of its own."""
 
     hidden_size: int = within(128, 1)
     """Size of the residual stream; the heads share it equally."""
@@ -114,13 +114,13 @@ class ModelConfig:
     ffn_size: int = within(256, 1)
     """Inner size of every feed-forward layer: the slots of a key-value memory."""
     variant: str = "rela-g"
-    """Attention in all places; `rectiformer variants` lists the names."""
+    """Attention at all sites; `rectiformer variants` lists the names."""
     encoder_variant: str = ""
-    """Attention of the encoder, where it is to differ."""
+    """Self-attention of the encoder, if it differs."""
     decoder_variant: str = ""
-    """Self-attention of the decoder, where it is to differ."""
+    """Self-attention of the decoder, if it differs."""
     cross_variant: str = ""
-    """Attention of the decoder to the source, where it is to differ."""
+    """Cross-attention, if it differs."""
     memory: str = "relu"
     """Feed-forward layers; docs/variants.md lists the names."""
     norm: str = choices("post", "pre")
@@ -132,7 +132,7 @@ class ModelConfig:
     queries and keys (model/rotary.py). A model of single sentences goes on with segments of documents nearly where it
     was (`training.init_from`)."""
     output_norm: str = ""
-    """Norm of what the heads give together, in place of the variant's own: "none", "rms", "rms-small", "gated-rms",
+    """Norm of the concatenated heads, instead of the variant's own: "none", "rms", "rms-small", "gated-rms",
     "head-rms" (each head by itself) or "layer"."""
     gamma_sharing: str = choices("head", "layer", "model", "fixed")
     """How many gammas reluformer learns: one per head, per layer or per model, or none ("fixed")."""
@@ -147,10 +147,10 @@ class ModelConfig:
     ignores whatever all scores of a row have in common; through a ReLU it switches whole rows on and off. "auto"
     centers where the variant does not train well otherwise: for reluformer."""
     score_bias: str = choices("none", "zero", "open")
-    """A learned number that each query of rectified attention adds to all its scores: none, or one that starts at zero
-    (a learned threshold: with centered keys a query cannot attend to fewer keys without it), or at the power p of the
-    variant. [x + p]+^p of small scores is what a softmax is, so attention starts open, where [x]+^p has already cut
-    half of the keys."""
+    """A learned bias that each query of rectified attention adds to all its scores: none, one that starts at zero (a
+    learned threshold: with centered keys a query could not attend to fewer keys otherwise), or one that starts at the
+    variant's power p. For small scores [x + p]+^p behaves like a softmax, so attention starts open, whereas [x]+^p
+    starts with half of the keys closed."""
     dropout: float = within(0.1, 0.0, 1.0)
     """Of embeddings and of what each sublayer adds."""
     attention_dropout: float = within(0.1, 0.0, 1.0)
@@ -164,9 +164,9 @@ class ModelConfig:
                 f"model.num_heads = {self.num_heads} does not divide model.hidden_size = {self.hidden_size}"
             )
 
-    def variant_of(self, kind: str) -> str:
-        """The variant used by attention of `kind`: "encoder", "decoder" or "cross"."""
-        return getattr(self, f"{kind}_variant") or self.variant
+    def variant_at(self, site: str) -> str:
+        """The variant at an attention site: "encoder", "decoder" or "cross"."""
+        return getattr(self, f"{site}_variant") or self.variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +224,8 @@ class TrainingConfig:
     """On a GPU: compile the layers and capture steps as CUDA graphs, only capture, or neither. Compiling takes a minute
     or two, so "auto" does it for 10,000 steps and more, and only captures for fewer. On a CPU nothing is compiled."""
     parallel: str = choices("auto", "ddp", "fsdp")
-    """With several ranks of torchrun: "ddp", which "auto" is, has the whole model on each; "fsdp" deals out its rows.
-    The micro-batches of an update are dealt out to the ranks, so `grad_accumulation` must be a multiple of their
+    """With several ranks of torchrun: "ddp", the meaning of "auto", replicates the model; "fsdp" shards its rows. The
+    micro-batches of an update are divided among the ranks, so `grad_accumulation` must be a multiple of their
     number."""
     device: str = choices("auto", "cpu", "cuda")
     init_from: str = ""
@@ -258,14 +258,14 @@ class CheckpointConfig:
     every: int = within(500, 1)
     """Updates between checkpoints."""
     keep: int = within(2, 2)
-    """Newest checkpoints kept, beside the best one."""
+    """Newest checkpoints kept, in addition to the best one."""
     async_save: bool = False
     """Go on training while a checkpoint is written from a copy in main memory; otherwise wait until it is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What is said while training."""
+    """What is logged while training."""
 
     every: int = within(50, 1)
     """Updates between lines of metrics.jsonl."""

@@ -89,7 +89,7 @@ def test_a_file_name_that_no_configuration_can_hold_is_refused():
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_configurations_name_what_there_is(path):
     model = load_config(path).model
-    assert {model.variant_of(kind) for kind in ("encoder", "decoder", "cross")} <= set(VARIANTS)
+    assert {model.variant_at(kind) for kind in ("encoder", "decoder", "cross")} <= set(VARIANTS)
     assert model.memory in MEMORIES
 
 

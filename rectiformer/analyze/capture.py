@@ -145,7 +145,7 @@ def model_card(model: Transformer, name: str = "") -> ModelCard:
     for parameter_name, parameter in model.named_parameters():
         digest.update(f"{parameter_name} {parameter.dtype} {list(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    variants = {kind: config.variant_of(kind) for kind in ("encoder", "decoder", "cross")}
+    variants = {kind: config.variant_at(kind) for kind in ("encoder", "decoder", "cross")}
     return ModelCard(
         name or "/".join(dict.fromkeys(variants.values())),
         digest.hexdigest(),

@@ -282,8 +282,8 @@ def survey_model(
     """
     model = translator.model
     for kind in SITES:
-        if not find_variant(model.config.variant_of(kind)).has_weights:
-            warn(f"{kind} attention is {model.config.variant_of(kind)!r}, which has no weights; it is left out")
+        if not find_variant(model.config.variant_at(kind)).has_weights:
+            warn(f"{kind} attention is {model.config.variant_at(kind)!r}, which has no weights; it is left out")
     survey, cross = ModelSurvey(model, length_edges(own.source_lengths + 1)), CrossSurvey(model)
     shuffling = [others] if others is not None and cross.sites else []
     count = Progress(own.pairs * (1 + len(further) + len(shuffling)), progress)

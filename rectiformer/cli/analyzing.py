@@ -131,7 +131,7 @@ class View:
                     f"{config.encoder_layers}, the decoder {config.decoder_layers}"
                 )
         for site in self.sites or ():
-            variant = translator.model.config.variant_of(site)
+            variant = translator.model.config.variant_at(site)
             if not find_variant(variant).has_weights:
                 raise ArgumentError(
                     f"{run}: {site} attention is {variant!r}, which has no weights; ask for other --sites"

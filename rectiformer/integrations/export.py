@@ -82,7 +82,7 @@ def obstacle(config: ModelConfig, format: str, center: bool = True) -> str:
 
 def attention_obstacle(config: ModelConfig, format: str, center: bool) -> str:
     """The same for attention alone."""
-    engine, variants = ENGINES[format], {site: config.variant_of(site) for site in SITES}
+    engine, variants = ENGINES[format], {site: config.variant_at(site) for site in SITES}
     for site, variant in variants.items():
         if variant not in CAN_RUN[format]:
             known = f"all but {', '.join(NO_GRAPH)}" if format == "onnx" else ", ".join(CAN_RUN[format])

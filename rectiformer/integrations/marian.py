@@ -56,7 +56,7 @@ def export_transformers(translator: Translator, out: Path, report: Report = lamb
     require_new(out)
     model = translator.model.eval()
     require_exportable(model.config, "transformers")
-    attention = find_registered(find_variant(model.config.variant_of("cross")))
+    attention = find_registered(find_variant(model.config.variant_at("cross")))
     require_same_symbols(translator)
     positions = 2 * translator.longest
     files = {

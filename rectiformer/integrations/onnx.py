@@ -402,7 +402,7 @@ def write_graph(
         raise
     except Exception as error:
         config = graph.model.config
-        variants = {config.variant_of(site) for site in SITES}
+        variants = {config.variant_at(site) for site in SITES}
         raise ArgumentError(
             f"{path.stem}: torch cannot make ONNX of attention {', '.join(sorted(variants))} "
             f"with memory {config.memory} ({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]})"

@@ -47,7 +47,7 @@ class Residual(nn.Module):
 
 def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOption]) -> RectifiedAttention:
     """Attention of `kind` "encoder", "decoder" or "cross"; `shared` holds the numbers one model learns once."""
-    variant = config.variant_of(kind)
+    variant = config.variant_at(kind)
     return RectifiedAttention(
         config.hidden_size,
         config.num_heads,
@@ -67,7 +67,7 @@ def centers_keys(config: ModelConfig, kind: str) -> bool:
     if kind == "decoder":
         return False
     if config.center_keys == "auto":
-        return find_variant(config.variant_of(kind)).centered
+        return find_variant(config.variant_at(kind)).centered
     return config.center_keys == "yes"
 
 
@@ -173,7 +173,7 @@ class DecoderLayer(nn.Module):
 
 def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
     """The gamma or alpha of each variant that all layers of the model share, where the configuration asks for that."""
-    names = dict.fromkeys(config.variant_of(kind) for kind in ("encoder", "decoder", "cross"))
+    names = dict.fromkeys(config.variant_at(kind) for kind in ("encoder", "decoder", "cross"))
     learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
     return {
         name: LearnedOption(find_variant(name), option, init=find_start(config, name))

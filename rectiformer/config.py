@@ -50,8 +50,8 @@ class DataConfig:
     """A TSV for each `source` file, one row per document in order, its first line naming the columns: `lines`, `date` and
     `section` are read. Consecutive documents with the same date and section are one debate, and joined."""
     segment_length: int = within(0, 0)
-    """Join consecutive sentences of a document into training pairs of at most this many subwords per side, including one
-    separator per sentence; 0 trains on sentences."""
+    """Join consecutive sentences of a document into training pairs of at most this many subwords per side, one
+    separator per sentence included; 0 trains on sentences."""
     mixed: bool = False
     """With `segment_length`, cut one document at that limit, the next at half of it, and so on down to sentences, so
     that short and long pairs are learned together: long ones alone need far more text. Validation uses long ones."""

@@ -47,7 +47,7 @@ class DataConfig:
     documents: str = choices("none", "blank", "marker", "column")
     """Where a document starts: nowhere, after a blank line, at a line `<d>`, or where the third TSV column changes."""
     document_tables: Files = ()
-    """A TSV for each `source` file, one row per document in order, its first line naming the columns: `lines`, `date` and
+    """A TSV for each `source` file, one row per document in order; its first line names the columns: `lines`, `date`,
     `section` are read. Consecutive documents with the same date and section are one debate, and joined."""
     segment_length: int = within(0, 0)
     """Join consecutive sentences of a document into training pairs of at most this many subwords per side, one

@@ -110,7 +110,7 @@ def decode_trial(bench: Bench, heads: tuple[int, int, int], sentences: int, beam
     lengths = torch.tensor([keys], device=bench.device)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return decode_attention(q, k, v, lengths=lengths, ancestors=ancestors)
+        return decode_attention(q, k, v, key_lengths=lengths, ancestors=ancestors)
 
     grouped = {"enable_gqa": True} if H != K else {}
     entered = enter(decode_work, layers, ours=lambda: ours) | enter(decode_work, sparse, ours_sparse=lambda: ours)

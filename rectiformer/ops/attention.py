@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
 from rectiformer.ops.short import short_obstacle
 from rectiformer.ops.tilings import Tiling, find_tiling
-from rectiformer.ops.variants import find_variant, is_finite, is_readable
+from rectiformer.ops.variants import Variant, find_variant, is_finite, is_readable
 
 BACKENDS = ("auto", "reference", "blocked", "products", "sdpa", "fused")
 PLAIN = ("reference", "products")
@@ -29,6 +31,37 @@ PLAIN = ("reference", "products")
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
 Window = int | tuple[int, int]
+ARGUMENT_WORDS = {
+    "is_causal": "causal",
+    "mask": "attn_mask",
+    "attention_mask": "attn_mask",
+    "key_padding_mask": "key_lengths",
+    "lengths": "key_lengths",
+    "seqlens": "key_lengths",
+    "cache_seqlens": "key_lengths",
+    "bias": "attn_bias",
+    "position_bias": "attn_bias",
+    "score_bias": "attn_bias",
+    "window": "window_size",
+    "sliding_window": "window_size",
+    "dropout": "dropout_p",
+    "attention_dropout": "dropout_p",
+    "softmax_scale": "scale",
+    "scaling": "scale",
+    "implementation": "backend",
+    "attn_implementation": "backend",
+    "max_seqlen": "max_seqlen_q",
+    "cu_seqlens": "cu_seqlens_q",
+}
+"""Argument words of other libraries, and ours."""
+NOT_ARGUMENTS = {
+    "enable_gqa": "k and v may have fewer heads than q, with no argument for it",
+    "heads": "the number of heads is an axis of q, [B, H, M, D]",
+    "num_heads": "the number of heads is an axis of q, [B, H, M, D]",
+    "need_weights": "attention_weights() returns the weights",
+    "return_attn_probs": "attention_weights() returns the weights",
+}
+"""What other libraries have an argument for, and how it goes here."""
 
 
 def attention(
@@ -48,32 +81,41 @@ def attention(
     backend: str = "auto",
     **options: Value,
 ) -> Tensor:
-    """Mix the values each query sees, weighted as `variant` says.
+    """The values that each query sees, weighted as `variant` says and summed: [B, H, M, Dv].
 
     Row m of the output is the sum over visible keys n of weight(m, n) * v[n]. A row that sees no key is zero, and so is
     a rectified row whose scores are all negative: it attends to nothing. The output norm of the ReLA variants spans all
     heads, so it belongs to `rectiformer.RectifiedAttention`, not here.
+
+    With `causal`, the last query is aligned with the last key, as in flash-attention. 1 is a key that a query sees:
+
+        M = 2, N = 5      M = 5, N = 2
+        1 1 1 1 0         0 0
+        1 1 1 1 1         0 0
+                          0 0
+                          1 0
+                          1 1
 
     Args:
         q: [B, H, M, D]. The layout is that of `torch.nn.functional.scaled_dot_product_attention`.
         k: [B, K, N, D] with K dividing H: query head h reads key head h // (H / K).
         v: [B, K, N, Dv]; Dv may differ from D.
         variant: a name from `rectiformer.VARIANTS`; `rectiformer variants` prints them.
-        causal: query m sees keys up to m + (N - M), so the last query sees every key.
+        causal: query m sees keys up to its own position m + (N - M).
         key_lengths: [B], how many leading keys of each sequence are real; the rest is padding. Checked against N where
             it costs nothing, that is on the CPU and outside `torch.compile`.
         attn_mask: boolean, True where a query may see a key; broadcasts to [B, H, M, N].
         attn_bias: added to the scaled scores, with a gradient; broadcasts to [B, H, M, N]. -5,000 or less hides a key,
             as a mask does: it weighs exactly 0 and does not count in n, whatever the variant.
-        window_size: (left, right): query m sees keys from left before to right after its own position m + (N - M). One
-            number stands for both.
+        window_size: (left, right): query m sees keys from left before to right after its own position. One number
+            stands for both.
         scale: factor of the scores, 1 / sqrt(D) unless given.
-        dropout_p: probability with which a weight is set to zero; the others grow by 1 / (1 - dropout_p).
+        dropout_p: probability that a weight is set to zero; the others grow by 1 / (1 - dropout_p).
         seed: decides which weights are dropped, the same for every backend; drawn from torch's generator unless given.
         backend: "auto", or one of the implementations the variant has.
         options: the variant's own numbers (`gamma`, `alpha`, `exponent`, `keep`, `degree`); `gamma` and `alpha` may be
-            tensors, one number or one a head, and receive gradients. A number out of range is refused; in a tensor on
-            a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
+            tensors, one number or one per head, and receive gradients. A number out of range is refused; in a tensor
+            on a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
     """
     call = check_call(
         q,
@@ -189,8 +231,12 @@ def check_call(
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     options: dict[str, Value] | None = None,
+    function: Callable[..., Any] | None = None,
 ) -> AttentionCall:
-    """Refuse what does not fit, in one line that names it; gather the rest."""
+    """The call that these arguments stand for; what does not fit is refused in one line that names it.
+
+    `function` is the public one that was called, whose words a message uses: `attention` unless given.
+    """
     row = find_variant(variant)
     sizes = check_tensors(q, k, v)
     B, H, M, N, D = (sizes[axis] for axis in "BHMND")
@@ -210,7 +256,7 @@ def check_call(
     scale = D**-0.5 if scale is None else check_number("scale", scale)
     if not 0 <= check_number("dropout_p", dropout_p) < 1:
         raise ArgumentError(f"dropout_p = {dropout_p}, but it is a probability below 1")
-    resolved = check_head_options(row.resolve_options(options or {}), H)
+    resolved = check_options(row, options or {}, H, function or attention)
     drop = drop_seed(seed, q.device) if dropout_p else None
     return AttentionCall(row, visibility, resolved, scale, attn_bias, float(dropout_p), drop)
 
@@ -260,11 +306,33 @@ def check_number(name: str, value: float) -> float:
     return float(value)
 
 
-def check_head_options(options: dict[str, Value], heads: int) -> dict[str, Value]:
-    for name, value in options.items():
+def check_options(
+    variant: Variant, options: dict[str, Value], heads: int, function: Callable[..., Any]
+) -> dict[str, Value]:
+    """The variant's options, defaults included; a word that is no option of any is refused with the right one."""
+    for name in options:
+        if name not in variant.options:
+            refuse_word(name, function)
+    resolved = variant.resolve_options(options)
+    for name, value in resolved.items():
         if isinstance(value, Tensor) and value.shape not in ((), (1,), (heads,)):
             raise ShapeError(f"{name} is {list(value.shape)}, but it is one number or one for each of {heads} heads")
-    return options
+    return resolved
+
+
+def refuse_word(name: str, function: Callable[..., Any]) -> None:
+    """Raise an error where `name` is an argument word of other libraries or of another function here."""
+    own = inspect.signature(function).parameters
+    word = ARGUMENT_WORDS.get(name, name)
+    if word in own:
+        way = f"use {word}="
+    elif word in inspect.signature(attention).parameters:
+        way = f"only attention() has {word}="
+    elif name in NOT_ARGUMENTS:
+        way = NOT_ARGUMENTS[name]
+    else:
+        return
+    raise ArgumentError(f"{function.__name__}() has no argument {name!r}; {way}")
 
 
 FASTEST = ("fused", "sdpa", "blocked", "products", "reference")
@@ -340,6 +408,7 @@ def explain(
         dropout_p=dropout_p,
         seed=seed,
         options=options,
+        function=explain,
     )
     taken = choose(q, k, v, call, backend)
     auto = backend == "auto"

@@ -113,7 +113,7 @@ def attention_to_shards(
         key_lengths: [B], how many leading keys of each whole sequence are real; the same on every rank.
     """
     ranks = Ranks.of(group)
-    call = check_call(q, k, v, require_rectified(variant), scale=scale, options=options)
+    call = check_call(q, k, v, require_rectified(variant), scale=scale, options=options, function=attention_to_shards)
     M, N = q.shape[2], k.shape[2]
     seen = Visibility(M, N, key_lengths=own_lengths(key_lengths, N * ranks.size, ranks), first=N - M)
     bare = replace(call, variant=replace(call.variant, row_scale=None), options={}, visibility=seen)
@@ -147,7 +147,16 @@ def check_shards(
     ranks: int,
 ) -> tuple[AttentionCall, dict[str, float]]:
     """The call over the whole sequence that these shards are a part of, and what all ranks must agree on."""
-    call = check_call(q, k, v, require_rectified(variant), causal=causal, scale=scale, options=options)
+    call = check_call(
+        q,
+        k,
+        v,
+        require_rectified(variant),
+        causal=causal,
+        scale=scale,
+        options=options,
+        function=context_parallel_attention,
+    )
     for name, shard in (("q", q), ("k", k)):
         if shard.shape[2] == 0 or shard.shape[2] % 2:
             raise ShapeError(

@@ -69,6 +69,7 @@ def attention_varlen(
         dropout_p=dropout_p,
         seed=seed,
         options=options,
+        function=attention_varlen,
     )
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return run_packed(q, k, v, call, packing, backend)[0].transpose(0, 1)

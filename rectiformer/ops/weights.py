@@ -142,6 +142,7 @@ def _check(
         window_size=window_size,
         scale=scale,
         options=options,
+        function=attention_weights,
     )
     if not call.variant.has_weights:
         raise ArgumentError(f"variant {variant!r} subtracts instead of weighing, so it has no weights to look at")

@@ -36,7 +36,7 @@ def test_a_broken_query_has_a_broken_row_and_broken_gradients(variant, shape, dt
 def test_decoding_keeps_nan(variant):
     q, keys, values = inputs(2, 2, 1, 700, 64, torch.bfloat16)
     q[1, 0, 0, 3] = NAN
-    out = decode_attention(q, keys, values, variant, lengths=torch.tensor([700, 500], device="cuda"))
+    out = decode_attention(q, keys, values, variant, key_lengths=torch.tensor([700, 500], device="cuda"))
     assert out[1, 0].isnan().all()
     assert out[0].isfinite().all()
     assert out[1, 1].isfinite().all()

@@ -260,7 +260,7 @@ def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
 
     exact, eager = plain(torch.float64), plain(dtype)
     held = [keys.clone(), values.clone()]
-    ours = decode_attention(q, *held, variant, lengths=lengths, new=new, ancestors=index)
+    ours = decode_attention(q, *held, variant, key_lengths=lengths, new_kv=new, ancestors=index)
     assert_no_worse("out", ours, eager, exact)
     for cache, part in zip(held, new, strict=True):
         assert torch.equal(cache[:, :, room - 4], part[:, :, 0])
@@ -269,8 +269,10 @@ def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
 def test_decoding_with_its_norm():
     q, keys, values, lengths, new, index = decode_inputs(64, 8, 8, 1, 32, 64, torch.bfloat16, True)
     norm = OutputNorm(torch.ones(512, device="cuda"), torch.ones(512, device="cuda"), 1e-8)
-    ours = decode_attention(q, keys.clone(), values.clone(), lengths=lengths, new=new, ancestors=index, norm=norm)
-    plain = decode_attention(q, keys.clone(), values.clone(), lengths=lengths, new=new, ancestors=index).double()
+    ours = decode_attention(
+        q, keys.clone(), values.clone(), key_lengths=lengths, new_kv=new, ancestors=index, norm=norm
+    )
+    plain = decode_attention(q, keys.clone(), values.clone(), key_lengths=lengths, new_kv=new, ancestors=index).double()
     z = plain.transpose(1, 2).flatten(2)
     expected = z * torch.sigmoid(z) * torch.rsqrt(z.square().mean(-1, keepdim=True) + 1e-8)
     error = (ours.transpose(1, 2).flatten(2).double() - expected).abs().max()
@@ -364,7 +366,7 @@ def test_one_length_for_all_rows_of_a_cache(variant):
     eager = attention(
         *(part.bfloat16() for part in (q, keys[:, :, :40], values[:, :, :40])), variant, backend="reference"
     )
-    found = decode_attention(*(part.bfloat16() for part in (q, keys, values)), variant, lengths=lengths)
+    found = decode_attention(*(part.bfloat16() for part in (q, keys, values)), variant, key_lengths=lengths)
     assert_no_worse(variant, found, eager, exact)
 
 
@@ -381,7 +383,7 @@ def test_variants_without_a_fused_kernel_decode_with_ancestors(variant, sizes):
     exact = attention(q.double(), *(cache.double() for cache in held), variant, backend="reference")
 
     def step():
-        return decode_attention(q, keys, values, variant, lengths=lengths, new=new, ancestors=index)
+        return decode_attention(q, keys, values, variant, key_lengths=lengths, new_kv=new, ancestors=index)
 
     found = step()
     assert_no_worse(variant, found, eager, exact)

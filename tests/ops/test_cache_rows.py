@@ -52,8 +52,8 @@ class Step:
         """The output, keys and values afterwards."""
         keys, values = self.copies(dtype)
         if new:
-            arguments["new"] = tuple(part.to(dtype) for part in self.new)
-        arguments |= {"lengths": self.lengths, "ancestors": self.ancestors}
+            arguments["new_kv"] = tuple(part.to(dtype) for part in self.new)
+        arguments |= {"key_lengths": self.lengths, "ancestors": self.ancestors}
         with torch.inference_mode():
             return decode_attention(self.q.to(dtype), keys, values, variant, **arguments), keys, values
 
@@ -98,7 +98,7 @@ def _nothing_is_copied(monkeypatch):
 def test_kernels_match_the_reference(variant, dtype, case):
     """New keys are written, and NaN in unwritten room reaches nothing."""
     step, left = Step(*CASES[case], ancestors="ancestors" in case), 6 if "window" in case else None
-    out, *held = step.run(variant, dtype, **({} if left is None else {"left": left}))
+    out, *held = step.run(variant, dtype, **({} if left is None else {"window_size": left}))
     caches = step.written()
     step.assert_close(variant, out, caches, left)
     torch.testing.assert_close(held, [cache.to(dtype) for cache in caches], rtol=0, atol=0, equal_nan=True)
@@ -113,7 +113,7 @@ def test_many_blocks_shared_by_splits_and_nothing_new(variant, sizes, ancestors,
     step = Step(sizes, [sizes[4] - 7], ancestors)
     assert cache_rows.count_splits(step.q, step.caches[0]) > 1
     for left in (None, 150):
-        out, *_ = step.run(variant, torch.float32, new=False, **({} if left is None else {"left": left}))
+        out, *_ = step.run(variant, torch.float32, new=False, **({} if left is None else {"window_size": left}))
         step.assert_close(variant, out, step.caches, left)
 
 
@@ -158,7 +158,7 @@ def test_what_the_kernels_do_not_do_goes_step_by_step(monkeypatch):
     def decode(variant="entmax", dtype=torch.float32, D=4, Q=1, gradient=False, **options):
         q, keys, values = (torch.ones(1, 1, length, D, dtype=dtype) for length in (Q, 5, 5))
         q = q.requires_grad_() if gradient else q
-        decode_attention(q, keys, values, variant, lengths=torch.tensor([3]), **options)
+        decode_attention(q, keys, values, variant, key_lengths=torch.tensor([3]), **options)
 
     decode(gradient=True)
     decode(alpha=torch.tensor(1.5, requires_grad=True))

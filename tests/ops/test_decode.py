@@ -50,8 +50,8 @@ class Step:
         """The output, keys and values afterwards."""
         keys, values = self.keys.to(dtype), self.values.to(dtype)
         if append:
-            arguments["new"] = tuple(new.to(dtype) for new in self.new)
-        out = decode_attention(self.q.to(dtype), keys, values, variant, lengths=self.lengths, **arguments)
+            arguments["new_kv"] = tuple(new.to(dtype) for new in self.new)
+        out = decode_attention(self.q.to(dtype), keys, values, variant, key_lengths=self.lengths, **arguments)
         return out, keys, values
 
     def written(self):
@@ -97,7 +97,7 @@ def test_kernels_match_the_reference(variant, shape, splits):
 @pytest.mark.parametrize("variant", ["reluformer", "softmax"])
 def test_a_window_shows_the_last_keys_and_counts_them(variant, shape, left):
     step = Step(*SHAPES[shape])
-    out, *_ = step.run(variant, left=left, splits=2)
+    out, *_ = step.run(variant, window_size=left, splits=2)
     assert_close_to_reference(step, variant, out, *step.written(), left=left)
 
 
@@ -145,11 +145,11 @@ def test_any_exponent_scales_the_rows(shape, exponent):
 def test_inputs_may_lie_in_any_order_and_scales_be_negative(shape, variant):
     step = Step(*SHAPES[shape])
     keys, values = step.written()
-    expected = decode_attention(step.q.float(), keys.float(), values.float(), variant, lengths=step.lengths)
+    expected = decode_attention(step.q.float(), keys.float(), values.float(), variant, key_lengths=step.lengths)
     q, keys, values = (tensor.float().mT.contiguous().mT for tensor in (step.q, keys, values))
     lengths = torch.stack([step.lengths, step.lengths * 0], 1)[:, 0]
     scale = -(q.shape[3] ** -0.5)
-    assert torch.equal(decode_attention(-q, keys, values, variant, lengths=lengths, scale=scale), expected)
+    assert torch.equal(decode_attention(-q, keys, values, variant, key_lengths=lengths, scale=scale), expected)
 
 
 @kernels_run
@@ -211,7 +211,7 @@ def test_plain_steps_match_the_reference(monkeypatch, variant, shape):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     step = Step(*SHAPES[shape])
     for left in (None, 4):
-        out, keys, _ = step.run(variant, **({} if left is None else {"left": left}))
+        out, keys, _ = step.run(variant, **({} if left is None else {"window_size": left}))
         assert_close_to_reference(step, variant, out, *step.written(), left=left)
         torch.testing.assert_close(keys, step.written()[0].float(), rtol=0, atol=0, equal_nan=True)
 
@@ -261,10 +261,10 @@ def test_where_gradients_are_asked_for_the_plain_steps_give_them():
     step = Step(*SHAPES["together"])
     q = step.q.float().requires_grad_()
     keys, values = (held.float().nan_to_num() for held in (step.keys, step.values))
-    out = decode_attention(q, keys, values, lengths=step.lengths)
+    out = decode_attention(q, keys, values, key_lengths=step.lengths)
     assert torch.autograd.grad(out.sum(), q)[0].any()
     with torch.no_grad():
-        torch.testing.assert_close(decode_attention(q, keys, values, lengths=step.lengths), out.detach())
+        torch.testing.assert_close(decode_attention(q, keys, values, key_lengths=step.lengths), out.detach())
 
 
 def test_shapes_decide_how_the_keys_are_shared():
@@ -280,9 +280,9 @@ def test_shapes_decide_how_the_keys_are_shared():
 
 
 REFUSED = [
-    ({"keys": (3, 1, 9, 4)}, ShapeError, "values has K = 2 but keys has K = 1"),
-    ({"keys": (3, 3, 9, 4), "values": (3, 3, 9, 4)}, ShapeError, "keys has 3 heads, which do not divide the 4 of q"),
-    ({"lengths": (2,)}, ShapeError, r"lengths is \[2\], but it needs \[3\], one a row, or \[1\]"),
+    ({"keys": (3, 1, 9, 4)}, ShapeError, "v_cache has K = 2 but k_cache has K = 1"),
+    ({"keys": (3, 3, 9, 4), "values": (3, 3, 9, 4)}, ShapeError, "k_cache has 3 heads, which do not divide the 4 of q"),
+    ({"lengths": (2,)}, ShapeError, r"key_lengths is \[2\], but it needs \[3\], one per row, or \[1\]"),
     ({"new": (3, 2, 2, 4)}, ShapeError, "new key has 2 positions, but one is written at a time"),
     ({"ancestors": (3, 9)}, ArgumentError, "ancestors holds torch.float32, but rows are counted in torch.int32"),
 ]
@@ -298,8 +298,8 @@ def test_what_does_not_fit_is_named(given, error, message):
             tensors["keys"],
             tensors["values"],
             given.get("variant", "rela"),
-            lengths=tensors["lengths"].long(),
-            new=(torch.ones(given["new"]),) * 2 if "new" in given else None,
+            key_lengths=tensors["lengths"].long(),
+            new_kv=(torch.ones(given["new"]),) * 2 if "new" in given else None,
             ancestors=torch.ones(given["ancestors"]) if "ancestors" in given else None,
         )
 

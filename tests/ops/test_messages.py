@@ -5,7 +5,15 @@ import re
 import pytest
 import torch
 
-from rectiformer import ArgumentError, RectiformerError, ShapeError, attention
+from rectiformer import (
+    ArgumentError,
+    RectiformerError,
+    ShapeError,
+    attention,
+    attention_varlen,
+    attention_weights,
+    explain,
+)
 from rectiformer.ops.cached import decode_attention
 
 Q, K, V = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
@@ -42,7 +50,7 @@ def test_heads_of_size_0():
     words = "heads of size D = 0 have no scores; q [B H M D] is [2, 4, 3, 0], k [B K N D] is [2, 2, 5, 0]"
     expect_refusal(ShapeError, words, q=Q[..., :0], k=K[..., :0])
     with pytest.raises(ShapeError, match="heads of size D = 0 have no scores"):
-        decode_attention(Q[..., :0], K[..., :0], V, lengths=torch.tensor([5, 5]))
+        decode_attention(Q[..., :0], K[..., :0], V, key_lengths=torch.tensor([5, 5]))
 
 
 def test_tensors_of_numbers_are_checked_as_numbers_are():
@@ -161,3 +169,49 @@ def test_backends():
         variant="softmax",
         backend="blocked",
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "way"),
+    [
+        ("is_causal", "use causal="),
+        ("mask", "use attn_mask="),
+        ("attention_mask", "use attn_mask="),
+        ("key_padding_mask", "use key_lengths="),
+        ("bias", "use attn_bias="),
+        ("window", "use window_size="),
+        ("dropout", "use dropout_p="),
+        ("softmax_scale", "use scale="),
+        ("enable_gqa", "k and v may have fewer heads than q, with no argument for it"),
+        ("heads", "the number of heads is an axis of q, [B, H, M, D]"),
+        ("need_weights", "attention_weights() returns the weights"),
+    ],
+)
+def test_argument_words_of_other_libraries_get_ours(word, way):
+    expect_refusal(ArgumentError, f"attention() has no argument {word!r}; {way}", **{word: 1})
+    expect_refusal(ArgumentError, f"attention() has no argument {word!r}; {way}", variant="entmax", **{word: 1})
+
+
+def test_every_function_answers_in_its_own_words():
+
+    calls = {
+        "attention_varlen() has no argument 'dropout'; use dropout_p=": lambda: attention_varlen(
+            Q[0], Q[0], Q[0], torch.tensor([0, 4]), torch.tensor([0, 4]), dropout=0.1
+        ),
+        "attention_varlen() has no argument 'mask'; only attention() has attn_mask=": lambda: attention_varlen(
+            Q[0], Q[0], Q[0], torch.tensor([0, 4]), torch.tensor([0, 4]), mask=None
+        ),
+        "decode_attention() has no argument 'window'; use window_size=": lambda: decode_attention(
+            Q, K, V, key_lengths=torch.tensor([5, 5]), window=3
+        ),
+        "decode_attention() has no argument 'causal'; only attention() has causal=": lambda: decode_attention(
+            Q, K, V, key_lengths=torch.tensor([5, 5]), causal=True
+        ),
+        "attention_weights() has no argument 'dropout_p'; only attention() has dropout_p=": lambda: attention_weights(
+            Q, K, dropout_p=0.1
+        ),
+        "explain() has no argument 'is_causal'; use causal=": lambda: explain(Q, K, V, is_causal=True),
+    }
+    for words, call in calls.items():
+        with pytest.raises(ArgumentError, match=re.escape(words)):
+            call()

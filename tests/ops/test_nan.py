@@ -78,7 +78,7 @@ def test_kernels_keep_nan(variant, arguments):
 def test_decoding_keeps_nan(variant, skip):
     q, keys, values = inputs(B=2, H=2, M=1)
     q[1, 0, 0, 3] = NAN
-    out = decode_attention(q, keys, values, variant, lengths=torch.tensor([6, 5]), skip=skip)
+    out = decode_attention(q, keys, values, variant, key_lengths=torch.tensor([6, 5]), skip=skip)
     assert out[1, 0].isnan().all()
     assert out[0].isfinite().all()
     assert out[1, 1].isfinite().all()

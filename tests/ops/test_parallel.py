@@ -103,7 +103,7 @@ def test_ranks_send_the_bytes_that_are_documented(found):
 
 REFUSALS = {
     "softmax": ["variant 'softmax' is not rectified"] * 2,
-    "unknown option": ["'rela' takes no options"] * 2,
+    "unknown option": ["has no argument 'dropout_p'; only attention() has"] * 2,
     "odd shard": ["ShapeError: q has "] * 2,
     "empty shard": ["ShapeError: q has 0 rows"] * 2,
     "long lengths": ["beyond the 16 keys"] * 2,

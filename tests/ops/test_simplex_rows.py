@@ -68,7 +68,7 @@ def test_one_length_for_all_rows_of_a_cache(variant, monkeypatch):
     """As beam search gives it: expanded, every row at the same address."""
     monkeypatch.setattr(dispatch, "preferences", lambda *_: ["products"])
     q, keys, values, _ = (tensor.float() for tensor in grid_inputs(6, 2, 2, 1, 16, 8, 8))
-    found = decode_attention(q, keys, values, variant, lengths=torch.tensor([5]))
+    found = decode_attention(q, keys, values, variant, key_lengths=torch.tensor([5]))
     expected = attention(q, keys[:, :, :5], values[:, :, :5], variant, backend="reference")
     torch.testing.assert_close(found, expected)
 

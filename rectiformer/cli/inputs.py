@@ -52,10 +52,10 @@ def open_run_translator(run: Path, checkpoint: str, device: str, precision: str)
 @contextmanager
 def join_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
     """The processes that torchrun started, or this one alone, and the device of this one."""
-    from rectiformer.distributed.ranks import device_of_rank, init_ranks
+    from rectiformer.distributed.ranks import init_ranks
     from rectiformer.translate.device import find_device
 
-    with init_ranks(lambda local: device_of_rank(find_device(device), local)) as (ranks, own):
+    with init_ranks(lambda: find_device(device)) as (ranks, own):
         yield ranks, str(own) if ranks.world_size > 1 else device
 
 

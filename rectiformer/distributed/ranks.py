@@ -144,20 +144,20 @@ def nothing() -> Any:
 
 
 @contextmanager
-def init_ranks(device: Callable[[int], torch.device]) -> Iterator[tuple[Ranks, torch.device]]:
-    """The ranks that torchrun started, or this process alone, and this rank's device, by its local rank.
+def init_ranks(find_device: Callable[[], torch.device]) -> Iterator[tuple[Ranks, torch.device]]:
+    """The ranks that torchrun started, or this process alone, and this rank's device of the type that was found.
 
     Gradients go over NCCL between GPUs and over gloo between CPUs.
     """
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
-        yield SINGLE_PROCESS, device(0)
+        yield SINGLE_PROCESS, device_of_rank(find_device(), 0)
         return
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     with Ranks(rank, size).error_guard():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store_of_start(rank, size), rank=rank, world_size=size)
         ranks = Ranks(rank, size).new_group()
-    own = torch.device(ranks.all_gather_object(lambda: str(device(local)))[ranks.rank])
+    own = torch.device(ranks.all_gather_object(lambda: str(device_of_rank(find_device(), local)))[ranks.rank])
     if own.type == "cuda":
         torch.cuda.set_device(own)
     try:
@@ -177,7 +177,7 @@ def torchrun_store() -> dist.Store | None:
 
 
 def store_of_start(rank: int, size: int) -> dist.Store | None:
-    """Where ranks find each other: apart from where those before a restart did, whose addresses are still there.
+    """Where ranks find each other: not where those before a restart did, whose addresses are still there.
 
     See pytorch issue 135712.
     """
@@ -186,10 +186,10 @@ def store_of_start(rank: int, size: int) -> dist.Store | None:
 
 
 def name_start(store: dist.Store, rank: int, size: int) -> str:
-    """A name for this start, the same on all ranks, which no start before it had.
+    """A name for this start, the same on all ranks, which no earlier start had.
 
-    Hosts do not count restarts alike, so rank 0 draws the name. The others ask with a word of their own, which none
-    before a restart had, and rank 0 answers whatever it finds asked, new or old, until all have it.
+    Hosts do not count restarts alike, so rank 0 draws the name. The others ask for it with a token of their own, which
+    is new after a restart, and rank 0 answers every token it finds, old or new, until all have the name.
     """
     own = uuid4().hex
     if rank:
@@ -210,7 +210,7 @@ def name_start(store: dist.Store, rank: int, size: int) -> str:
 
 
 class Restarts:
-    """Whether torchrun is starting ranks again that had begun with a folder, told by what it keeps meanwhile."""
+    """Whether torchrun has restarted ranks that had begun with a folder; its store remembers."""
 
     def __init__(self, folder: Path) -> None:
         self.key = f"rectiformer begins {folder.absolute()}"
@@ -227,7 +227,7 @@ class Restarts:
 
 
 def device_of_rank(device: torch.device, local: int) -> torch.device:
-    """The GPU of the process that is number `local` on its host, or the CPU."""
+    """The GPU of the process whose rank on its host is `local`, or the CPU."""
     if device.type != "cuda":
         return device
     if local >= torch.cuda.device_count():

@@ -26,7 +26,8 @@ from rectiformer.train.reporting import Journal, Reporter
 from rectiformer.train.saving import Saver, State, average_checkpoints
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.update import build_updater
-from rectiformer.train.validation import Validator, newly_dead, summarize_health, symbols_of
+from rectiformer.train.validation import Validator, newly_dead, summarize_health
+from rectiformer.translate.score import symbols_of
 
 
 class Trainer:

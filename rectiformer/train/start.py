@@ -16,7 +16,7 @@ import torch
 
 from rectiformer.config import Config, TrainingConfig
 from rectiformer.distributed.pulse import Pulse
-from rectiformer.distributed.ranks import Ranks, Restarts, device_of_rank, init_ranks, torchrun_store
+from rectiformer.distributed.ranks import Ranks, Restarts, init_ranks, torchrun_store
 from rectiformer.distributed.sharding import require_parallel, require_shares
 from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.files import remove
@@ -43,7 +43,7 @@ from rectiformer.train.reporting import Reporter, Silent
 from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.validation import require_validation
-from rectiformer.translate.translator import find_device
+from rectiformer.translate.device import find_device
 
 UNFINISHED = re.compile(
     r"(data|data\.again)\.tmp-[0-9]+|data\.again"
@@ -66,7 +66,7 @@ def train(
             stopped before its first checkpoint begins anew.
         data: a folder written by `prepare`; otherwise the text named in `config` is prepared inside `folder`.
     """
-    with init_ranks(lambda local: device_of_rank(find_device(config.training.device), local)) as (ranks, device):
+    with init_ranks(lambda: find_device(config.training.device)) as (ranks, device):
         reporter = reporter if reporter is not None and ranks.is_rank0 else Silent()
         announce(config, folder, resume, reporter)
         resume = ranks.on_rank0(lambda: begin(config, folder, data, resume, ranks))

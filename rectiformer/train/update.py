@@ -93,15 +93,18 @@ class Updater:
         on_gpu = device.type == "cuda"
         worth_it = self.config.compile == "auto" and self.config.steps >= WORTH_COMPILING
         self.compiled = on_gpu and not self.sharded and (self.config.compile == "yes" or worth_it)
-        waits = any(memory.memory.keeps == "experts" for memory in model.memories())  # for the number of tokens of each
+        waits = any(memory.memory.keeps == "experts" for memory in model.memories())  # for each expert's tokens
         self.captured = on_gpu and self.config.compile != "no" and not self.sharded and not waits
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = [held_here(parameter) for parameter in model.parameters()]
         self.optimizer = build_optimizer(self.config, self.parameters)
-        count = sum(parameter.numel() for parameter in self.parameters)
-        self.all_reduced = torch.zeros(count + 3, device=device)  # the gradient, then the three sums of an update
-        self.flat_grad = self.all_reduced[:count]
-        self.gradients = split_like(self.flat_grad, self.parameters)
+        counts = [parameter.numel() for parameter in self.parameters]
+        self.all_reduced = torch.zeros(sum(counts) + 3, device=device)  # the gradient, then the three sums of an update
+        self.flat_grad = self.all_reduced[:-3]
+        self.gradients = [
+            part.view_as(parameter)
+            for part, parameter in zip(self.flat_grad.split(counts), self.parameters, strict=True)
+        ]
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient  # at one address for good: graphs and the optimizer find it there
         self.average = MovingAverage(model, self.config.ema) if self.config.ema else None
@@ -117,12 +120,12 @@ class Updater:
         self.losses: Callable[..., Losses] = batch_losses
         if self.compiled:
             self.losses = self._compile()
-        self.graphs: dict[tuple[object, ...], CapturedStep] = {}
+        self.graphs: dict[tuple[object, ...], CapturedPass] = {}
         self.pool = GraphPool() if self.captured else None
         self.apply: Callable[[], None] = self._apply
 
     def _compile(self) -> Callable[..., Losses]:
-        """Layers one by one, since they all share one compiled program; penalties look inside, so they run plain."""
+        """Compile layer by layer, since all share one program; with penalties, which observe layers, only the loss."""
         # Sums over rows and columns in one kernel end in hundreds of small sums: 17.0 vs. 14.4 ms per step.
         torch._inductor.config.triton.mix_order_reduction = False
         embeddings = [self.model.source_embedding, self.model.target_embedding]
@@ -138,10 +141,10 @@ class Updater:
         divisor = torch.tensor(float(counted), device=self.device)
         inputs = [device_inputs(batch, self.device) for batch in batches]
         self.penalty_strength.fill_(penalty_strength(self.config, step))
-        steps = [self._step_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
+        passes = [self._pass_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
         self.flat_grad.zero_()
         before = self.sums.clone() if self.ranks.world_size > 1 else self.sums
-        for index, run, tensors in zip(share.indices, steps, inputs, strict=True):
+        for index, run, tensors in zip(share.indices, passes, inputs, strict=True):
             torch.manual_seed(micro_seed(self.config.seed, step, index))
             self._before_micro_batch(last=index == share.indices[-1])
             run(tensors, divisor)
@@ -164,24 +167,27 @@ class Updater:
             self.ranks.all_reduce(self.all_reduced)
             self.sums.copy_(before + self.all_reduced[-3:])
 
-    def _step_for(self, batch: Batch, tensors: list[Tensor]) -> Callable[[list[Tensor], Tensor], None]:
+    def _pass_for(self, batch: Batch, tensors: list[Tensor]) -> Callable[[list[Tensor], Tensor], None]:
         full = batch.full
         if self.pool is None:
             return lambda inputs, divisor: self._accumulate(inputs, divisor, full)
         key = (full, *batch.source.shape, *batch.target.shape)
         if key not in self.graphs:
             held = self.sums.clone()
-            self.graphs[key] = CapturedStep(
+            self.graphs[key] = CapturedPass(
                 lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors, self.pool
             )
             self.sums.copy_(held)  # the warm-up has added to it
         return self.graphs[key]
 
     def _accumulate(self, inputs: list[Tensor], divisor: Tensor, full: bool) -> None:
-        """Add the gradient of one micro-batch, divided by what the whole update counts."""
+        """Add the gradient of one micro-batch, divided by the tokens or pairs of the whole update."""
         source, source_lengths, target_input, target, target_lengths = inputs
         lengths = None if full else source_lengths
-        with self._collect_penalties(source_lengths, target_lengths) as found, self.autocast():
+        penalties: AbstractContextManager[list[Tensor]] = nullcontext([])
+        if self.penalized:
+            penalties = collect_penalties(self.model, source_lengths, target_lengths, self.config)
+        with penalties as found, self.autocast():
             logits = self.model(source, lengths, target_input)
         losses = self.losses(logits, target, target_lengths, self.config)
         penalty = self._penalty(found, target_lengths, divisor)
@@ -193,13 +199,6 @@ class Updater:
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         used = [(held, new) for held, new in zip(self.gradients, found, strict=True) if new is not None]
         torch._foreach_add_(*map(list, zip(*used, strict=True)))  # a few kernels, where autograd would take hundreds
-
-    def _collect_penalties(
-        self, source_lengths: Tensor, target_lengths: Tensor
-    ) -> AbstractContextManager[list[Tensor]]:
-        if not self.penalized:
-            return nullcontext([])
-        return collect_penalties(self.model, source_lengths, target_lengths, self.config)
 
     def _penalty(self, found: list[Tensor], target_lengths: Tensor, divisor: Tensor) -> Tensor:
         """Penalties of this micro-batch, weighted by its share of the update."""
@@ -306,12 +305,6 @@ def build_updater(run: Run, model: Transformer, device: torch.device, ranks: Ran
     return ShardedUpdater(model, run.config, device, ranks, eval_model)
 
 
-def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of one vector in the shapes of `like`, one after the other."""
-    parts = flat.split([tensor.numel() for tensor in like])
-    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
-
-
 class GraphPool:
     """The device memory that all CUDA graphs of a training share: they run one after the other and keep nothing in it.
 
@@ -344,7 +337,7 @@ class GraphPool:
         return graph.replay
 
 
-class CapturedStep:
+class CapturedPass:
     """Forward and backward of one shape as a CUDA graph, with its own static inputs."""
 
     def __init__(self, work: Callable[[list[Tensor], Tensor], None], inputs: list[Tensor], pool: GraphPool) -> None:

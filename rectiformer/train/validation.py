@@ -22,12 +22,13 @@ from rectiformer.measure.bleu import score
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import AttentionStats
-from rectiformer.text.batches import Batch, Symbols, collate
+from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared
 from rectiformer.train.loss import batch_losses
 from rectiformer.translate.documents import translate_segments
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.translator import Translator
+from rectiformer.translate.score import symbols_of
+from rectiformer.translate.translator import Translator, cut_batches
 
 EXTRA_LENGTH = 20
 """Tokens a validation translation may be longer than its source, which bounds the cost of a model that never ends."""
@@ -136,38 +137,23 @@ class Validator:
         with self.autocast():
             return attention_health(self.model, batch)
 
-    def batches(self) -> list[np.ndarray]:
+    def batches(self) -> list[list[int]]:
         """All validation pairs, short ones first."""
         valid = self.prepared.valid
         assert valid is not None
         longer = np.maximum(valid.source_lengths, valid.target_lengths) + 1
-        return cut(np.argsort(longer, kind="stable"), longer, self.config.training.batch_tokens)
+        order = np.argsort(longer, kind="stable").tolist()
+        return list(cut_batches(order, longer.tolist(), self.config.training.batch_tokens))
 
-    def collate(self, pairs: np.ndarray) -> Batch:
+    def collate(self, pairs: list[int]) -> Batch:
         """A batch of some validation pairs, on the device of the model."""
         assert self.prepared.valid is not None
-        batch = collate(self.prepared.valid, pairs, symbols_of(self.prepared))
+        batch = collate(self.prepared.valid, np.array(pairs), symbols_of(self.prepared))
         device = next(self.model.parameters()).device
         tensors: dict[str, Any] = {
             name: part.to(device) for name, part in vars(batch).items() if isinstance(part, Tensor)
         }
         return replace(batch, **tensors)
-
-
-def symbols_of(prepared: Prepared) -> Symbols:
-    source, target = prepared.source, prepared.target
-    return Symbols(source.pad, source.eos, target.pad, target.bos, target.eos)
-
-
-def cut(order: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Runs of `order`, sorted by length, that stay under `tokens` when padded; a longer pair stands alone."""
-    batches: list[np.ndarray] = []
-    start = 0
-    for stop in range(1, len(order) + 1):
-        if stop == len(order) or (stop + 1 - start) * lengths[order[stop]] > tokens:
-            batches.append(order[start:stop])
-            start = stop
-    return batches
 
 
 def require_validation(config: Config, validates: bool) -> None:

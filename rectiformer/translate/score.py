@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rectiformer.errors import DataError
 from rectiformer.text.batches import Batch, Symbols, collate
+from rectiformer.text.prepared import Prepared
 from rectiformer.translate.translator import Translator, cut_batches, piece_text
 
 POSITIONS = 512  # whose logits are held at once; all of a batch over a large vocabulary would take gigabytes
@@ -60,9 +61,9 @@ def fits(translator: Translator, pair: tuple[str, str]) -> bool:
     return max(len(translator.source.encode(source)), len(translator.target.encode(target))) <= translator.longest
 
 
-def symbols_of(translator: Translator) -> Symbols:
-    """What batches for this translator add to the ids."""
-    source, target = translator.source, translator.target
+def symbols_of(holder: Translator | Prepared) -> Symbols:
+    """The special ids that batches for these vocabularies need."""
+    source, target = holder.source, holder.target
     return Symbols(source.pad, source.eos, target.pad, target.bos, target.eos)
 
 

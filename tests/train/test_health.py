@@ -24,8 +24,8 @@ from rectiformer.train.validation import (
     newly_dead,
     site_health,
     summarize_health,
-    symbols_of,
 )
+from rectiformer.translate.score import symbols_of
 
 SIZES = {"hidden_size": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
 CONFIG = Config(

@@ -2,17 +2,15 @@
 
 import contextlib
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rectiformer.config import Config, DataConfig, ModelConfig, TrainingConfig, ValidationConfig, VocabularyConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.prepared import prepare
-from rectiformer.train.validation import EXTRA_LENGTH, Validation, Validator, cut, symbols_of
+from rectiformer.train.validation import EXTRA_LENGTH, Validation, Validator
+from rectiformer.translate.score import symbols_of
 
 MODEL = ModelConfig(
     hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16, dropout=0.5, tie_embeddings="none"
@@ -119,18 +117,6 @@ def test_only_as_many_sentences_are_translated_as_asked(prepared):
 def test_a_higher_value_is_always_better():
     found = Validation(loss=2.5, bleu=30.0, chrf=50.0, seconds=1.0)
     assert [found.value(metric) for metric in ("loss", "bleu", "chrf")] == [-2.5, 30.0, 50.0]
-
-
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200))
-def test_cutting_keeps_the_order_and_the_budget(lengths, tokens):
-    lengths = np.array(lengths, dtype=np.int64)
-    order = np.argsort(lengths, kind="stable")
-    batches = cut(order, lengths, tokens)
-    assert [index for batch in batches for index in batch] == order.tolist()
-    for batch, following in zip(batches, [*batches[1:], None], strict=False):
-        assert len(batch) == 1 or len(batch) * lengths[batch[-1]] <= tokens
-        if following is not None:  # one more would not have fitted
-            assert (len(batch) + 1) * lengths[following[0]] > tokens
 
 
 def test_symbols_are_those_of_each_side(prepared):

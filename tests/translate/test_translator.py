@@ -297,6 +297,9 @@ def test_batches_hold_every_sentence_once_within_the_budget(lengths, tokens, sen
     for batch in batches:
         padded = len(batch) * max(lengths[index] for index in batch)
         assert len(batch) == 1 or (len(batch) <= sentences if sentences else padded <= tokens)
+    for batch, following in itertools.pairwise(batches):  # one more would not have fitted
+        longest = max(lengths[index] for index in [*batch, following[0]])
+        assert len(batch) == sentences if sentences else (len(batch) + 1) * longest > tokens
 
 
 @given(st.lists(st.integers(0, 1), max_size=24), st.integers(2, 5))

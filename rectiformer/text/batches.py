@@ -20,85 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-class Part(NamedTuple):
-    """A corpus among others: its first pair, how many it has, and its weight."""
-
-    first: int
-    pairs: int
-    weight: float = 1.0
-
-
-def mix(words: np.ndarray) -> np.ndarray:
-    """A bijective hash of 64-bit words (the finalizer of SplitMix64), in place: the same on every machine and numpy."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
-
-
-def sort_keys(numbers: np.ndarray, *parts: object) -> np.ndarray:
-    """A key for each number, by which sorting is shuffling; no two numbers have the same."""
-    digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
-    words = numbers.astype(np.uint64)
-    with np.errstate(over="ignore"):
-        words *= GOLDEN
-        words += np.uint64(int.from_bytes(digest[:8], "little"))
-        return mix(words)
-
-
-def shuffled(count: int, *parts: object) -> np.ndarray:
-    """A permutation of 0 to count - 1 that depends on `parts` and nothing else."""
-    return np.argsort(sort_keys(np.arange(count, dtype=np.uint64), *parts))
-
-
-def drawn_before(weight: float | np.ndarray, pairs: int | np.ndarray, epoch: int) -> np.ndarray:
-    """How many pairs of one length were drawn before an epoch."""
-    return np.floor(np.asarray(weight) * (np.asarray(pairs) * epoch)).astype(np.int64)
-
-
-def draw_pairs(padded: np.ndarray, length: int, parts: Sequence[Part], name: str, epoch: int) -> np.ndarray:
-    """The pairs of one padded length that an epoch has, shuffled.
-
-    Args:
-        padded: the padded lengths of all pairs.
-        name: what the order depends on beside epoch and length.
-    """
-    found = [np.empty(0, dtype=np.int64)]
-    copies = [np.empty(0, dtype=np.int64)]
-    for number, part in enumerate(parts):
-        members = np.flatnonzero(padded[part.first : part.first + part.pairs] == length)
-        times = count_draws(len(members), part.weight, epoch, name, number, length)
-        members += part.first
-        if times is None:
-            found.append(members)
-            copies.append(np.zeros(len(members), dtype=np.int64))
-            continue
-        found.append(np.repeat(members, times))
-        copies.append(np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times))
-    pairs = np.concatenate(found)
-    keys = np.concatenate(copies) * len(padded)  # a pair drawn twice has two places
-    keys += pairs
-    return pairs[np.argsort(sort_keys(keys, name, epoch, "pairs"))]
-
-
-def count_draws(pairs: int, weight: float, epoch: int, *name: object) -> np.ndarray | None:
-    """How often each of these pairs is drawn in an epoch; None where each is drawn once."""
-    if not pairs:
-        return None
-    start, stop = (int(drawn_before(weight, pairs, number)) for number in (epoch, epoch + 1))
-    (first, skipped), (last, rest) = divmod(start, pairs), divmod(stop, pairs)
-    if last == first + 1 and not skipped and not rest:
-        return None
-    times = np.full(pairs, last - first, dtype=np.int64)
-    times[shuffled(pairs, *name, first, "corpus")[:skipped]] -= 1
-    times[shuffled(pairs, *name, last, "corpus")[:rest]] += 1
-    return times
-
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, the increment of SplitMix64
 
 STEPS = tuple((2**power, 2 ** (power - 3)) for power in range(5, 13))
 """Up to 32 tokens lengths are rounded up to multiples of 4, up to 64 of 8, and so on; beyond 4,096, of 1,024."""
@@ -107,7 +29,15 @@ ROUNDED = np.zeros(STEPS[-1][0] + 1, dtype=np.int32)  # by length
 for _limit, _step in reversed(STEPS):
     ROUNDED[: _limit + 1] = -(-np.arange(_limit + 1) // _step) * _step
 
-BLOCK = 1 << 20  # pairs looked at together where more would take memory
+BLOCK = 1 << 20  # pairs processed at once, to bound memory
+
+
+class Part(NamedTuple):
+    """One corpus of several: its first pair, its number of pairs, and its weight."""
+
+    first: int
+    pairs: int
+    weight: float = 1.0
 
 
 class Pairs(Protocol):
@@ -132,12 +62,12 @@ class Corpora(Pairs, Protocol):
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The corpora they are from, where these have weights; without any, each pair stands in an epoch once."""
+        """The weighted corpora they come from; if empty, each pair is in an epoch once."""
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """The ids that batches add: padding, start and end, each side with its own padding and end."""
+    """The special ids that batches add."""
 
     source_pad: int
     source_end: int
@@ -148,23 +78,23 @@ class Symbols:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded ids. Rows that only fill a shape have length 0 and count nowhere."""
+    """Padded ids. Rows that only fill up a static shape have length 0 and do not count."""
 
-    pairs: np.ndarray  # [rows], which pairs of the corpus these are
+    pairs: np.ndarray  # [rows], indices into the corpus
     source: Tensor  # [B, N]
     source_lengths: Tensor  # [B]
     target_input: Tensor  # [B, M]: start, then the target
     target: Tensor  # [B, M]: the target, then its end
     target_lengths: Tensor  # [B]
     tokens: int
-    """Target tokens, ends included."""
+    """Target tokens, end symbols included."""
     full: bool = False
-    """Whether attention needs no lengths, since no source is ever padded. Of text that is never said, though a batch in
-    some hundreds happens to be full: programs are compiled for each of the two, for longer than they save."""
+    """Whether attention needs no lengths because no source is ever padded. Never set for text, though one batch in some
+    hundreds happens to be full: compiling a second program takes longer than it saves."""
 
 
 def round_up(lengths: np.ndarray) -> np.ndarray:
-    """Each length rounded up to one of the few that batches have."""
+    """Each length rounded up to one of the few padded lengths that batches have."""
     rounded = ROUNDED[np.minimum(lengths, len(ROUNDED) - 1)]
     beyond = lengths >= len(ROUNDED)
     rounded[beyond] = -(-lengths[beyond] // 1024) * 1024
@@ -173,7 +103,7 @@ def round_up(lengths: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over the data: pairs gathered by padded length; of each batch, where it lies in them and its length."""
+    """One pass over the data: pairs ordered by padded length, and where each batch starts and stops among them."""
 
     order: np.ndarray
     starts: np.ndarray
@@ -186,8 +116,8 @@ class BatchPlan:
 
     Args:
         corpora: the encodings.
-        tokens: padded tokens of the longer side in one batch; a longer pair makes a batch of its own.
-        name: what the order depends on beside the epoch: data hash and seed.
+        tokens: padded tokens of the longer side in one batch; a longer pair is a batch of its own.
+        name: what the order depends on besides the epoch: data hash and seed.
     """
 
     def __init__(self, corpora: Sequence[Corpora], tokens: int, symbols: Symbols, name: str) -> None:
@@ -199,7 +129,7 @@ class BatchPlan:
 
     @property
     def text(self) -> str:
-        """What the batches are of, in words."""
+        """What the batches are made of, for people."""
         return f"{self.corpora[0].pairs:,} pairs"
 
     def first(self, epoch: int) -> int:
@@ -209,18 +139,18 @@ class BatchPlan:
         return self._firsts[epoch]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Epoch of batch `index`, and its number inside that epoch."""
+        """The epoch of batch `index`, and its index inside that epoch."""
         while self._firsts[-1] <= index:
             self.first(len(self._firsts))
         epoch = bisect_right(self._firsts, index) - 1
         return epoch, index - self._firsts[epoch]
 
     def pairs_of(self, index: int) -> np.ndarray:
-        """Which pairs stand in batch `index`."""
+        """The pairs in batch `index`."""
         return self._cut(index)[1]
 
     def batch(self, index: int, static: bool = False) -> Batch:
-        """Batch `index`; `static` pads it to the shape that all batches of its length have."""
+        """Batch `index`; `static` pads it to the one shape of its padded length."""
         corpus, pairs, length = self._cut(index)
         if not static:
             return collate(corpus, pairs, self.symbols)
@@ -237,14 +167,14 @@ class BatchPlan:
     def _cut(self, index: int) -> tuple[Pairs, np.ndarray, int]:
         number, inside = self.locate(index)
         if self._epoch is None or self._epoch[0] != number:
-            self._epoch = None  # before the next one takes its memory
+            self._epoch = None  # free it before the next one is built
             self._epoch = number, self._plan(number)
         epoch = self._epoch[1]
         pairs = epoch.order[epoch.starts[inside] : epoch.stops[inside]]
         return self.corpora[number % len(self.corpora)], pairs, int(epoch.lengths[inside])
 
     def _batches(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """How many pairs of each padded length an epoch has, and how many batches they fill."""
+        """How many pairs of each padded length an epoch has, and how many batches."""
         turn = number % len(self.corpora)
         lengths, sizes = self._sizes[turn]
         weights = np.array([part.weight for part in self._parts[turn]])[:, None]
@@ -252,7 +182,7 @@ class BatchPlan:
         return pairs, -(-pairs // np.maximum(1, self.tokens // lengths))
 
     def _plan(self, number: int) -> Epoch:
-        """Gather the pairs of one padded length, shuffle them, cut them into batches; then shuffle the batches."""
+        """Shuffle the pairs of each padded length, cut them into batches, then shuffle the batches."""
         turn = number % len(self.corpora)
         corpus, lengths = self.corpora[turn], self._sizes[turn][0]
         pairs, batches = self._batches(number)
@@ -278,13 +208,13 @@ def padded_lengths(corpus: Pairs) -> np.ndarray:
 
 
 def count_lengths(corpus: Pairs, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
-    """The padded lengths there are, and how many pairs of each every part has: [parts, lengths]."""
+    """The padded lengths that occur, and how many pairs of each every part has: [parts, lengths]."""
     padded = padded_lengths(corpus)
     counts = np.zeros((len(parts), int(padded.max()) + 1), dtype=np.int64)
     for row, part in zip(counts, parts, strict=True):
         for start in range(part.first, part.first + part.pairs, BLOCK):
             block = padded[start : min(start + BLOCK, part.first + part.pairs)]
-            row += np.bincount(block, minlength=len(row))  # which makes eight bytes of each
+            row += np.bincount(block, minlength=len(row))  # bincount casts to 8 bytes, so in blocks
     lengths = np.flatnonzero(counts.any(0))
     return lengths, counts[:, lengths]
 
@@ -292,7 +222,7 @@ def count_lengths(corpus: Pairs, parts: Sequence[Part]) -> tuple[np.ndarray, np.
 def collate(
     corpus: Pairs, pairs: np.ndarray, symbols: Symbols, rows: int | None = None, length: int | None = None
 ) -> Batch:
-    """Pad these pairs into one batch, as small as they allow unless `rows` and `length` say more."""
+    """Pad these pairs into one batch, as small as possible unless `rows` and `length` are given."""
     sources = [corpus.source(int(pair)) for pair in pairs]
     targets = [corpus.target(int(pair)) for pair in pairs]
     rows = len(pairs) if rows is None else rows
@@ -318,3 +248,72 @@ def _pad(rows: list[np.ndarray], height: int, width: int | None, pad: int, end: 
         padded[index, : len(row)] = row
         padded[index, len(row)] = end
     return padded, lengths
+
+
+def splitmix64(words: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64, a bijective hash of 64-bit words, in place: the same on every machine."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def sort_keys(numbers: np.ndarray, *parts: object) -> np.ndarray:
+    """A distinct pseudorandom key for each number; sorting by them shuffles."""
+    digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
+    words = numbers.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        words *= GOLDEN
+        words += np.uint64(int.from_bytes(digest[:8], "little"))
+        return splitmix64(words)
+
+
+def shuffled(count: int, *parts: object) -> np.ndarray:
+    """A permutation of 0 to count - 1 that depends only on `parts`."""
+    return np.argsort(sort_keys(np.arange(count, dtype=np.uint64), *parts))
+
+
+def drawn_before(weight: float | np.ndarray, pairs: int | np.ndarray, epoch: int) -> np.ndarray:
+    """How many pairs of one length were drawn before an epoch."""
+    return np.floor(np.asarray(weight) * (np.asarray(pairs) * epoch)).astype(np.int64)
+
+
+def draw_pairs(padded: np.ndarray, length: int, parts: Sequence[Part], name: str, epoch: int) -> np.ndarray:
+    """The pairs of one padded length in an epoch, shuffled.
+
+    Args:
+        padded: the padded lengths of all pairs.
+        name: what the order depends on besides epoch and length.
+    """
+    found = [np.empty(0, dtype=np.int64)]
+    copies = [np.empty(0, dtype=np.int64)]
+    for number, part in enumerate(parts):
+        members = np.flatnonzero(padded[part.first : part.first + part.pairs] == length)
+        times = count_draws(len(members), part.weight, epoch, name, number, length)
+        members += part.first
+        if times is None:
+            found.append(members)
+            copies.append(np.zeros(len(members), dtype=np.int64))
+            continue
+        found.append(np.repeat(members, times))
+        copies.append(np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times))
+    pairs = np.concatenate(found)
+    keys = np.concatenate(copies) * len(padded)  # a pair drawn twice has two keys
+    keys += pairs
+    return pairs[np.argsort(sort_keys(keys, name, epoch, "pairs"))]
+
+
+def count_draws(pairs: int, weight: float, epoch: int, *name: object) -> np.ndarray | None:
+    """How often each of these pairs is drawn in an epoch; None if each is drawn once."""
+    if not pairs:
+        return None
+    start, stop = (int(drawn_before(weight, pairs, number)) for number in (epoch, epoch + 1))
+    (first, skipped), (last, rest) = divmod(start, pairs), divmod(stop, pairs)
+    if last == first + 1 and not skipped and not rest:
+        return None
+    times = np.full(pairs, last - first, dtype=np.int64)
+    times[shuffled(pairs, *name, first, "corpus")[:skipped]] -= 1
+    times[shuffled(pairs, *name, last, "corpus")[:rest]] += 1
+    return times

@@ -1,6 +1,6 @@
-"""Encoded pairs of one split in a folder of plain arrays: written a sentence at a time, cut into segments, mapped back.
+"""The encoded pairs of one split in a folder of plain arrays: written, cut into segments, memory-mapped.
 
-Pair i of a side is ids[starts[i] : starts[i + 1]], less the last separator where pairs are segments.
+Pair i of a side is ids[starts[i] : starts[i + 1]], without the last separator where pairs are segments.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def damaged(path: Path, what: str) -> DataError:
 
 
 class Ids(NamedTuple):
-    """The ids of several lines laid end to end, and how many each has."""
+    """The ids of several lines, concatenated, and how many each has."""
 
     ids: np.ndarray
     lengths: np.ndarray
 
 
 class Encoded:
-    """The pairs of one split or copy, as ids without special symbols but separators.
+    """The pairs of one split or copy, as ids without special symbols other than separators.
 
     Args:
-        segmented: whether pairs are segments, of sentences each with a separator after it; the last is not given out.
-        verify: read all ids once.
+        segmented: whether pairs are segments, with a separator after each sentence; the last one is left out here.
+        verify: read all ids once and check that they are in the vocabulary.
     """
 
     parts: Sequence[Part] = ()
-    """The corpora these pairs are from, where they have weights."""
+    """The corpora these pairs come from, if they are weighted."""
 
     def __init__(
         self, folder: Path, source: Vocabulary, target: Vocabulary, segmented: bool = False, verify: bool = True
@@ -65,18 +65,18 @@ class Encoded:
             raise damaged(folder / "documents.starts", f"its documents do not lie in {self.pairs:,} pairs")
 
     def source(self, index: int) -> np.ndarray:
-        """Source ids of pair `index`: a view of the file."""
+        """Source ids of pair `index`, a view of the file."""
         ids, starts = self._source
         return ids[starts[index] : starts[index + 1] - self.segmented]
 
     def target(self, index: int) -> np.ndarray:
-        """Target ids of pair `index`: a view of the file."""
+        """Target ids of pair `index`, a view of the file."""
         ids, starts = self._target
         return ids[starts[index] : starts[index + 1] - self.segmented]
 
 
 def map_pairs(folder: Path, side: str, vocabulary: Vocabulary, verify: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and starts of a side; a DataError where, with `verify`, the ids are not all of the vocabulary."""
+    """Ids and starts of a side; with `verify`, a DataError unless all ids are in the vocabulary."""
     path = folder / f"{side}.ids"
     if (
         verify
@@ -87,75 +87,74 @@ def map_pairs(folder: Path, side: str, vocabulary: Vocabulary, verify: bool) -> 
 
 
 def read_lengths(path: Path, ids: int, segmented: bool) -> np.ndarray:
-    """The lengths of all pairs; a DataError unless their offsets cut so many ids into pairs."""
+    """The lengths of all pairs; a DataError unless their offsets cut this many ids into pairs."""
     lengths = np.empty(max(0, path.stat().st_size // 8 - 1), dtype=np.int32)
-    fits, place, before = True, 0, np.zeros(0, dtype=np.int64)
+    fits, done, before = True, 0, np.zeros(0, dtype=np.int64)
     for block in read_blocks(path, "<i8"):
-        if not place:
+        if not done:
             fits = block[0] == 0
         found = np.diff(block, prepend=before) - segmented
         fits = fits and (found.min(initial=1) >= 1)
-        lengths[place : place + len(found)] = found
-        place, before = place + len(found), block[-1:]
+        lengths[done : done + len(found)] = found
+        done, before = done + len(found), block[-1:]
     if not (fits and len(lengths) and before[0] == ids):
         raise damaged(path, f"its offsets do not cut {ids:,} ids into pairs")
     return lengths
 
 
-def read_blocks(path: Path, kind: str) -> Iterator[np.ndarray]:
-    """An array piece by piece. What is mapped and read to its end counts as memory of the process; this does not."""
+def read_blocks(path: Path, dtype: str) -> Iterator[np.ndarray]:
+    """An array, block by block. A map that is read to its end counts as memory of the process; this does not."""
     with path.open("rb") as file:
-        while len(block := np.fromfile(file, kind, BLOCK)):
+        while len(block := np.fromfile(file, dtype, BLOCK)):
             yield block
 
 
-def map_array(path: Path, kind: str) -> np.ndarray:
-    return np.memmap(path, dtype=kind, mode="r").view(
-        np.ndarray
-    )  # a slice of a plain array costs a tenth of a memmap's
+def map_array(path: Path, dtype: str) -> np.ndarray:
+    mapped = np.memmap(path, dtype=dtype, mode="r")
+    return mapped.view(np.ndarray)  # slicing a plain array takes a tenth of the time
 
 
-def lay_out(lines: list[list[int]]) -> Ids:
-    """The ids of several lines end to end."""
+def concatenate(lines: list[list[int]]) -> Ids:
+    """The ids of several lines in one array."""
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     return Ids(np.fromiter(chain.from_iterable(lines), np.int32, int(lengths.sum())), lengths)
 
 
 def fit_lengths(
-    lengths: np.ndarray, longest: int, config: DataConfig, counts: Counts, name: Callable[[int], str]
+    lengths: np.ndarray, max_length: int, config: DataConfig, counts: Counts, name: Callable[[int], str]
 ) -> np.ndarray:
-    """The lengths that pairs are cut to, [sides, pairs]; 0 where a pair is dropped.
+    """The lengths that pairs are cut to, [sides, pairs]; 0 for a pair that is dropped.
 
     Args:
-        name: what one of these pairs is called.
+        name: what messages call a pair, by its index.
     """
-    empty = lengths.min(0) == 0  # not blank to Python, but to sentencepiece
-    beyond = (lengths.max(0) > longest) & ~empty
+    empty = lengths.min(0) == 0  # blank for sentencepiece, though not for Python
+    beyond = (lengths.max(0) > max_length) & ~empty
     counts.empty += int(empty.sum())
     if beyond.any() and config.too_long == "error":
-        place = int(beyond.argmax())
+        index = int(beyond.argmax())
         limit = (
             f"data.segment_length = {config.segment_length:,}"
             if config.segment_length
             else f"data.max_length = {config.max_length:,}"
         )
         raise DataError(
-            f"{name(place)} has {lengths[:, place].max():,} subwords on a side, but {limit}; raise it, "
+            f"{name(index)} has {lengths[:, index].max():,} subwords on a side, but {limit}; raise it, "
             f'or use data.too_long = "drop" or "truncate"'
         )
     if config.too_long == "truncate":
         counts.truncated += int(beyond.sum())
-        return np.where(empty, 0, np.minimum(lengths, longest))
+        return np.where(empty, 0, np.minimum(lengths, max_length))
     counts.too_long += int(beyond.sum())
     return np.where(empty | beyond, 0, lengths)
 
 
 class SplitWriter(ExitStack):
-    """Appends pairs to the files of a new folder; those of the folder "valid" with their text.
+    """Appends pairs to the files of a new folder; a folder named "valid" gets their text too.
 
     Args:
         separated: write a separator after every sentence, for `cut_segments`.
-        corpora: how many the pairs are from.
+        corpora: how many corpora the pairs come from.
     """
 
     def __init__(
@@ -174,23 +173,23 @@ class SplitWriter(ExitStack):
             self._files[f"{side}.starts"].write(bytes(8))
 
     def add(self, pairs: Sequence[TextPair], sides: Sequence[Ids], lengths: np.ndarray) -> None:
-        """Write pairs cut to `lengths`, [sides, pairs]; those of length 0 are left out."""
+        """Write pairs, cut to `lengths` [sides, pairs]; those of length 0 are left out."""
         kept = lengths[0] > 0
         self._add_documents(np.array([pair.document_start for pair in pairs]), kept)
         corpora = np.array([pair.corpus for pair in pairs])[kept]
-        for place, (side, ids) in enumerate(zip(SIDES, sides, strict=True)):
-            written, sizes = cut_ids(ids, lengths[place], self._ends[place])
-            starts = self.tokens[place].sum() + np.cumsum(sizes[kept])
-            self._files[f"{side}.ids"].write(written.astype(self._types[place]).tobytes())
+        for index, (side, ids) in enumerate(zip(SIDES, sides, strict=True)):
+            written, sizes = cut_ids(ids, lengths[index], self._ends[index])
+            starts = self.tokens[index].sum() + np.cumsum(sizes[kept])
+            self._files[f"{side}.ids"].write(written.astype(self._types[index]).tobytes())
             self._files[f"{side}.starts"].write(starts.astype("<i8").tobytes())
-            np.add.at(self.tokens[place], corpora, sizes[kept])
-        for name, place in zip(self._texts, range(len(SIDES)), strict=False):
-            texts = [pair.sides[place].encode() for pair, is_kept in zip(pairs, kept, strict=True) if is_kept]
+            np.add.at(self.tokens[index], corpora, sizes[kept])
+        for index, name in enumerate(self._texts):
+            texts = [pair.sides[index].encode() for pair, is_kept in zip(pairs, kept, strict=True) if is_kept]
             self._files[name].write(b"".join(text + b"\n" for text in texts))
         self.pairs += np.bincount(corpora, minlength=len(self.pairs))
 
     def _add_documents(self, starts: np.ndarray, kept: np.ndarray) -> None:
-        """A document whose first pair is dropped begins with the next one that is kept."""
+        """Note where documents start: one whose first pair is dropped starts with the next pair that is kept."""
         begun = self._begun + np.cumsum(starts)
         first = np.flatnonzero(np.diff(begun[kept], prepend=self._document))
         self._files["documents.starts"].write((self.pairs.sum() + first).astype("<i8").tobytes())
@@ -200,25 +199,25 @@ class SplitWriter(ExitStack):
 
 
 def cut_ids(found: Ids, lengths: np.ndarray, end: int | None = None) -> Ids:
-    """Lines cut to `lengths`; those that something is left of each with an end."""
+    """Lines cut to `lengths`; `end` is appended to those that are not empty."""
     ids = found.ids
     if (lengths < found.lengths).any():
-        place = np.arange(len(ids)) - np.repeat(np.cumsum(found.lengths) - found.lengths, found.lengths)
-        ids = ids[place < np.repeat(lengths, found.lengths)]
+        position = np.arange(len(ids)) - np.repeat(np.cumsum(found.lengths) - found.lengths, found.lengths)
+        ids = ids[position < np.repeat(lengths, found.lengths)]
     if end is None:
         return Ids(ids, lengths)
     return Ids(np.insert(ids, np.cumsum(lengths)[lengths > 0], end), lengths + (lengths > 0))
 
 
 def cut_segments(folder: Path, limit: int, borders: np.ndarray, mixed: bool = False) -> np.ndarray:
-    """Make segments of up to `limit` subwords out of the sentences in `folder`; the ids stay as they are.
+    """Join the sentences in `folder` into segments of up to `limit` subwords; the ids stay as they are.
 
     Args:
-        borders: some sentences at which documents start.
-        mixed: cut documents by turns at `limit`, half of it, and so on down to sentences.
+        borders: the first sentences of some documents.
+        mixed: cut successive documents at `limit`, half of it, and so on down to single sentences.
 
     Returns:
-        the segments that start there.
+        The segments that start at `borders`.
     """
     starts = {side: np.fromfile(folder / f"{side}.starts", "<i8") for side in SIDES}
     documents = np.fromfile(folder / "documents.starts", "<i8")

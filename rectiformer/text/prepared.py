@@ -37,19 +37,21 @@ from rectiformer.text.encoded import (
     TEXTS,
     Encoded,
     SplitWriter,
+    concatenate,
     cut_segments,
     damaged,
     fit_lengths,
-    lay_out,
 )
 from rectiformer.text.lines import local_path
 from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies
 
-Progress = Callable[[str, int], None]  # what is being done, and how many pairs it is done for
+FORMAT = 1
+
+Progress = Callable[[str, int], None]  # the stage, and how many pairs are done
 
 
 class Prepared:
-    """A folder written by `prepare`: vocabularies, copies of the training pairs, validation pairs if there are any."""
+    """A folder written by `prepare`: vocabularies, copies of the training pairs, and validation pairs if any."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], verify: bool) -> None:
         self.folder, self.manifest = folder, manifest
@@ -68,7 +70,7 @@ class Prepared:
 
     @classmethod
     def open(cls, folder: Path, verify: bool = True) -> Prepared:
-        """Read a prepared folder; a DataError where anything is missing, changed or outside of it.
+        """Open a prepared folder; a DataError if anything is missing, changed or outside of it.
 
         Args:
             verify: also compare the hash of every file, which reads all of them once.
@@ -96,20 +98,20 @@ class Prepared:
 
     @property
     def valid_text(self) -> list[tuple[str, str]]:
-        """Source and target of the validation sentences as they were read; empty without validation data."""
+        """Source and target text of the validation sentences; empty without validation data."""
         if self.valid is None:
             return []
         sides = [(self.folder / "valid" / name).read_bytes().decode("utf-8").split("\n")[:-1] for name in TEXTS]
         return list(zip(*sides, strict=True))
 
-    def weigh(self, weights: Sequence[float]) -> None:
-        """Have epochs draw pairs from each file by its weight, as text/mixture.py says; without any, all once."""
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """Draw pairs from each file by its weight, as text/batches.py describes; without weights, each pair once."""
         for name, encoded in zip(copies_of(self.manifest), self.train, strict=True):
             sizes = [corpus["pairs"] for corpus in self.manifest["splits"][name].get("corpora", [])]
             if weights and len(sizes) != len(weights):
                 raise ConfigError(
                     f"data.weights has {len(weights)} numbers, but {self.folder} was made from {len(sizes)} files that "
-                    "it can tell apart; give one for each, or prepare it again"
+                    "can be told apart; give one for each, or prepare it again"
                 )
             if weights and (min(sizes) < 0 or sum(sizes) != encoded.pairs):
                 raise damaged(
@@ -121,28 +123,28 @@ class Prepared:
     def is_from(self, config: Config) -> bool:
         """Whether `prepare` with this configuration would read the same files, unchanged since, in the same way.
 
-        Never true of standard input and of what is elsewhere, of which nobody can tell.
+        False for standard input and for text that is not on this machine, since nobody can tell.
         """
         known = all(os.path.exists(local_path(name)) for name in input_files(config.data))
         return known and self.manifest["made_from"] == describe_origin(config)
 
 
 def require_text(config: Config) -> None:
-    """ConfigError where a stream leaves no text to choose subwords from."""
+    """Raise a ConfigError if a stream leaves no text to train subwords on."""
     named = config.vocabulary.source_model and (config.vocabulary.shared or config.vocabulary.target_model)
     if config.data.stream and not (named or config.data.valid_source):
         raise ConfigError(
-            "data.stream leaves no text to choose subwords from; name vocabulary.source_model (and target_model where "
-            "they are not shared), or data.valid_source, or a prepared folder by --data"
+            "data.stream leaves no text to train subwords on; name vocabulary.source_model (and target_model unless "
+            "they are shared), or data.valid_source, or a prepared folder with --data"
         )
 
 
 def prepare(
     config: Config, folder: Path, progress: Progress | None = None, note: Callable[[str], None] = lambda text: None
 ) -> Prepared:
-    """Choose or load the vocabularies, encode the configured text into the new `folder`, and open it.
+    """Train or load the vocabularies, encode the configured text into the new `folder`, and open it.
 
-    The text is streamed, twice where subwords have to be chosen. `folder` appears at once and complete, or not at all.
+    The text is streamed, twice if subwords are trained. `folder` appears complete or not at all.
     """
     if os.path.lexists(folder):
         raise DataError(f"{folder} exists; open it as it is, name another folder, or remove it")
@@ -151,7 +153,9 @@ def prepare(
             write_folder(config, unfinished, progress or (lambda stage, done: None))
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise NoSpaceError(f"no space left for {folder}; nothing was kept; make room and prepare again") from error
+            raise NoSpaceError(
+                f"no space left for {folder}; nothing was kept; free some space and prepare again"
+            ) from error
         raise DataError(f"cannot write {folder}: {error.strerror}; nothing was kept") from error
     return Prepared.open(folder, verify=False)
 
@@ -187,20 +191,21 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
 def write_split(
     data: DataConfig, folder: Path, vocabularies: tuple[Vocabulary, Vocabulary], alpha: float, progress: Progress
 ) -> dict[str, Any]:
-    """Encode the pairs of one split or copy into the new `folder`, drawing subwords where alpha > 0; its summary."""
-    longest = data.segment_length - 1 if data.segment_length else data.max_length  # a separator counts too
-    split, longest = ("valid", sys.maxsize) if folder.name == "valid" else ("train", longest)
+    """Encode one split or copy into the new `folder`, sampling subwords if alpha > 0; return its summary."""
+    split, max_length = "train", data.segment_length - 1 if data.segment_length else data.max_length  # the separator
+    if folder.name == "valid":
+        split, max_length = "valid", sys.maxsize
     corpora = len(files_of(data, split)[0]) or 1
     counts, read, number = Counts(), Counts(), 1
     with SplitWriter(folder, vocabularies, data.segment_length > 0, corpora) as writer:
         for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
             key = f"{data.seed}/{folder.name}/{number - 1}"
             sides = [
-                lay_out(vocabulary.encode_all([pair.sides[place] for pair in pairs], alpha, f"{key}/{side}"))
-                for place, (side, vocabulary) in enumerate(zip(SIDES, vocabularies, strict=True))
+                concatenate(vocabulary.encode_all([pair.sides[index] for pair in pairs], alpha, f"{key}/{side}"))
+                for index, (side, vocabulary) in enumerate(zip(SIDES, vocabularies, strict=True))
             ]
             lengths = np.stack([ids.lengths for ids in sides])
-            fitting = fit_lengths(lengths, longest, data, counts, partial(pair_name, number))
+            fitting = fit_lengths(lengths, max_length, data, counts, partial(pair_name, number))
             writer.add(pairs, sides, fitting)
             number += len(pairs)
             progress(folder.name, number - 1)
@@ -219,30 +224,27 @@ def write_split(
         "documents": writer.documents,
         **{name: int(count.sum()) for name, count in tokens.items()},
         "counts": dataclasses.asdict(counts),
-        "corpora": [{name: int(column[place]) for name, column in columns.items()} for place in range(corpora)],
+        "corpora": [{name: int(column[index]) for name, column in columns.items()} for index in range(corpora)],
     }
 
 
-def pair_name(first: int, place: int) -> str:
-    return f"pair {first + place:,}"
+def pair_name(first: int, index: int) -> str:
+    return f"pair {first + index:,}"
 
 
 def describe_origin(config: Config) -> dict[str, Any]:
-    """What a folder is made from: the configuration, and size and time of every file it names."""
+    """What a folder is made from: the configuration, and size and time of every file that it names."""
     models = [name for name in (config.vocabulary.source_model, config.vocabulary.target_model) if name]
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("data", "vocabulary")}
-    del sections["data"]["weights"]  # which change nothing here
+    del sections["data"]["weights"]  # they change nothing here
     if not config.data.stream:
-        del sections["data"]["stream"]  # a key that older folders do not know
+        del sections["data"]["stream"]  # a key that older folders lack
     if not config.data.mixed:
-        del sections["data"]["mixed"]  # another one
+        del sections["data"]["mixed"]  # likewise
     paths = {name: local_path(name) for name in input_files(config.data)} | {name: name for name in models}
     found = {name: os.stat(path) for name, path in paths.items() if os.path.exists(path)}
     inputs = {name: [state.st_size, state.st_mtime_ns] for name, state in found.items()}
-    return json.loads(json.dumps({**sections, "inputs": inputs}))  # as it is read back: lists, no tuples
-
-
-FORMAT = 1
+    return json.loads(json.dumps({**sections, "inputs": inputs}))  # as read back: lists, no tuples
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(folder: Path, manifest: dict[str, Any], verify: bool) -> None:
-    """Raise a DataError unless the files it names are there, regular, inside `folder` and as large as it says."""
+    """Raise a DataError unless its files exist, are regular, inside `folder`, and of the stated size and hash."""
     for name, entry in manifest["files"].items():
         path = regular_file(folder, name)
         size = path.stat().st_size
@@ -276,7 +278,7 @@ def check_manifest(folder: Path, manifest: dict[str, Any], verify: bool) -> None
 
 
 def regular_file(folder: Path, name: str) -> Path:
-    """The path of a file named in a manifest; a DataError if it leads out of `folder` or is anything but a file."""
+    """The path of a file named in a manifest; a DataError if it leads out of `folder` or is not a regular file."""
     path = folder / name
     try:
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -290,7 +292,7 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def hash_data(manifest: dict[str, Any]) -> str:
-    """What training reads, in one hash: vocabularies, and the ids, offsets and documents of every copy."""
+    """The hash of what training reads: vocabularies, and the ids, offsets and documents of every copy."""
     parts = [manifest["vocabularies"][side] for side in SIDES]
     parts += [manifest["files"][f"{copy}/{name}"]["sha256"] for copy in copies_of(manifest) for name in ARRAYS]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -21,19 +21,15 @@ from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.batches import Batch, BatchPlan, Symbols, collate, padded_lengths, round_up, shuffled
 from rectiformer.text.corpus import BATCH_PAIRS, Counts
-from rectiformer.text.encoded import SIDES, Ids, cut_ids, fit_lengths, lay_out
+from rectiformer.text.encoded import SIDES, Ids, concatenate, cut_ids, fit_lengths
 from rectiformer.text.lines import BOM, MAX_LINE, replace_bad, standard_input
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.vocabulary import Vocabulary
 
-WINDOW = 64
-"""Batches that are made of the pairs at hand, about."""
-MOST_PAIRS = 1 << 17
-"""Pairs that are at hand, at most."""
-REMEMBERED = 4_096
-"""Batches of which it is still known what lines they were."""
-WAIT = 0.5
-"""Seconds after which somebody who waits for a line looks up."""
+WINDOW_BATCHES = 64  # about
+MAX_WINDOW_PAIRS = 1 << 17
+REMEMBERED = 4_096  # batches whose lines can still be asked for
+WAIT = 0.5  # seconds between checks while no line arrives
 
 
 class StreamEndedError(Exception):
@@ -41,7 +37,7 @@ class StreamEndedError(Exception):
 
 
 def read_stream(descriptor: int, check: Callable[[], None]) -> Iterator[bytes]:
-    """Lines of a pipe without their LF, as they come; `check` is called before and while it is read, and may raise."""
+    """Lines of a pipe without their LF, as they arrive; `check` is called between reads, and may raise."""
     kept, number = b"", 1
     while True:
         check()
@@ -61,7 +57,7 @@ def read_stream(descriptor: int, check: Callable[[], None]) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Window:
-    """The pairs at hand, and the lines they stood on."""
+    """The current pairs, and the numbers of their lines."""
 
     lines: np.ndarray
     sides: tuple[Ids, Ids]
@@ -69,7 +65,7 @@ class Window:
 
     @classmethod
     def of(cls, groups: list[tuple[np.ndarray, list[Ids]]]) -> Window:
-        """The pairs of several groups, one after the other."""
+        """The pairs of several groups, concatenated."""
         joined = tuple(
             Ids(*(np.concatenate(parts) for parts in zip(*(sides[side] for _, sides in groups), strict=True)))
             for side in range(len(SIDES))
@@ -97,13 +93,13 @@ class Window:
 
 
 class StreamPlan:
-    """Batches of a stream, asked for one after the other, as of a `BatchPlan`. Pairs go by their line, from 1.
+    """Batches of a stream, requested in order, like those of a `BatchPlan`. A pair's index is its line, from 1.
 
     Args:
-        descriptor: where lines are read from.
-        tokens: padded tokens of the longer side in one batch; a longer pair makes a batch of its own.
-        name: what the order of batches depends on beside the lines.
-        check: called while it reads or waits; what it raises ends that.
+        descriptor: the file descriptor that lines are read from.
+        tokens: padded tokens of the longer side in one batch; a longer pair is a batch of its own.
+        name: what the order of batches depends on besides the lines.
+        check: called while reading or waiting; it may raise to end that.
     """
 
     text = "pairs from standard input"
@@ -121,18 +117,18 @@ class StreamPlan:
         self.vocabularies, self.config, self.tokens, self.symbols = vocabularies, config, tokens, symbols
         self.name, self.counts = name, Counts()
         self._lines = self._skipped = 0
-        self._positions = [(0, 0)]  # lines and batches before each of the windows
+        self._positions = [(0, 0)]  # lines and batches before each window
         self._stream = read_stream(descriptor, check)
         self._window: Window | None = None
         self._batches: list[tuple[np.ndarray, int]] = []
         self._lines_of: dict[int, np.ndarray] = {}
 
     def resume(self, lines: int, batches: int) -> None:
-        """Go on after so many lines, which are skipped, and batches, which were made of them."""
+        """Continue after this many lines, which are skipped, and the batches that were made of them."""
         self._skipped, self._positions = lines, [(lines, batches)]
 
     def consumed(self, index: int) -> tuple[int, int]:
-        """Lines that need not be read again to go on with batch `index`, and batches that were made of them."""
+        """How many lines need not be read again to continue with batch `index`, and how many batches they made."""
         return self._positions[bisect_right(self._positions, index, key=itemgetter(1)) - 1]
 
     def locate(self, index: int) -> tuple[int, int]:
@@ -140,20 +136,20 @@ class StreamPlan:
         return 0, index
 
     def pairs_of(self, index: int) -> np.ndarray:
-        """Which lines stand in batch `index`; none where that was too long ago."""
+        """The lines in batch `index`; none if that was too long ago."""
         if index >= self._positions[-1][1]:
             self._reach(index)
         return self._lines_of.get(index, np.empty(0, dtype=np.int64))
 
     def batch(self, index: int, static: bool = False) -> Batch:
-        """Batch `index`, of those at hand or next; `static` pads it to the shape that all of its length have."""
+        """Batch `index`, of the current window or later; `static` pads it to the one shape of its padded length."""
         window, rows, length = self._reach(index)
         size = {"rows": max(1, self.tokens // length), "length": length} if static else {}
         batch = collate(window, rows, self.symbols, **size)
         return replace(batch, pairs=window.lines[rows])
 
     def shapes(self) -> Iterator[tuple[int, int]]:
-        """Rows and padded length of every static shape there can be."""
+        """Rows and padded length of every possible static shape."""
         lengths = np.unique(round_up(np.arange(2, self.config.max_length + 2)))
         return ((max(1, self.tokens // length), length) for length in lengths.tolist())
 
@@ -162,11 +158,11 @@ class StreamPlan:
             self._advance()
         first = self._positions[-1][1]
         if index < first or self._window is None:
-            raise IndexError(f"batch {index} is gone; those at hand start at {first}")
+            raise IndexError(f"batch {index} is gone; the current window starts at {first}")
         return self._window, *self._batches[index - first]
 
     def _advance(self) -> None:
-        """Let go of the pairs at hand, and read the next ones."""
+        """Read the next window."""
         first = self._positions[-1][1] + len(self._batches)
         self._skip()
         before = self._lines
@@ -193,11 +189,13 @@ class StreamPlan:
             )
 
     def _read(self) -> list[tuple[np.ndarray, list[Ids]]]:
-        """Pairs for some batches, encoded; none at the end of the stream."""
+        """Encoded pairs for a window; none at the end of the stream."""
         groups: list[tuple[np.ndarray, list[Ids]]] = []
         pairs = tokens = 0
         while (
-            tokens < WINDOW * self.tokens and pairs < MOST_PAIRS and (lines := list(islice(self._stream, BATCH_PAIRS)))
+            tokens < WINDOW_BATCHES * self.tokens
+            and pairs < MAX_WINDOW_PAIRS
+            and (lines := list(islice(self._stream, BATCH_PAIRS)))
         ):
             if numbered := list(self._parse(lines)):
                 groups.append(self._encode(numbered))
@@ -229,12 +227,12 @@ class StreamPlan:
     def _encode(self, pairs: list[tuple[int, str, str]]) -> tuple[np.ndarray, list[Ids]]:
         numbers, *texts = zip(*pairs, strict=True)
         sides = [
-            lay_out(vocabulary.encode_all(list(lines)))
+            concatenate(vocabulary.encode_all(list(lines)))
             for vocabulary, lines in zip(self.vocabularies, texts, strict=True)
         ]
         found = np.stack([ids.lengths for ids in sides])
         lengths = fit_lengths(
-            found, self.config.max_length, self.config, self.counts, lambda place: f"stdin:{numbers[place]}"
+            found, self.config.max_length, self.config, self.counts, lambda index: f"stdin:{numbers[index]}"
         )
         kept = lengths[0] > 0
         self.counts.pairs += int(kept.sum())
@@ -242,7 +240,7 @@ class StreamPlan:
         return np.array(numbers)[kept], [Ids(side.ids, side.lengths[kept]) for side in cut]
 
     def _cut(self, window: Window, before: int) -> list[tuple[np.ndarray, int]]:
-        """Long pairs first, as many as fit; what is left of a length joins the next shorter ones. Then shuffled."""
+        """Batches from the longest pairs down, so that leftovers of a length join shorter pairs; then shuffled."""
         padded = padded_lengths(window)
         order = shuffled(window.pairs, self.name, before, "pairs")
         order = order[np.argsort(-padded[order], kind="stable")]
@@ -252,23 +250,23 @@ class StreamPlan:
             stop = start + max(1, self.tokens // length)
             batches.append((order[start:stop], length))
             start = stop
-        turn = shuffled(len(batches), self.name, before, "batches")
-        return [batches[number] for number in turn]
+        order = shuffled(len(batches), self.name, before, "batches")
+        return [batches[index] for index in order]
 
 
 def plan_batches(
     config: Config, prepared: Prepared, symbols: Symbols, check: Callable[[], None], ranks: int = 1
 ) -> BatchPlan | StreamPlan:
-    """The batches that `config` trains on.
+    """The batches that `config` trains on, of prepared text or of a stream.
 
     Args:
-        check: called while a stream is read or waited for; what it raises ends that.
+        check: called while a stream is read or waited for; it may raise to end that.
         ranks: how many processes train together.
     """
     require_stream(config, ranks)
     name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.batch_tokens
     if not config.data.stream:
-        prepared.weigh(config.data.weights)
+        prepared.set_weights(config.data.weights)
         return BatchPlan(prepared.train, tokens, symbols, name)
     return StreamPlan(
         standard_input().fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check
@@ -276,7 +274,7 @@ def plan_batches(
 
 
 def require_stream(config: Config, ranks: int) -> None:
-    """ConfigError where a stream is asked for what it cannot do."""
+    """Raise a ConfigError for what a stream cannot do."""
     if not config.data.stream:
         return
     for key, value in {"segment_length": config.data.segment_length, "weights": config.data.weights}.items():
@@ -284,8 +282,8 @@ def require_stream(config: Config, ranks: int) -> None:
             raise ConfigError(f"data.{key} needs prepared text, but data.stream = true; leave one of them out")
     if config.vocabulary.sampling:
         raise ConfigError(
-            f"vocabulary.sampling = {config.vocabulary.sampling} needs prepared text, but data.stream = true: sampled "
-            "again, a stream would not be the same"
+            f"vocabulary.sampling = {config.vocabulary.sampling} needs prepared text, but data.stream = true: a "
+            "resumed stream would be sampled differently"
         )
     if ranks > 1:
         raise ConfigError(f"data.stream = true, but {ranks} ranks cannot share standard input; train on one")

@@ -25,16 +25,18 @@ from rectiformer.files import replace_file
 from rectiformer.text.lines import one_line
 
 TRAINING_CHARACTERS = 1_000  # of a line: sentencepiece drops lines over 4,192 bytes and is quadratic in a word's length
-
-SEPARATOR = "<sep>"  # what sentencepiece calls it
+SEPARATOR = "<sep>"  # its name in sentencepiece's models
 
 UNSAFE = re.compile("[\0\ud800-\udfff]")
 SPACES = re.compile("[\t\n\r\u2581]")
-CHANGED = re.compile("[\0\t\n\r\u2581\ud800-\udfff]")  # either of them
+CHANGED = re.compile("[\0\t\n\r\u2581\ud800-\udfff]")  # UNSAFE or SPACES
+
+MAX_PIECE = 2_048  # bytes: 512 characters, the longest piece that sentencepiece would choose
+PIECE, TRAINER, NORMALIZER = 1, 2, 3  # fields of sentencepiece's ModelProto, in the order of the file
 
 
 class Piece(NamedTuple):
-    """A subword and the characters of the line it stands for: line[start:end]."""
+    """A subword, and the characters of the line that it covers: line[start:end]."""
 
     id: int
     text: str
@@ -45,9 +47,9 @@ class Piece(NamedTuple):
 class Vocabulary:
     """The subwords of one language, or of both.
 
-    Models from elsewhere may lack ids for padding and for the start of a sentence, or have them elsewhere, so `pad`,
-    `unk`, `bos`, `eos` and `size` are asked of the vocabulary at hand; what is lacking comes after the last subword.
-    `separator` stands between the sentences of a segment; None where there is none. No text is ever encoded as it.
+    Models from elsewhere may lack ids for padding and for the start of a sentence, or number them differently, so use
+    `pad`, `unk`, `bos`, `eos` and `size` of the vocabulary at hand; missing ids come after the last subword.
+    `separator` stands between the sentences of a segment, or is None. No text is ever encoded as it.
     """
 
     PAD, UNK, BOS, EOS = range(4)  # of the models trained here
@@ -78,12 +80,12 @@ class Vocabulary:
 
     @classmethod
     def train(cls, lines: Iterable[str], config: VocabularyConfig, separator: bool = False) -> Vocabulary:
-        """Choose subwords from the first `TRAINING_CHARACTERS` of every line; the same lines give the same subwords.
+        """Train subwords on the first `TRAINING_CHARACTERS` of every line; the same lines give the same subwords.
 
-        There may be fewer than `config.size` of them where the text is small. Equal lines count once.
+        There may be fewer than `config.size` of them if the text is small. Equal lines count once.
 
         Args:
-            separator: have one of them stand between the sentences of a segment.
+            separator: reserve a symbol that stands between the sentences of a segment.
         """
         from sentencepiece import SentencePieceTrainer
 
@@ -99,12 +101,12 @@ class Vocabulary:
                 byte_fallback=config.byte_fallback,
                 character_coverage=0.9995 if config.byte_fallback else 1.0,
                 normalization_rule_name="identity",
-                control_symbols=[SEPARATOR] if separator else [],  # which text cannot spell, unlike user-defined ones
+                control_symbols=[SEPARATOR] if separator else [],  # unlike a user-defined symbol, text cannot spell it
                 pad_id=cls.PAD,
                 unk_id=cls.UNK,
                 bos_id=cls.BOS,
                 eos_id=cls.EOS,
-                num_threads=2,  # stored in the model, so a number of its own on each machine would change the hash
+                num_threads=2,  # stored in the model, so it must not depend on the machine
                 minloglevel=2,
             )
         except RuntimeError as error:
@@ -113,9 +115,9 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path, sha256: str | None = None) -> Vocabulary:
-        """Read a sentencepiece model: one whose hash is known, or any file, first tried in a process of its own.
+        """Read a sentencepiece model, after trying it in a child process unless its hash is known.
 
-        A crafted model can crash sentencepiece itself, so a file without a known hash has to survive there first.
+        A crafted model can crash sentencepiece itself, so a file of unknown origin has to survive there first.
         """
         if not path.is_file():
             raise DataError(f"cannot read vocabulary {path}: {'not a file' if path.exists() else 'no such file'}")
@@ -133,12 +135,12 @@ class Vocabulary:
             raise DataError(f"tokenizer rejected: {path}: {one_line(str(error))}") from error
 
     def save(self, path: Path) -> None:
-        """Write the model; a file at `path` is either the old one or the whole new one, even after a crash."""
+        """Write the model; even after a crash, `path` is the old file or the whole new one."""
         replace_file(path, self._model)
 
     @property
     def id_type(self) -> str:
-        """How numpy is to store ids on disk: in two bytes each where they fit."""
+        """The numpy type of ids on disk: two bytes each if they fit."""
         return "<u2" if self.size <= 1 << 16 else "<u4"
 
     def to_bytes(self) -> bytes:
@@ -146,47 +148,47 @@ class Vocabulary:
         return self._model
 
     def encode(self, line: str) -> list[int]:
-        """Subword ids of a line, no special ones added; none for a blank line."""
+        """Subword ids of a line, without special ones; none for a blank line."""
         return self._processor.encode(clean(line))
 
     def sample(self, line: str, alpha: float) -> list[int]:
-        """One of the ways to cut a line into subwords, drawn anew at each call.
+        """A random segmentation of a line into subwords, drawn anew at each call.
 
         Args:
-            alpha: for unigram models, how much likelier ways are preferred, from 0 (not at all); for BPE, the
-                probability of leaving out a merge.
+            alpha: for unigram models, how strongly likely segmentations are preferred, from 0 (not at all); for BPE,
+                the probability of skipping a merge.
         """
         return self._processor.encode(clean(line), enable_sampling=True, nbest_size=-1, alpha=alpha)
 
     def encode_all(self, lines: list[str], alpha: float = 0.0, seed: str = "") -> list[list[int]]:
-        """`encode` of every line, on all cores; with alpha > 0 `sample` of every line.
+        """`encode` of every line, on all cores; with alpha > 0, `sample` of every line.
 
-        The same seed gives the same samples while this process lives; in another one sentencepiece gives others.
+        The same seed gives the same samples within this process, but not in another one.
         """
         if not alpha:
             return self._processor.encode([clean(line) for line in lines])
         from sentencepiece import set_random_generator_seed
 
         set_random_generator_seed(random.Random(seed).getrandbits(31))
-        with ThreadPoolExecutor(max_workers=1) as fresh:  # a thread's generator takes the seed at its first use only
+        with ThreadPoolExecutor(max_workers=1) as fresh:  # a thread's generator is seeded at its first use only
             return fresh.submit(lambda: [self.sample(line, alpha) for line in lines]).result()
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, one line; special ids and ids of no subword are left out, unknown subwords read " ⁇ "."""
+        """The text of ids, one line, without special and invalid ids; an unknown subword is " ⁇ "."""
         special = (self.pad, self.bos, self.eos)
         text = self._processor.decode([int(id) for id in ids if 0 <= id < self._pieces and id not in special])
-        return text.replace("\n", " ")  # a model may spell a LF in bytes, though it never saw one
+        return text.replace("\n", " ")  # a model may spell a LF in bytes, even though it never saw one
 
     def pieces(self, line: str) -> list[Piece]:
-        """The subwords of `encode(line)` with their places in `line`.
+        """The subwords of `encode(line)` with their character offsets in `line`.
 
-        All bytes that spell one character have that character's place. A subword that stands for no character, as the
-        mark of the first word's start may, has an empty one.
+        All bytes that spell one character have the offsets of that character. A subword that covers no character, such
+        as the mark of the first word's start, has an empty span.
         """
         found = self._processor.encode(clean(line), return_type="offset_mapping")
         rows = zip(found["ids"], found["pieces"], found["offsets"], strict=True)
         pieces = [Piece(id, text, start, end) for id, text, (start, end) in rows]
-        for index in reversed(range(len(pieces) - 1)):  # sentencepiece gives a spelled character to its last byte
+        for index in reversed(range(len(pieces) - 1)):  # sentencepiece assigns a spelled character to its last byte
             piece, following = pieces[index], pieces[index + 1]
             if piece.start == piece.end == following.start and self._processor.is_byte(piece.id):
                 pieces[index] = piece._replace(end=following.end)
@@ -199,11 +201,11 @@ def choose_vocabularies(
     separator: bool = False,
     required: bool = False,
 ) -> tuple[Vocabulary, Vocabulary]:
-    """Source and target vocabulary: loaded where a model is named, else chosen from the lines that `sample` gives.
+    """Source and target vocabulary: loaded if a model is configured, else trained on the lines that `sample` returns.
 
     Args:
-        separator: whether those that are chosen have one.
-        required: whether those that are named need one.
+        separator: whether trained vocabularies get a separator.
+        required: whether loaded vocabularies need one.
     """
     source, target = load_named(config, required)
     if source is not None and target is not None:
@@ -219,10 +221,10 @@ def choose_vocabularies(
 
 
 def load_named(config: VocabularyConfig, separated: bool) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Source and target vocabulary where a model is named for them, one and the same where they are shared.
+    """Source and target vocabulary of the configured models, or None; one object if they are shared.
 
     Args:
-        separated: whether they need a separator; a ConfigError where they have none.
+        separated: whether they need a separator; a ConfigError if they have none.
     """
     if config.shared and config.target_model:
         raise ConfigError("vocabulary.target_model is given, but it needs vocabulary.shared = false")
@@ -232,13 +234,13 @@ def load_named(config: VocabularyConfig, separated: bool) -> tuple[Vocabulary | 
         if separated and vocabulary is not None and vocabulary.separator is None:
             raise ConfigError(
                 f"vocabulary {name} has no control symbol {SEPARATOR}, but data.segment_length needs one between "
-                f"sentences; train it with --control_symbols={SEPARATOR}, or let one be chosen here"
+                f"sentences; train it with --control_symbols={SEPARATOR}, or let rectiformer train one"
             )
     return found[0], found[-1]
 
 
 def clean(line: str) -> str:
-    """The line without what sentencepiece cannot take, character for character, so that places in it still hold."""
+    """The line without what sentencepiece cannot take, replaced character by character, so that offsets still hold."""
     if CHANGED.search(line) is None:
         return line
     return SPACES.sub(" ", UNSAFE.sub("\ufffd", line))
@@ -251,12 +253,9 @@ def explain_training_error(message: str, config: VocabularyConfig) -> ConfigErro
             f"vocabulary.size = {config.size}, but the characters of the text need at least {too_small[1]} subwords"
         )
     if "empty()" in message:
-        return DataError("no text to choose subwords from: every line is blank")
-    return DataError(f"sentencepiece could not choose subwords: {one_line(message)}")
+        return DataError("no text to train subwords on: every line is blank")
+    return DataError(f"sentencepiece could not train subwords: {one_line(message)}")
 
-
-LONGEST_PIECE = 2_048  # bytes: 512 characters, the most sentencepiece would choose
-PIECE, TRAINER, NORMALIZER = 1, 2, 3  # fields of sentencepiece's ModelProto, in the order they are written
 
 PROBE = """
 import sys, sentencepiece
@@ -268,14 +267,14 @@ print("OK")
 
 
 def reject_unsafe_model(model: bytes, path: Path) -> None:
-    """Raise a DataError unless `model` is whole, has no piece too long to be one, and loads and works in a child."""
+    """Raise a DataError unless `model` is complete, has no overlong piece, and works in a child process."""
     fields = list(read_fields(model))
     if not {PIECE, TRAINER, NORMALIZER} <= {number for number, _ in fields}:
-        raise DataError(f"tokenizer rejected: {path} ({len(model):,} bytes) is cut short or no sentencepiece model")
+        raise DataError(f"tokenizer rejected: {path} ({len(model):,} bytes) is cut short or not a sentencepiece model")
     longest = max(length for number, length in fields if number == PIECE)
-    if longest > LONGEST_PIECE + 16:  # its score and kind take some bytes
+    if longest > MAX_PIECE + 16:  # its score and type take some bytes
         raise DataError(
-            f"tokenizer rejected: {path} has a piece of {longest:,} bytes; at most {LONGEST_PIECE:,} make sense"
+            f"tokenizer rejected: {path} has a piece of {longest:,} bytes; at most {MAX_PIECE:,} make sense"
         )
     try:
         child = subprocess.run([sys.executable, "-P", "-c", PROBE], input=model, capture_output=True, timeout=60)
@@ -287,26 +286,26 @@ def reject_unsafe_model(model: bytes, path: Path) -> None:
 
 
 def read_fields(model: bytes) -> Iterator[tuple[int, int]]:
-    """Number and length of each field of a serialized message, as far as it is one: all are length-delimited."""
-    place = 0
-    while place < len(model):
-        tag, place = read_varint(model, place)
-        length, place = read_varint(model, place)
-        place += length
-        if tag & 7 != 2 or place > len(model):
+    """Number and length of each field of a serialized message, up to the first that is not length-delimited."""
+    offset = 0
+    while offset < len(model):
+        tag, offset = read_varint(model, offset)
+        length, offset = read_varint(model, offset)
+        offset += length
+        if tag & 7 != 2 or offset > len(model):
             return
         yield tag >> 3, length
 
 
-def read_varint(model: bytes, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and the place after it; past the end of `model` where it is cut."""
+def read_varint(model: bytes, offset: int) -> tuple[int, int]:
+    """A protobuf varint and the offset after it, which is past the end of `model` if the varint is cut."""
     value = 0
     for shift in range(0, 64, 7):
-        if place >= len(model):
+        if offset >= len(model):
             break
-        byte = model[place]
-        place += 1
+        byte = model[offset]
+        offset += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, offset
     return value, len(model) + 1

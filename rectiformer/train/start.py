@@ -299,4 +299,4 @@ def require_training_text(config: Config, prepared: Prepared) -> None:
             f"{prepared.folder} was prepared for a stream and has no text to train on; set data.stream = true, or "
             "prepare it without"
         )
-    prepared.weigh(config.data.weights)
+    prepared.set_weights(config.data.weights)

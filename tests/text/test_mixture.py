@@ -121,10 +121,10 @@ def test_a_folder_counts_its_files_and_weighs_them_later(three_files):
     assert [entry["pairs"] for entry in corpora] == [30, 5, 7]
     for side in ("source_tokens", "target_tokens"):
         assert sum(entry[side] for entry in corpora) == prepared.manifest["splits"]["train-0"][side]
-    prepared.weigh((0.5, 2.0, 1.0))
+    prepared.set_weights((0.5, 2.0, 1.0))
     counts = drawn(BatchPlan(prepared.train, 64, SYMBOLS, "x"), 2)
     assert (counts[:30].sum(), counts[30:35].tolist(), counts[35:].tolist()) == (30, [4] * 5, [2] * 7)
-    prepared.weigh(())
+    prepared.set_weights(())
     assert set(drawn(BatchPlan(prepared.train, 64, SYMBOLS, "x"), 1)) == {1}
     assert prepared.is_from(
         load_config(
@@ -135,7 +135,7 @@ def test_a_folder_counts_its_files_and_weighs_them_later(three_files):
 
 def test_weights_that_do_not_fit_are_named(three_files):
     with pytest.raises(ConfigError, match=r"data\.weights has 2 numbers, but .*data was made from 3 files"):
-        Prepared.open(three_files).weigh((1.0, 2.0))
+        Prepared.open(three_files).set_weights((1.0, 2.0))
     with pytest.raises(ConfigError, match=r"data\.weights has 2 numbers but data\.source 3 files"):
         prepare(
             load_config(None, ['data.source=["a","b","c"]', "data.format=tsv", "data.weights=[1,2]"]), three_files / "x"

@@ -37,7 +37,7 @@ def vocabulary():
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
     monkeypatch.setattr(stream, "BATCH_PAIRS", 40)
-    monkeypatch.setattr(stream, "WINDOW", 8)
+    monkeypatch.setattr(stream, "WINDOW_BATCHES", 8)
 
 
 def feed(content, piece=None):
@@ -227,7 +227,7 @@ def test_a_folder_for_a_stream_has_vocabularies_and_validation_text(folder):
     ("changes", "message"),
     [
         (["data.source=a.tsv"], r"data\.source names 1 files; leave it empty"),
-        (["data.valid_source=[]"], "leaves no text to choose subwords from"),
+        (["data.valid_source=[]"], "leaves no text to train subwords on"),
         (
             ["data.segment_length=40", "data.documents=blank", "data.grammar=documents"],
             r"data\.segment_length needs prepared text",

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from rectiformer.config import VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
-from rectiformer.text import foreign
-from rectiformer.text.vocabulary import Vocabulary
+from rectiformer.text.vocabulary import Vocabulary, reject_unsafe_model
 
 TEXT = [
     "The old dog sees a small house near the river.",
@@ -139,7 +138,7 @@ def test_equal_lines_do_not_slow_training_down():
 
 @pytest.mark.parametrize("lines", [[], ["", "  "]])
 def test_no_text_is_an_error(lines):
-    with pytest.raises(DataError, match="no text to choose subwords from"):
+    with pytest.raises(DataError, match="no text to train subwords on"):
         Vocabulary.train(lines, VocabularyConfig())
 
 
@@ -225,9 +224,9 @@ def with_piece(model, piece):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda model: b"", "cut short or no sentencepiece model"),
-        (lambda model: b"This is a text.\n" * 100, "cut short or no sentencepiece model"),
-        (lambda model: b"\xff" * 1000, "cut short or no sentencepiece model"),
+        (lambda model: b"", "cut short or not a sentencepiece model"),
+        (lambda model: b"This is a text.\n" * 100, "cut short or not a sentencepiece model"),
+        (lambda model: b"\xff" * 1000, "cut short or not a sentencepiece model"),
         (lambda model: with_piece(model, b"z" * 100_000), "has a piece of 100,009 bytes"),
         (lambda model: with_piece(model, b"z" * 2_100), "has a piece of 2,108 bytes"),
         (lambda model: with_piece(model, b""), "fails to load"),
@@ -250,13 +249,13 @@ def test_a_vocabulary_cut_anywhere_is_rejected_before_it_is_loaded(plain, tmp_pa
     monkeypatch.setattr(sys, "executable", "/nonexistent")  # nobody gets as far as a child process
     for length in range(len(model)):
         with pytest.raises(DataError, match="cut short"):
-            foreign.reject_unsafe_model(model[:length], tmp_path)
+            reject_unsafe_model(model[:length], tmp_path)
 
 
 def test_a_native_crash_reads_as_rejection(plain, tmp_path, monkeypatch):
     """The child dies as it would of a segmentation fault inside the tokenizer."""
     crash = "import os, signal, sys; sys.stdin.buffer.read(); os.kill(os.getpid(), signal.SIGSEGV)"
-    monkeypatch.setattr(foreign, "PROBE", crash)
+    monkeypatch.setattr("rectiformer.text.vocabulary.PROBE", crash)
     plain.save(tmp_path / "v.model")
     with pytest.raises(DataError, match=r"tokenizer rejected: .*v\.model fails to load \(exit -11\)"):
         Vocabulary.load(tmp_path / "v.model")

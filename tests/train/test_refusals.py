@@ -91,7 +91,7 @@ CASES = {
     ),
     "a stream without subwords": (
         ["data.stream=true"],
-        r"data\.stream leaves no text to choose subwords from",
+        r"data\.stream leaves no text to train subwords on",
         ["data.stream=false"],
     ),
     "a dataset without a column": (

@@ -1,6 +1,8 @@
 """The command line, called in this process."""
 
+import json
 import sys
+from types import SimpleNamespace
 
 
 def run_main(*arguments):
@@ -20,3 +22,8 @@ def run_main(*arguments):
 def lines(text):
     """Lines as the commands count them: by LF only."""
     return text.removesuffix("\n").split("\n")
+
+
+def read_json(path):
+    """A JSON file as objects with attributes."""
+    return json.loads(path.read_text(), object_hook=lambda content: SimpleNamespace(**content))

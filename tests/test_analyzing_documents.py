@@ -5,9 +5,9 @@ from itertools import chain
 
 import pytest
 import torch
+from commands import read_json
 from end_to_end.tiny import overrides
 
-from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.record import read_record
 from rectiformer.cli.analyzing import read_document_pairs
 from rectiformer.text.documents import split_documents
@@ -83,9 +83,9 @@ def test_two_runs_of_documents_show_the_same_segments(world, analyze, tmp_path):
     assert '"sentences":' in page
 
 
-def test_the_table_says_where_attention_to_the_source_goes(world, analyze, tmp_path):
+def test_the_table_says_where_cross_attention_goes(world, analyze, tmp_path):
     found = analyze("rela", "--out", tmp_path / "f.json")
-    findings = Findings.read(tmp_path / "f.json")
+    findings = read_json(tmp_path / "f.json")
     (each,) = findings.distances
     documents = documents_of(world)
     counts = (findings.data.documents, findings.data.sentences)

@@ -6,16 +6,15 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from rectiformer.analyze.capture import model_card
 from rectiformer.analyze.memory_meter import MemorySummary
 from rectiformer.analyze.meters import DistanceSummary, Diversity, HeadMeter, HeadSummary, LengthSummary, length_edges
-from rectiformer.analyze.record import SITES, ModelCard, shorten
+from rectiformer.analyze.record import SITES, ModelCard
 from rectiformer.analyze.segments import Document, JoinedPairs, cut_documents, take, two_sides
 from rectiformer.analyze.survey import (
     CrossSurvey,
@@ -29,7 +28,7 @@ from rectiformer.analyze.survey import (
     run_survey,
     shuffle_sources,
 )
-from rectiformer.errors import ArgumentError, DataError
+from rectiformer.errors import DataError
 from rectiformer.files import replacing
 from rectiformer.measure.alignment import Links
 from rectiformer.measure.bleu import score
@@ -142,16 +141,6 @@ class Findings:
     quality: Quality | None
     distances: list[DistanceFindings] | None = None
 
-    def site(self, kind: str, layer: int) -> SiteFindings:
-        """The attention of this kind in this layer, from 0."""
-        for site in self.sites:
-            if (site.kind, site.layer) == (kind, layer):
-                return site
-        known = ", ".join(f"{site.kind} {site.layer}" for site in self.sites) or "none"
-        raise ArgumentError(
-            f"model {self.model.name!r} has no {kind} layer {layer}; measured are {known}, counted from 0"
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; DataError where a number is not finite, which JSON has no word for."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self), "model": self.model.to_json()}
@@ -161,33 +150,11 @@ class Findings:
             )
         return content
 
-    @classmethod
-    def from_json(cls, content: Any, where: str = "findings") -> Findings:
-        """The findings of `to_json`; DataError, beginning with `where`, for anything else."""
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise DataError(f"{where} holds no findings: its format is {shorten(found)}, not {FORMAT!r}")
-        version = content.get("version")
-        if isinstance(version, int) and version > VERSION:
-            raise DataError(f"{where} is version {version}; this rectiformer reads {VERSION}; upgrade rectiformer")
-        return restore(cls, content, where)
-
     def write(self, path: str | Path) -> None:
         """Write a JSON file; what was there stays until the new one is complete."""
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
         with replacing(Path(path)) as file:
             file.write(f"{text}\n".encode("ascii"))
-
-    @classmethod
-    def read(cls, path: str | Path) -> Findings:
-        """Read what `write` wrote; DataError, in one line, for anything else."""
-        try:
-            content = json.loads(Path(path).read_bytes())
-        except OSError as error:
-            raise DataError(f"cannot read findings {path}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not JSON, or not all of it; findings are one JSON object") from error
-        return cls.from_json(content, str(path))
 
 
 def analyze(
@@ -359,40 +326,6 @@ def score_documents(translator: Translator, documents: Sequence[Document], warn:
     lines = [text for each in found for text in each.sentences]
     bleu = score(lines, list(chain.from_iterable(targets)), ("bleu",))["bleu"]
     return Quality(bleu.value, bleu.signature)
-
-
-def restore(annotation: Any, value: Any, where: str) -> Any:
-    """A JSON value as the type `annotation` has it; DataError where it is something else.
-
-    Further keys are ignored; one that is missing has its default, if there is one.
-    """
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is UnionType:
-        fitting = [each for each in inner if fits(each, value)]
-        return restore(fitting[0] if fitting else inner[0], value, where)
-    if not fits(annotation, value):
-        raise DataError(f"{where} is {shorten(value)}, but it needs {getattr(annotation, '__name__', annotation)}")
-    if origin is list:
-        return [restore(inner[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
-    if origin is dict:
-        return {key: restore(inner[1], each, f"{where}.{key}") for key, each in value.items()}
-    if not is_dataclass(annotation):
-        return float(value) if annotation is float else value
-    hints = get_type_hints(annotation)
-    optional = {field.name for field in fields(annotation) if field.default is not MISSING}
-    for name in hints:
-        if name not in value and name not in optional:
-            raise DataError(f"{where} has no {name!r}; it was cut or written by something else")
-    values = {name: restore(hint, value[name], f"{where}.{name}") for name, hint in hints.items() if name in value}
-    return annotation(**values)  # type: ignore[operator]
-
-
-def fits(annotation: Any, value: Any) -> bool:
-    """Whether a JSON value is of the outer type that `annotation` has in JSON."""
-    wanted = dict if is_dataclass(annotation) else get_origin(annotation) or annotation
-    if isinstance(value, bool):
-        return wanted is bool
-    return isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
 
 
 def find_nonfinite(value: Any, where: str = "") -> str | None:

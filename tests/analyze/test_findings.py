@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from analyze.dense import entropy, lengths_densely, look_densely, summarize_densely
 from closeness import peak_allocation
 
-from rectiformer.analyze.findings import Findings, analyze
+from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import ModelSurvey, forced_batches, run_survey, shuffle_sources
 from rectiformer.config import ModelConfig, VocabularyConfig
-from rectiformer.errors import ArgumentError, DataError
+from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.vocabulary import Vocabulary
@@ -94,7 +94,7 @@ def test_streaming_equals_a_dense_recomputation(trained, variant):
 
 def test_the_trained_model_has_what_is_to_be_measured(found):
     """Otherwise the comparisons above would be between zeros."""
-    cross = found.site("cross", 1)
+    (cross,) = [site for site in found.sites if (site.kind, site.layer) == ("cross", 1)]
     assert all(0.2 < rate < 1 for rate in cross.sparsity)
     assert max(cross.null_rate) > 0
     assert cross.diversity.js > 0.05
@@ -237,52 +237,12 @@ def test_attention_without_weights_is_left_out_with_a_note(changes, sites, missi
 
 def test_findings_survive_the_file(found, tmp_path):
     found.write(tmp_path / "findings.json")
-    assert Findings.read(tmp_path / "findings.json") == found
     content = json.loads((tmp_path / "findings.json").read_text())
+    assert content == found.to_json()
     assert (content["format"], content["version"]) == ("rectiformer-findings", 1)
     assert content["model"]["written_by"].startswith("rectiformer ")
     assert set(content) == {"format", "version", *vars(found)}
     assert set(content["sites"][0]) == set(vars(found.sites[0]))
-
-
-def changed(found, *path, value):
-    content = json.loads(json.dumps(found.to_json()))
-    inner = content
-    for step in path[:-1]:
-        inner = inner[step]
-    if value is None:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = value
-    return content
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (["format"], "something", "f.json holds no findings: its format is 'something', not 'rectiformer-findings'"),
-        (["version"], 2, "f.json is version 2; this rectiformer reads 1; upgrade rectiformer"),
-        (["sites"], None, "f.json has no 'sites'; it was cut or written by something else"),
-        (["sites", 0, "diversity", "js"], "x", "f.json.sites[0].diversity.js is 'x', but it needs float"),
-        (["sites", 0, "sparsity", 1], True, "f.json.sites[0].sparsity[1] is True, but it needs float"),
-        (["memories", 0, "slots"], 1.5, "f.json.memories[0].slots is 1.5, but it needs int"),
-        (["quality"], [], "f.json.quality is [], but it needs Quality"),
-        (["data"], 7, "f.json.data is 7, but it needs DataCard"),
-    ],
-)
-def test_what_is_not_findings_is_refused_in_one_line(found, path, value, message):
-    with pytest.raises(DataError) as refused:
-        Findings.from_json(changed(found, *path, value=value), "f.json")
-    assert str(refused.value) == message
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
-def test_files_that_are_not_findings_are_refused(text, tmp_path):
-    (tmp_path / "f.json").write_text(text)
-    with pytest.raises(DataError, match=r"f\.json (is not JSON|holds no findings)"):
-        Findings.read(tmp_path / "f.json")
-    with pytest.raises(DataError, match=r"cannot read findings .*none\.json: No such file"):
-        Findings.read(tmp_path / "none.json")
 
 
 def test_a_folder_that_is_not_there_cannot_be_written_to(found, tmp_path):
@@ -299,11 +259,6 @@ def test_numbers_that_json_lacks_are_refused_in_one_line(found, tmp_path, value)
     line = f"model 'rela-g' measures sites[1].mass[1] = {value}; its weights overflow, take another checkpoint"
     assert str(refused.value) == line
     assert not (tmp_path / "f.json").exists()
-
-
-def test_a_layer_there_is_not_is_refused(found):
-    with pytest.raises(ArgumentError, match=r"model 'rela-g' has no cross layer 9; measured are encoder 0, "):
-        found.site("cross", 9)
 
 
 @pytest.mark.parametrize(

@@ -124,27 +124,22 @@ class Job(Protocol):
         """What the client gets, once no task is left."""
 
 
-@dataclass(frozen=True)
 class Extras:
-    """What is asked for besides translations."""
+    """Word links and attention of translated sentences, as far as a request asks for them.
 
-    align: AlignPairs | None
-    """How to link words; None if that is not asked for."""
-    card: ModelCard | None
-    """The model, for a record of what its heads do; None if that is not asked for."""
+    Args:
+        align: how to link words; None if that is not asked for.
+        card: the model, for a record of what its heads do; None if that is not asked for.
+    """
 
-
-class ExtraResults:
-    """Word links and attention of translated sentences, as far as they are asked for."""
-
-    def __init__(self, extras: Extras) -> None:
-        self.extras = extras
+    def __init__(self, align: AlignPairs | None, card: ModelCard | None) -> None:
+        self.align, self.card = align, card
         self.links: dict[Any, tuple[str, str, set[Link]]] = {}
         self.examples: dict[Any, Example] = {}
 
     def begin(self, key: Any, source: str, target: str, length: int) -> list[Task]:
         """The tasks for one sentence; `key` sorts it among the others."""
-        operations = [self.extras.align, RecordPairs() if self.extras.card else None]
+        operations = [self.align, RecordPairs() if self.card else None]
         return [Task(each, (source, target), length, key) for each in operations if each is not None]
 
     def receive(self, task: Task, result: Any) -> None:
@@ -169,10 +164,10 @@ class ExtraResults:
 
     def record(self) -> dict[str, Any]:
         """The part of the answer about heads; empty if not asked for."""
-        if self.extras.card is None:
+        if self.card is None:
             return {}
         examples = [self.examples[key] for key in sorted(self.examples)]
-        return {"record": to_json(AttentionRecord(self.extras.card, examples))}
+        return {"record": to_json(AttentionRecord(self.card, examples))}
 
 
 class SentencesJob:
@@ -185,7 +180,7 @@ class SentencesJob:
     def __init__(self, lines: Sequence[str], lengths: Sequence[int], options: SearchOptions, extras: Extras) -> None:
         self.lines, self.lengths, self.options = lines, lengths, options
         self.sentences = len(lines)
-        self.extras = ExtraResults(extras)
+        self.extras = extras
         self.translations: dict[int, Translation] = {}
 
     def begin(self) -> list[Task]:
@@ -245,7 +240,7 @@ class DocumentsJob:
         self.sentences = sum(map(len, documents))
         self.drafts = [Draft(number + 1, 1, *both) for number, both in enumerate(zip(documents, ids, strict=True))]
         self.waiting = [0] * len(documents)  # windows of each document that are not back
-        self.extras = ExtraResults(extras)
+        self.extras = extras
 
     def begin(self) -> list[Task]:
         """One task per segment."""

@@ -1,4 +1,4 @@
-"""Connections of `serve` and `explore`: as many as there are files for, and headers within limits of size and time.
+"""Connections of `serve` and `explore`, limited in number, and their headers in size and time.
 
 uvicorn limits neither, and answers in plain text what it cannot read.
 """
@@ -24,33 +24,33 @@ from rectiformer.web import LARGE_HEADERS, LEFTOVER, NOT_HTTP, SLOW_HEADERS, Rea
 LOG = logging.getLogger(__name__)
 
 BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 SPARE_FILES = 64
-"""Files that the process needs besides connections."""
+"""Open files that the process needs besides connections."""
 KEEP_ALIVE = 30
 """Seconds for which an idle connection stays open."""
 SHORTEST_IDLE = 1.0
-"""Seconds for which an idle connection is safe: its next request may be on the way."""
+"""Seconds for which an idle connection is not closed for another: its next request may be on the way."""
 RETRY = 0.05
-"""Seconds until a connection is tried again for which there was no slot or no file."""
+"""Seconds until a connection without a free slot or file is tried again."""
 
 
 AnyLimits = TypeVar("AnyLimits", bound=WebLimits)
 
 
 def fit_files(limits: AnyLimits, warn: Callable[[str], None]) -> AnyLimits:
-    """The limits with no more connections than the files that this process may open allow; `warn` is told of fewer."""
+    """The limits, with at most as many connections as this process may open files; `warn` is told if that is fewer."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(1, files - SPARE_FILES)
     if files == resource.RLIM_INFINITY or limits.max_connections <= most:
         return limits
     needed = limits.max_connections + SPARE_FILES
-    warn(f"at most {most} connections are taken, since ulimit -n is {files}; for all, raise it to {needed}")
+    warn(f"at most {most} connections are accepted, since ulimit -n is {files}; to allow more, raise it to {needed}")
     return replace(limits, max_connections=most)
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that is closed, with a refusal, where the head of a request is too large, too slow or no HTTP."""
+    """A connection that is refused and closed if the headers of a request are too large, too slow or not HTTP."""
 
     def __init__(
         self, config: uvicorn.Config, state: ServerState, app_state: dict[str, Any], limits: WebLimits
@@ -74,12 +74,12 @@ class Connection(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing any more."""
+        """Stop the timer."""
         super().connection_lost(exc)
         self._stop_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, or throw it away once the connection is refused."""
+        """Parse what arrived, or discard it once the connection is refused."""
         self._received += len(data)
         if self._refused:
             if self._received > LEFTOVER:
@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
             self._expect_head()
 
     def on_headers_complete(self) -> None:
-        """Begin to answer, unless the head is too large; it may have come at once."""
+        """Begin to answer, unless the headers are too large; they may have come all at once."""
         size = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
         if size > self.limits.max_header_bytes:
             self._refuse(LARGE_HEADERS, self._large())
@@ -102,25 +102,25 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """What follows is the head of the next request."""
+        """Expect the headers of the next request."""
         super().on_message_complete()
         self._in_head, self._received = True, 0
 
     def on_response_complete(self) -> None:
-        """Be idle, unless the next request is there already."""
+        """Become idle, unless the next request is already there."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what could not be parsed."""
         if not self._refused:
-            self._refuse(NOT_HTTP, "this is no HTTP/1.1 request; the connection ends here")
+            self._refuse(NOT_HTTP, "this is not an HTTP/1.1 request; the connection is closed")
 
     def _large(self) -> str:
         return f"the address and the headers have more than {self.limits.max_header_bytes:,} bytes; send fewer"
 
     def _refuse(self, reason: Reason, message: str) -> None:
-        """Answer once, then throw away what still comes: to close with bytes unread would reset the connection."""
+        """Answer once, then discard what still arrives: closing with unread bytes would reset the connection."""
         self._refused, self._received = True, 0
         if not self.idle:  # an earlier request, whose answer cannot follow this one
             self.cycle.disconnected = True
@@ -140,11 +140,11 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        """Close what waited too long: for the head of a request, for the rest of a body, or for the client to go."""
+        """Close a connection that waited too long: for headers, for the rest of a body, or for the client to leave."""
         self._timer = None
         if self._in_head and self._received and not self._refused:
             seconds = self.limits.body_seconds
-            self._refuse(SLOW_HEADERS, f"the headers took more than {seconds:g} s; send them at once")
+            self._refuse(SLOW_HEADERS, f"the headers took more than {seconds:g} s; send them faster")
         else:
             self.transport.abort()
 
@@ -166,12 +166,12 @@ async def accept(bound: socket.socket, connect: Callable[[], Connection], connec
             await loop.connect_accepted_socket(connect, accepted)
         except OSError as error:  # no file is left, or the client is gone again
             if told != (told := str(error.strerror)):
-                LOG.error("connections cannot be accepted: %s; it is tried again and again", told)
+                LOG.error("cannot accept connections: %s; retrying", told)
             await asyncio.sleep(RETRY)
 
 
 def close_longest_idle(connections: set[Connection]) -> bool:
-    """Close the connection that has waited longest for a request; False if each is busy or has just come."""
+    """Close the connection that has been idle longest; False if all are busy or have just come."""
     idle = [each for each in connections if each.idle]
     longest = min(idle, key=lambda each: each.idle_since, default=None)
     if longest is None or longest.loop.time() - longest.idle_since < SHORTEST_IDLE:
@@ -194,7 +194,7 @@ class LimitedServer(uvicorn.Server):
         self._accepting: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, and accept connections, which uvicorn is kept from doing itself."""
+        """Start the application and accept connections, instead of letting uvicorn do it."""
         await super().startup(sockets=[])
 
         def connect() -> Connection:
@@ -206,14 +206,14 @@ class LimitedServer(uvicorn.Server):
         ]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing any more, and end."""
+        """Stop accepting, and shut down."""
         for task in self._accepting:
             task.cancel()
         await super().shutdown(sockets)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that has the port but does not listen yet; port 0 takes a free one."""
+    """A socket bound to the port but not listening yet; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once only if TCP is named
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -228,6 +228,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address(bound: socket.socket) -> str:
-    """Where a browser finds it."""
+    """The URL of a bound socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

@@ -35,33 +35,33 @@ HEADERS = {
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
 LONGEST_MESSAGE = 300
 DEEPEST = 16
-"""Most lists and objects inside each other; a request has 3."""
+"""Most levels of nested lists and objects; a request has 3."""
 LEFTOVER = 16 << 20
-"""Bytes of a refused body that are read and thrown away."""
+"""Most bytes of a refused body that are read and discarded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebLimits:
-    """What a server reads of a request before it knows what is asked, and how many connections it holds."""
+    """How much of a request is read before its content is known, and how many connections are held."""
 
     max_header_bytes: int = 16_384
-    """Bytes of a request's address and headers, counted while they arrive, before a token is looked for."""
+    """Bytes of a request's address and headers, counted while they arrive, before the token is checked."""
     max_bytes: int = 262_144
     """Bytes of a request's body, counted while it arrives."""
     max_connections: int = 512
-    """Open connections; beyond them the longest idle is closed, or a new one waits until one is."""
+    """Open connections; for one more the longest idle is closed, or it waits until one can be."""
     body_seconds: float = 10.0
-    """Seconds that headers may take to arrive, and again the body."""
+    """Seconds for the headers to arrive, and again for the body."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a request can be refused: a status, and a code for programs."""
+    """Why a request can be refused: an HTTP status and a code for programs."""
 
     status: int
     code: str
     closes: bool = False
-    """Whether the connection ends with it, because a request was not read to its end."""
+    """Whether the connection is closed, because the request was not read to its end."""
     retry_after: int | None = None
     """Seconds after which it may be worth trying again."""
 
@@ -86,14 +86,14 @@ LATE = Reason(504, "deadline")
 
 
 class RefusalError(Exception):
-    """A request that is not answered, why, and a line for people."""
+    """A request that is refused: the reason, and a line for people."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
     def response(self) -> JSONResponse:
-        """What the client is told; one line, of bounded length, whatever the request had in it."""
+        """The response: one line of bounded length, whatever the request contained."""
         reason, line = self.reason, " ".join(str(self).split())
         message = line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
         headers = {"Connection": "close"} if reason.closes else {}
@@ -104,7 +104,7 @@ class RefusalError(Exception):
         return JSONResponse({"error": {"code": reason.code, "message": message}}, reason.status, headers)
 
     def to_bytes(self) -> bytes:
-        """The same as HTTP, where no application is asked."""
+        """The response as bytes, for a connection that never reached the application."""
         response = self.response()
         status = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()
         fields = [b"%s: %s" % field for field in (*response.raw_headers, *raw_headers())]
@@ -112,7 +112,7 @@ class RefusalError(Exception):
 
 
 def add_refusals(app: FastAPI) -> None:
-    """One shape for everything that goes wrong."""
+    """Answer every error in the same form."""
 
     @app.exception_handler(RefusalError)
     async def refuse(_: Request, refusal: RefusalError) -> Response:
@@ -127,11 +127,11 @@ def add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def fail(_: Request, error: Exception) -> Response:
-        return RefusalError(FAILED, "the server failed; its terminal says where").response()
+        return RefusalError(FAILED, "the server failed; see its terminal").response()
 
 
 def add_page(app: FastAPI, folder: Path, index: str, prefix: str) -> None:
-    """The page `index` at /, and the scripts and styles of its folder, read once, under `prefix`."""
+    """Serve the page `index` at /, and the scripts and styles of its folder, read once, under `prefix`."""
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in MEDIA_TYPES}
 
     @app.get("/", include_in_schema=False)
@@ -146,7 +146,7 @@ def add_page(app: FastAPI, folder: Path, index: str, prefix: str) -> None:
 
 
 def raw_headers(image_sources: str = "data:") -> list[tuple[bytes, bytes]]:
-    """The headers of every answer, as ASGI wants them."""
+    """The headers of every response, as ASGI expects them."""
     return [
         (name.lower().encode(), value.replace("img-src data:", f"img-src {image_sources}").encode())
         for name, value in HEADERS.items()
@@ -154,12 +154,12 @@ def raw_headers(image_sources: str = "data:") -> list[tuple[bytes, bytes]]:
 
 
 class Guard:
-    """Refuses whom it does not know, and adds headers that keep a page to itself.
+    """Refuses strangers, and adds headers that isolate the page.
 
     Args:
-        token: what a client has to send as bearer; "" admits this machine's own.
+        token: what clients send as bearer token; "" admits this machine only.
         hosts: the names by which this machine may call the server.
-        open_paths: what everybody may ask for.
+        open_paths: paths open to everybody.
         image_sources: where the page's images may come from.
     """
 
@@ -194,7 +194,9 @@ class Guard:
             given = headers.get("authorization", "")
             known = hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
             return (
-                None if known else RefusalError(UNAUTHORIZED, "send Authorization: Bearer and the token of this server")
+                None
+                if known
+                else RefusalError(UNAUTHORIZED, "send the header Authorization: Bearer TOKEN with this server's token")
             )
         host, origin = headers.get("host", ""), headers.get("origin")
         if host.rpartition(":")[0] not in self.hosts and host not in self.hosts:
@@ -203,13 +205,13 @@ class Guard:
             )
         if origin is not None and origin != f"http://{host}":
             return RefusalError(
-                FORBIDDEN, f"origin {origin[:60]!a} is another page, and only this server's own may ask"
+                FORBIDDEN, f"origin {origin[:60]!a} is another site; only this server's own page may ask"
             )
         return None
 
 
 async def read_json(request: Request, limits: WebLimits) -> Any:
-    """The content of a request, whose body is not read on once it is too large or too slow."""
+    """The content of a request; reading stops once the body is too large or too slow."""
     media_type = request.headers.get("content-type", "")
     if media_type.split(";")[0].strip().lower() != "application/json":
         raise RefusalError(NOT_JSON_TYPE, f"content type {media_type[:60]!a}; send application/json")
@@ -224,28 +226,30 @@ async def read_json(request: Request, limits: WebLimits) -> Any:
                 if len(body) > limits.max_bytes:
                     refuse_size(limits)
     except TimeoutError as error:
-        raise RefusalError(SLOW_BODY, f"the body took more than {limits.body_seconds:g} s; send it at once") from error
+        raise RefusalError(SLOW_BODY, f"the body took more than {limits.body_seconds:g} s; send it faster") from error
     return parse_json(bytes(body))
 
 
 def refuse_size(limits: WebLimits) -> NoReturn:
-    raise RefusalError(TOO_LARGE, f"the body has more than {limits.max_bytes:,} bytes; send less at once")
+    raise RefusalError(TOO_LARGE, f"the body has more than {limits.max_bytes:,} bytes; split the request")
 
 
 def parse_json(body: bytes) -> Any:
-    """JSON in UTF-8, without NaN and without endless nesting."""
+    """JSON in UTF-8, without NaN or excessive nesting."""
     try:
         text = body.decode("utf-8")
         content = json.loads(text, parse_constant=refuse_constant)
     except UnicodeDecodeError as error:
-        raise RefusalError(NOT_JSON, f"byte {error.start} of the body is not UTF-8; encode it so") from error
+        raise RefusalError(NOT_JSON, f"byte {error.start} of the body is not UTF-8; encode it as UTF-8") from error
     except json.JSONDecodeError as error:
         raise RefusalError(NOT_JSON, f"the body is not JSON: {error.msg} at character {error.pos}") from error
     except (ValueError, RecursionError) as error:
-        raise RefusalError(NOT_JSON, "the body has a number or a nesting that is beyond reason; send less") from error
+        raise RefusalError(
+            NOT_JSON, "the body has a number that is too long or nesting that is too deep; send less"
+        ) from error
     if is_deep(content):
         raise RefusalError(
-            NOT_JSON, f"the body has more than {DEEPEST} lists and objects inside each other; send fewer"
+            NOT_JSON, f"the body nests lists and objects more than {DEEPEST} levels deep; send fewer levels"
         )
     return content
 
@@ -267,20 +271,20 @@ def is_deep(content: Any) -> bool:
 
 
 class Lingering:
-    """Ends an answer only when the body of its request was read, within limits, though nobody wants it any more.
+    """Ends a response only after the body of its request was read, within limits, even if nobody needs it.
 
-    Most clients write all of a body before they read. To close with bytes unread resets the connection, and such a
-    client sees a broken pipe in place of the refusal.
+    Most clients send the whole body before they read. Closing with unread bytes resets the connection, and such a
+    client would see a broken pipe instead of the refusal.
 
     Args:
-        seconds: that the rest of a body may take.
+        seconds: for the rest of a body to arrive.
     """
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
         self.app, self.seconds = app, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and hold the end of its answer back until its body was read."""
+        """Pass a request on, and hold back the end of its response until its body was read."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         unread, held = True, False
@@ -299,13 +303,13 @@ class Lingering:
         await self.app(scope, hear, answer)
         if held:
             task = asyncio.current_task()
-            if task is None or not task.cancelling():  # by the end of the server, which does not wait for bodies
+            if task is None or not task.cancelling():  # by a server that stops, which does not wait for bodies
                 await discard(receive, self.seconds)
             await send({"type": "http.response.body"})
 
 
 async def discard(receive: Receive, seconds: float) -> None:
-    """Read what is left of a body, up to `LEFTOVER` bytes; less if it takes longer, or if the server ends."""
+    """Read the rest of a body, up to `LEFTOVER` bytes; less if it takes too long or the server stops."""
     left = LEFTOVER
     with suppress(TimeoutError, asyncio.CancelledError):
         async with asyncio.timeout(seconds):

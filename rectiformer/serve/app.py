@@ -1,4 +1,4 @@
-"""The application: its paths, each of which answers in JSON or is a file of the page."""
+"""The HTTP application: each path answers in JSON or serves a file of the page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rectiformer.web import FAILED, UNAVAILABLE, Guard, Lingering, RefusalError,
 PAGE = Path(__file__).parent / "page"
 TRANSLATE, ALIVE = "/v1/translate", "/livez"
 LARGE = 16_384
-"""Bytes of a body from which its subwords are counted outside the event loop."""
+"""Bodies of at least this many bytes are tokenized outside the event loop."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Served:
     align: tuple[int, int | str, str] | None = None
 
     def aligner(self) -> AlignPairs | None:
-        """How to link words; None where the model has no weights for that."""
+        """How to align words; None if the model has no cross-attention weights."""
         model = self.translator.model
         try:
             cross_sites(model)
@@ -148,9 +148,9 @@ def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.get(ALIVE, response_model=State, responses={500: {"model": ErrorAnswer}})
     async def livez() -> Response:
-        """Whether the process and the thread that has the model live."""
+        """Whether the process and the model's thread are alive."""
         if not service.alive:
-            raise RefusalError(FAILED, "the thread that has the model has ended; restart the server")
+            raise RefusalError(FAILED, "the model's thread has ended; restart the server")
         return JSONResponse({"status": "alive"})
 
     @app.get("/readyz", response_model=State, responses={503: {"model": ErrorAnswer}})
@@ -163,12 +163,12 @@ def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE_LATEST: {}}}})
     async def figures() -> Response:
-        """Figures for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
-    """The path that says which model this is."""
+    """The path that describes the model."""
     card = maker.card
     answer = ModelAnswer(
         name=card.name,
@@ -187,7 +187,7 @@ def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
 
 
 class Gate:
-    """Turns requests to one path away before anything of them is read, while none is accepted.
+    """While no request is accepted, turns requests to one path away before their bodies are read.
 
     Those that the end of the server cuts off, which cancels them, are told so.
 
@@ -214,5 +214,5 @@ class Gate:
             await app(scope, receive, answer)
         except asyncio.CancelledError:
             if not started:
-                cut_off = RefusalError(UNAVAILABLE, "the server ended before this request was answered; ask again")
+                cut_off = RefusalError(UNAVAILABLE, "the server stopped before this request was answered; try again")
                 await cut_off.response()(scope, receive, send)

@@ -22,7 +22,7 @@ from rectiformer.translate.translator import Translator
 
 Pair = tuple[str, str]
 Wanted = Callable[[int], bool]
-"""Whether somebody still waits for the result of task number n of a batch."""
+"""Whether somebody still waits for the result of task n of a batch."""
 
 
 class Operation(Protocol):
@@ -31,7 +31,7 @@ class Operation(Protocol):
     def run(
         self, translator: Translator, contents: Sequence[Any], batch_tokens: int, is_wanted: Wanted
     ) -> Sequence[Any]:
-        """What becomes of each content, in order; anything where `is_wanted` said that contents[n] is not any more."""
+        """The result of each content, in order; arbitrary where `is_wanted(n)` is no longer true."""
 
 
 @dataclass(frozen=True)
@@ -95,22 +95,22 @@ class RecordPairs:
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do."""
+    """One piece of work for the model."""
 
     operation: Operation
     content: Any
     length: int
-    """Tokens it brings into a batch."""
+    """Tokens it adds to a batch."""
     key: Any
-    """By which its job knows the result."""
+    """Identifies the result to its job."""
 
 
 def ignore(_: str) -> None:
-    """What there is to say of a line is in its translation's warnings too."""
+    """Warnings about a line are in its translation, too."""
 
 
 class Job(Protocol):
-    """What a request is to the service."""
+    """A request, as the service sees it."""
 
     sentences: int
 
@@ -118,10 +118,10 @@ class Job(Protocol):
         """The first tasks; none if there is nothing to do."""
 
     def receive(self, task: Task, result: Any) -> list[Task]:
-        """Take a result; the tasks that follow from it."""
+        """Store a result; return the tasks that follow from it."""
 
     def answer(self) -> dict[str, Any]:
-        """What the client gets, once no task is left."""
+        """The response, once no task is left."""
 
 
 class Extras:
@@ -143,7 +143,7 @@ class Extras:
         return [Task(each, (source, target), length, key) for each in operations if each is not None]
 
     def receive(self, task: Task, result: Any) -> None:
-        """Keep the result of such a task."""
+        """Store the result of such a task."""
         if isinstance(task.operation, AlignPairs):
             self.links[task.key] = (*task.content, result)
         else:
@@ -192,7 +192,7 @@ class SentencesJob:
         ]
 
     def receive(self, task: Task, result: Any) -> list[Task]:
-        """Keep a translation, and ask for its extras; or keep one of these."""
+        """Store a translation and begin its extras, or store one of those."""
         if not isinstance(task.operation, TranslateLines):
             self.extras.receive(task, result)
             return []
@@ -220,7 +220,7 @@ def candidate(found: Candidate) -> dict[str, Any]:
 
 
 class DocumentsJob:
-    """Whole documents, in segments of several sentences where the model was trained on such.
+    """Whole documents, in segments of several sentences if the model was trained on them.
 
     Args:
         ids: subwords of each sentence of each document.
@@ -251,7 +251,7 @@ class DocumentsJob:
         ]
 
     def receive(self, task: Task, result: Any) -> list[Task]:
-        """Keep what was generated for a segment, or try smaller ones; ask for the extras of a document that is done."""
+        """Store a segment's translation, or retry smaller segments; begin the extras of a finished document."""
         if not isinstance(task.operation, TranslateSegments):
             self.extras.receive(task, result)
             return []
@@ -280,7 +280,7 @@ class DocumentsJob:
         ]
 
     def answer(self) -> dict[str, Any]:
-        """The documents in their order, a translation for each of their sentences."""
+        """The documents in order, one translation per sentence."""
         return {
             "documents": [self._document(number, draft) for number, draft in enumerate(self.drafts)]
         } | self.extras.record()

@@ -1,4 +1,4 @@
-"""How much a server takes on: every limit, small unless raised."""
+"""Limits of a server; the defaults are small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rectiformer.web import WebLimits
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(WebLimits):
-    """What one request may ask for, and how many may wait; more is refused, never cut."""
+    """What one request may ask for, and how many may wait; anything above is refused, never truncated."""
 
     max_sentences: int = 128
     """Sentences of a request, those of all its documents together."""
@@ -25,7 +25,7 @@ class Limits(WebLimits):
     max_nbest: int = 8
     """Translations returned per sentence."""
     max_heads: int = 4
-    """Sentences of a request that asks for what the heads do."""
+    """Sentences of a request that asks for the attention of the heads."""
     max_heads_tokens: int = 128
     """Subwords of all sentences of such a request."""
     queue_requests: int = 256
@@ -51,7 +51,7 @@ class Limits(WebLimits):
             )
 
     def check_model(self, translator: Translator) -> None:
-        """ArgumentError where a sentence may be longer than the model translates, or its translation be recorded."""
+        """ArgumentError if a sentence within the limits could be too long for the model."""
         longest = translator.longest - SearchOptions.extra_length
         if self.max_sentence_tokens > longest:
             raise ArgumentError(

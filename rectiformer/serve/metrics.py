@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENS = (16, 64, 256, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
 class Metrics:
-    """The figures of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -38,11 +38,11 @@ class Metrics:
         )  # fmt: skip
 
     def add_gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
-        """A gauge that is read when it is asked for."""
+        """Add a gauge that is read when the metrics are scraped."""
         Gauge(f"rectiformer_{name}", about, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
-        """All figures, in Prometheus' text format."""
+        """All metrics, in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

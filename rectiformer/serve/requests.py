@@ -1,4 +1,4 @@
-"""What a request to translate looks like, what comes back, and both with examples for OpenAPI."""
+"""Requests to translate: what they look like, what comes back, and how one becomes a job within the limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Candidate(BaseModel):
 
 
 class Alignment(BaseModel):
-    """Word links; words are given by their first character and the one behind their last, counted in code points."""
+    """Word links; words are spans [start, stop) of code points."""
 
     source_words: list[tuple[int, int]]
     target_words: list[tuple[int, int]]
@@ -56,7 +56,7 @@ class Alignment(BaseModel):
 class Translated(Candidate):
     """A sentence's best translation."""
 
-    nbest: list[Candidate] | None = Field(None, description="All that were asked for, best first, if more than one.")
+    nbest: list[Candidate] | None = Field(None, description="All translations asked for, best first, if more than one.")
     alignment: Alignment | None = None
     warnings: list[str]
 
@@ -73,7 +73,7 @@ class TranslatedDocument(BaseModel):
 
     translations: list[DocumentSentence]
     segments: int = Field(description="How many segments the document was cut into.")
-    fallbacks: int = Field(description="How many of them had to be translated in smaller ones.")
+    fallbacks: int = Field(description="How many of them had to be translated in smaller segments.")
     warnings: list[str]
 
 
@@ -100,7 +100,7 @@ class ErrorAnswer(BaseModel):
 
 
 class State(BaseModel):
-    """Whether the server is there."""
+    """Whether the server is up."""
 
     status: str
 
@@ -118,7 +118,7 @@ class ModelAnswer(BaseModel):
 
 
 def read_request(content: Any) -> TranslateRequest:
-    """The request in a body; RefusalError, in one line, where it is none."""
+    """The request in a body; RefusalError, in one line, if it is invalid."""
     try:
         asked = TranslateRequest.model_validate(content)
     except ValidationError as error:
@@ -128,12 +128,12 @@ def read_request(content: Any) -> TranslateRequest:
     if (asked.sentences is None) == (asked.documents is None):
         raise RefusalError(INVALID, "give either sentences or documents")
     if has_half_pairs(asked.documents or [asked.sentences or []]):
-        raise RefusalError(INVALID, "a sentence has half of a surrogate pair, which is no character; remove it")
+        raise RefusalError(INVALID, "a sentence has half of a surrogate pair, which is not a character; remove it")
     return asked
 
 
 def has_half_pairs(documents: list[list[str]]) -> bool:
-    """Whether a text cannot be encoded as UTF-8; JSON's escapes can spell such."""
+    """Whether a text cannot be encoded as UTF-8: JSON's escapes can spell half of a surrogate pair."""
     try:
         "".join(sentence for document in documents for sentence in document).encode()
     except UnicodeEncodeError:
@@ -170,10 +170,10 @@ class JobMaker:
     card: ModelCard
     limits: Limits
     align: AlignPairs | None
-    """Which heads word links are read from; None where the model has none to give."""
+    """Which heads align words; None if the model has no cross-attention weights."""
 
     def make(self, asked: TranslateRequest) -> Job:
-        """The job of a request; RefusalError where it asks for too much."""
+        """The job of a request; RefusalError if it asks for too much."""
         self._check_counts(asked)
         try:
             options = SearchOptions(beam=asked.beam, nbest=asked.nbest, length_penalty=asked.length_penalty)
@@ -214,4 +214,4 @@ class JobMaker:
 def check(what: str, value: int, most: int) -> None:
     """Refuse more than the limit."""
     if value > most:
-        raise RefusalError(OVER_LIMIT, f"{what}: {value:,}, but at most {most:,} are taken")
+        raise RefusalError(OVER_LIMIT, f"{what}: {value:,}, but at most {most:,} are allowed")

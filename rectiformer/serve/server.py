@@ -1,4 +1,4 @@
-"""The process: a socket, the application, and an end that loses nothing which was accepted."""
+"""The server process: it runs the application and, when stopped, finishes every accepted request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORTEST_TOKEN = 16
 
 
 class DrainingServer(LimitedServer):
-    """A server that is first not ready, then finishes what it accepted, then ends; a second signal ends it at once."""
+    """On a signal it accepts nothing more, finishes what it accepted, then stops; a second signal stops it at once."""
 
     def __init__(self, app: FastAPI, limits: Limits) -> None:
         super().__init__(app, limits, lifespan="on", timeout_graceful_shutdown=1)
@@ -45,7 +45,7 @@ class DrainingServer(LimitedServer):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cancel requests that were not finished, so that they are told at once, and end."""
+        """Cancel unfinished requests, so that their clients hear at once, and stop."""
         for task in self.server_state.tasks:
             task.cancel()
         await super().shutdown(sockets)
@@ -63,17 +63,17 @@ class DrainingServer(LimitedServer):
 
 
 def serve(served: Served, bound: socket.socket, announce: Callable[[], None]) -> None:
-    """Answer until SIGTERM or Ctrl-C; `announce` is called once connections are taken."""
+    """Answer until SIGTERM or Ctrl-C; `announce` is called once connections are accepted."""
     server = DrainingServer(build_app(served), served.limits)
     bound.listen(BACKLOG)
     announce()
     gc.collect()
-    gc.freeze()  # PyTorch's objects stay: to look through them for garbage again and again was half of a request's cost
+    gc.freeze()  # PyTorch's objects stay: collecting garbage among them was half of a request's cost
     asyncio.run(server.serve(sockets=[bound]))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine only."""
+    """Whether only this machine can reach an address to listen on."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -81,7 +81,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(host: str, file: Path | None) -> str:
-    """The token in a file or in the environment; ArgumentError where one is needed and there is none."""
+    """The token from a file or the environment; ArgumentError if one is needed and there is none."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if file is not None:
         try:

@@ -1,6 +1,6 @@
-"""Requests on their way through the model: admitted or refused, answered in time or dropped, finished before the end.
+"""Requests on their way through the model: admitted or refused, answered in time or dropped, drained at the end.
 
-All of it runs in the event loop; only tasks and their outcomes cross to the thread that has the model.
+Everything runs in the event loop; only tasks and their outcomes cross to the model's thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rectiformer.web import BUSY, FAILED, INVALID, LATE, UNAVAILABLE, RefusalErr
 
 
 class ClientGoneError(Exception):
-    """Nobody is there to be answered."""
+    """The client closed its connection."""
 
 
 class Ticket(Owner):
@@ -30,7 +30,7 @@ class Ticket(Owner):
         super().__init__()
         self.job, self.future = job, future
         self.open = 0
-        """Tasks whose results are not there."""
+        """Tasks without a result so far."""
 
 
 class Service:
@@ -57,7 +57,7 @@ class Service:
         metrics.add_gauge("ready", "Whether a request would be accepted.", lambda: not self.unready())
 
     def start(self) -> None:
-        """Start the thread that has the model; call it inside the event loop."""
+        """Start the model's thread; call this inside the event loop."""
         self._loop = asyncio.get_running_loop()
         self.worker.start()
 
@@ -69,20 +69,20 @@ class Service:
         await asyncio.to_thread(self.worker.join)
 
     def drain(self) -> None:
-        """Accept nothing any more."""
+        """Stop accepting requests."""
         self.state = "draining"
 
     async def drained(self) -> None:
-        """Wait until all that was accepted is answered, for as long as the limits allow."""
+        """Wait until every accepted request is answered, for as long as the limits allow."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), self.limits.drain)
 
     def unready(self, sentences: int = 1) -> RefusalError | None:
-        """Why a request of so many sentences would not be accepted now; None if it would."""
+        """Why a request of this many sentences would be refused now; None if it would be accepted."""
         if self.state == "starting" and self.alive:
             return RefusalError(UNAVAILABLE, "the server is starting; try again")
         if self.state != "ready" or not self.alive:
-            return RefusalError(UNAVAILABLE, "the server is stopping; ask another one")
+            return RefusalError(UNAVAILABLE, "the server is stopping; use another one")
         limits = self.limits
         if len(self.tickets) >= limits.queue_requests or self.sentences + sentences > limits.queue_sentences:
             return RefusalError(
@@ -94,11 +94,11 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread that has the model runs."""
+        """Whether the model's thread runs."""
         return self.worker.alive
 
     async def answer(self, job: Job, gone: asyncio.Future[Any]) -> dict[str, Any]:
-        """The answer to a job; RefusalError where there is none in time, ClientGoneError once `gone` is done."""
+        """The answer to a job; RefusalError if there is none in time, ClientGoneError once `gone` is done."""
         refusal = self.unready(job.sentences)
         if refusal is not None:
             raise refusal
@@ -113,7 +113,8 @@ class Service:
                 self.metrics.abandoned.inc()
                 raise ClientGoneError
             raise RefusalError(
-                LATE, f"no answer within {self.limits.deadline:g} s; it was dropped; send less, or later"
+                LATE,
+                f"no answer within {self.limits.deadline:g} s, so the request was dropped; send less, or try later",
             )
         finally:
             self._release(ticket)
@@ -160,7 +161,7 @@ class Service:
         elif isinstance(outcome.error, RectiformerError):
             ticket.future.set_exception(RefusalError(INVALID, str(outcome.error)))
         else:
-            ticket.future.set_exception(RefusalError(FAILED, "the model failed with this request; the server goes on"))
+            ticket.future.set_exception(RefusalError(FAILED, "the model failed on this request; the server goes on"))
 
     def _get_ready(self) -> None:
         if self.state == "starting":
@@ -170,9 +171,9 @@ class Service:
         for ticket in self.tickets:
             if not ticket.future.done():
                 ticket.future.set_exception(
-                    RefusalError(UNAVAILABLE, "the server ended before this request; ask again")
+                    RefusalError(UNAVAILABLE, "the server stopped before this request was answered; try again")
                 )
 
     def _in_loop(self, call: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: nobody is waiting
             self._loop.call_soon_threadsafe(call, *arguments)

@@ -1,8 +1,8 @@
-"""The queue of tasks, and the one thread that uses the model: takes a batch, runs it, tells what became of each task.
+"""The queue of tasks, and the one thread that uses the model: it takes a batch, runs it and reports each result.
 
 Requests share the model fairly, as in start-time fair queueing: each task starts, in virtual time, where the one before
-it of the same request ended, and the earliest start is next. A long document is thus overtaken by a sentence that comes
-later, but never stands still. Those of like length go along with the next one, until the batch is full.
+it of the same request ended, and the earliest start is next. A later sentence thus overtakes a long
+document, which still never starves. Tasks of similar length join the next one until the batch is full.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rectiformer.translate.translator import Translator
 
 
 class Owner:
-    """Whose tasks wait."""
+    """Who waits for tasks."""
 
     def __init__(self) -> None:
         self.reached = 0.0
-        """Virtual time up to which its tasks use the model."""
+        """Virtual time at which its last task ends."""
         self.gone = False
-        """Whether nobody wants the results any more."""
+        """Whether the results are no longer wanted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A task that waits."""
+    """A task in the queue."""
 
     owner: Owner
     task: Task
@@ -42,7 +42,7 @@ class Entry:
 
 
 class TaskQueue:
-    """The tasks of all requests, between the threads that accept them and the one that has the model.
+    """The tasks of all requests, between the event loop and the model's thread.
 
     Args:
         batch_tokens: padded tokens of a batch; a longer task makes a batch of its own.
@@ -60,7 +60,7 @@ class TaskQueue:
         return len(self._entries)
 
     def put(self, owner: Owner, tasks: Sequence[Task]) -> None:
-        """Let tasks wait; how many may is for others to say."""
+        """Add tasks; the service limits how many."""
         with self._changed:
             owner.reached = max(owner.reached, self._now)
             for task in tasks:
@@ -70,13 +70,13 @@ class TaskQueue:
             self._changed.notify()
 
     def drop(self, owner: Owner) -> None:
-        """Forget the tasks of one who is gone."""
+        """Remove the tasks of an owner who is gone."""
         with self._changed:
             owner.gone = True
             self._entries = [entry for entry in self._entries if entry.owner is not owner]
 
     def close(self) -> None:
-        """No task is given out any more."""
+        """Give out no more tasks."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -113,7 +113,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task."""
+    """The result of a task, or why there is none."""
 
     owner: Owner
     task: Task
@@ -123,7 +123,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """A batch that is done."""
+    """A finished batch."""
 
     outcomes: list[Outcome]
     tokens: int
@@ -139,7 +139,7 @@ def give_memory_back() -> None:
 
 
 class Worker:
-    """A thread with a model.
+    """The thread that uses the model.
 
     Args:
         warm: called once the model has translated for the first time, from the thread.
@@ -163,15 +163,15 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, and takes batches: one that is about to end takes none any more."""
+        """Whether the thread runs and takes batches; one that is about to end takes none."""
         return self._takes and self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin to take batches."""
+        """Start taking batches."""
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the end of the thread, which comes when the queue is closed and its batch done or given up."""
+        """Wait for the thread to end, after the queue was closed and its last batch is done or given up."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -183,16 +183,16 @@ class Worker:
                 outcomes = self._work(batch)
                 tokens = sum(entry.task.length for entry in batch)
                 self._tell_done(BatchResult(outcomes, tokens, time.perf_counter() - since))
-                if not self.queue:  # nobody waits for the milliseconds that this takes
+                if not self.queue:  # it takes milliseconds, and nobody waits now
                     give_memory_back()
         finally:
-            self._takes = False  # before it is told, so that whoever is admitted until then hears of the end
+            self._takes = False  # before `ended` is called, so that whoever is admitted until then hears of it
             self._tell_ended()
 
     def _work(self, batch: Sequence[Entry]) -> list[Outcome]:
-        """Run a batch; one that fails is halved, so that a task which no model can take fails alone.
+        """Run a batch; one that fails is halved, so that a task the model cannot take fails alone.
 
-        What is decoded for owners who are gone is given up on the way; what they then get is as good as any.
+        Decoding for owners who are gone is given up on the way; their results are arbitrary.
         """
         contents = [entry.task.content for entry in batch]
         try:

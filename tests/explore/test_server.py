@@ -245,8 +245,8 @@ def test_too_many_subwords_are_refused(server, side):
     [
         (b"", "the body is not JSON: Expecting value at character 0"),
         (b"{", "the body is not JSON: "),
-        (b"\xff\xfe", "byte 0 of the body is not UTF-8; encode it so"),
-        (b"[" * 100_000, "the body has a number or a nesting that is beyond reason; send less"),
+        (b"\xff\xfe", "byte 0 of the body is not UTF-8; encode it as UTF-8"),
+        (b"[" * 100_000, "the body has a number that is too long or nesting that is too deep; send less"),
         (b'{"source": NaN}', "the body has NaN, which is not JSON; send a number"),
     ],
     ids=["empty", "half", "bytes", "deep", "NaN"],
@@ -269,7 +269,7 @@ def test_headers_and_connections_are_limited_as_those_of_serve(server):
 
 def test_a_body_is_not_read_beyond_its_limit(server):
     """Neither where its length says so, nor where it has none and never ends."""
-    line = "the body has more than 500,000 bytes; send less at once"
+    line = "the body has more than 500,000 bytes; split the request"
     assert refuse(server, 413, b" " * 600_000) == line
     assert refuse(server, 413, iter([b" " * 100_000] * 6)) == line
 
@@ -293,7 +293,7 @@ def test_a_request_by_another_name_is_refused(server, host):
 def test_a_request_of_another_page_is_refused_and_never_allowed(server):
     body = json.dumps({"source": SOURCE})
     for origin in ("http://evil.example", "null", f"https://127.0.0.1:{server.port}", "http://127.0.0.1:1"):
-        assert refuse(server, 403, body, Origin=origin).startswith(f"origin '{origin}' is another page")
+        assert refuse(server, 403, body, Origin=origin).startswith(f"origin '{origin}' is another site")
     assert refuse(server, 415, body, Content_Type="text/plain") == "content type 'text/plain'; send application/json"
     asked = request(server, "OPTIONS", "/api/translate", Access_Control_Request_Method="POST")
     assert asked.status == 405

@@ -56,7 +56,7 @@ def test_a_refusal_is_shown_and_the_next_text_translated(browser, server):
     page.get_by_role("button", name="Translate").click()
     # Not by `wait_for_function`: it evaluates text again and again, which the page's policy forbids.
     page.locator("[role=alert]:not(:empty)").wait_for()
-    assert page.locator("[role=alert]").inner_text() == "sentences: 41, but at most 40 are taken"
+    assert page.locator("[role=alert]").inner_text() == "sentences: 41, but at most 40 are allowed"
     page.locator("textarea").fill("Hund")
     page.get_by_role("button", name="Translate").click()
     page.wait_for_selector("li")

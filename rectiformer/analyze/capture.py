@@ -1,4 +1,4 @@
-"""Attention records out of a translator: sentence pairs under forced decoding, one batch in memory at a time."""
+"""Attention records of a translator: sentence pairs and documents under forced decoding, one batch at a time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def capture_examples(
 
 
 def choose_sites(model: Transformer, sites: Collection[str], layers: Collection[int] | None) -> list[Site]:
-    """The attentions to record; ArgumentError for a site that does not exist, or a layer that none of these has."""
+    """The attention modules to record; ArgumentError for an unknown site, or a layer that none of the sites has."""
     for name in sites:
         if name not in SITES:
             raise ArgumentError(unknown_name("attention site", name, SITES))
@@ -105,7 +105,7 @@ def choose_sites(model: Transformer, sites: Collection[str], layers: Collection[
 
 
 def split_side(vocabulary: Vocabulary, text: str, tokenized: bool) -> Side:
-    """A sentence with its pieces, the end included, in groups that make up its words."""
+    """A sentence, its pieces (the end included), and which of them make up each word."""
     pieces = [PieceSpan(piece.text, piece.start, piece.end) for piece in vocabulary.pieces(text)]
     spans = given_spans(text) if tokenized else word_spans(text)
     groups: list[list[int]] = [[] for _ in spans]
@@ -122,7 +122,7 @@ def split_side(vocabulary: Vocabulary, text: str, tokenized: bool) -> Side:
 
 
 def record_batch(translator: Translator, batch: Batch, sites: Sequence[Site], examples: Sequence[Example]) -> None:
-    """Add what `sites` do with a batch to the examples of its rows."""
+    """Add the attention at `sites` to the examples of a batch."""
 
     def see(seen: Observation, site: Site) -> None:
         source, target = batch.source_lengths.tolist(), batch.target_lengths.tolist()
@@ -139,7 +139,7 @@ def record_batch(translator: Translator, batch: Batch, sites: Sequence[Site], ex
 
 
 def model_card(model: Transformer, name: str = "") -> ModelCard:
-    """What a record says of its model, which is called by its variant unless it has a name."""
+    """The description of a model in a record; its name is its variant unless given."""
     config = model.config
     digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
     for parameter_name, parameter in model.named_parameters():
@@ -158,7 +158,7 @@ def model_card(model: Transformer, name: str = "") -> ModelCard:
 def site_records(
     seen: Observation, kind: str, layer: int, queries: Sequence[int], keys: Sequence[int]
 ) -> list[SiteRecord]:
-    """What an attention did with each sequence of a batch, of which the first `queries` and `keys` are no padding."""
+    """The record of an attention for each sequence of a batch: its first `queries` and `keys`, without padding."""
     batch, heads, _, _ = seen.q.shape
     visible = seen.visible().expand(seen.q.shape[:3]).cpu().numpy()  # [B, H, M]
     parts: list[list[SiteRecord]] = [[] for _ in range(batch)]
@@ -178,7 +178,7 @@ def site_records(
 
 
 def join_queries(parts: Sequence[SiteRecord]) -> SiteRecord:
-    """One record of the queries of all parts, which are of the same attention and keys."""
+    """Parts with different queries of the same attention and keys, as one record."""
     heads = range(parts[0].heads)
 
     def by_head(name: str) -> np.ndarray:
@@ -207,7 +207,7 @@ def join_queries(parts: Sequence[SiteRecord]) -> SiteRecord:
 
 
 def sample(count: int, total: int, seed: int) -> list[int]:
-    """`count` of the indices below `total`, or all if there are fewer, in order; the same for the same seed."""
+    """`count` random indices below `total`, or all if there are fewer, in order; the seed decides which."""
     return sorted(shuffled(total, "examples", seed)[:count].tolist())
 
 
@@ -243,7 +243,7 @@ def record_documents(
 
 
 def join_sides(vocabulary: Vocabulary, sentences: Sequence[str], tokenized: bool) -> Side:
-    """A document with its pieces, those that separate sentences and the end included; spaces join the texts."""
+    """A document and its pieces, separators and the end included; the texts are joined by spaces."""
     whole = Side("", [], [])
     for number, sentence in enumerate(sentences):
         side = split_side(vocabulary, sentence, tokenized)

@@ -31,7 +31,7 @@ from rectiformer.web import INVALID, Guard, Lingering, RefusalError, WebLimits, 
 
 HOST = "127.0.0.1"
 LIMITS = WebLimits(max_bytes=500_000, max_connections=64)
-"""The body has two texts of the most characters, of four bytes each, and heads."""
+"""Enough for two texts of `LONGEST` characters of up to four bytes, and heads."""
 LONGEST = 20_000
 """Most characters of a text; live.js says the same."""
 SUBWORDS = 512
@@ -51,9 +51,9 @@ class Question:
 
     @classmethod
     def from_json(cls, content: Any) -> Question:
-        """The question in a request; ArgumentError, in one line, where it is none."""
+        """The question in a request; ArgumentError, in one line, if it is invalid."""
         if not isinstance(content, dict):
-            raise ArgumentError("the request is no JSON object; send {source, target, off, model}")
+            raise ArgumentError("the request is not a JSON object; send {source, target, off, model}")
         target, model = content.get("target"), content.get("model", 0)
         if type(model) is not int:
             raise ArgumentError(f"model is {show(model)}; it is the number of a model, from 0")
@@ -71,7 +71,7 @@ def check_text(name: str, value: Any) -> str:
     if len(value) > LONGEST:
         raise ArgumentError(f"{name} has {len(value):,} characters, but at most {LONGEST:,} are read; shorten it")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ArgumentError(f"{name} has half of a surrogate pair, which is no character; remove it")
+        raise ArgumentError(f"{name} has half of a surrogate pair, which is not a character; remove it")
     return value
 
 
@@ -85,7 +85,7 @@ def parse_heads(value: Any) -> frozenset[Head]:
 
 
 def show(value: Any) -> str:
-    """The start of a value, on one line, whatever it holds."""
+    """The beginning of any value, on one line."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -152,7 +152,7 @@ def build_app(models: Sequence[Answerer]) -> FastAPI:
 
 
 def serve(models: Sequence[Answerer], bound: socket.socket, announce: Callable[[], None]) -> None:
-    """Answer until Ctrl-C; `announce` is called once connections are taken."""
+    """Answer until Ctrl-C; `announce` is called once connections are accepted."""
     bound.listen(BACKLOG)
     announce()
     with suppress(KeyboardInterrupt):
@@ -160,7 +160,7 @@ def serve(models: Sequence[Answerer], bound: socket.socket, announce: Callable[[
 
 
 def open_browser(address: str) -> None:
-    """Show the page, where there is a screen: a text browser would take the terminal."""
+    """Show the page if there is a screen: a text browser would take over the terminal."""
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if screen:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""All that is measured of a model on a test set, and the JSON file it is kept in."""
+"""Everything that is measured of a model on a test set, and its JSON file."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class DataCard:
     source_tokens: int
     target_tokens: int
     documents: int = 0
-    """That the sentences were read in; 0 where each stands by itself."""
+    """Documents the sentences were read in; 0 if each was read by itself."""
     segments: int = 0
-    """That those were cut into, each read at once."""
+    """Segments the documents were cut into, each read at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class SiteFindings(HeadSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class LengthFindings(LengthSummary):
-    """One attention against the length of the source."""
+    """One attention site by length of the source."""
 
     kind: str
     layer: int
@@ -129,7 +129,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything about one model on one test set; what could not be measured is None, or not in its list."""
+    """Everything about one model on one test set; what could not be measured is None or missing from its list."""
 
     model: ModelCard
     data: DataCard
@@ -142,16 +142,16 @@ class Findings:
     distances: list[DistanceFindings] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; DataError where a number is not finite, which JSON has no word for."""
+        """Plain JSON values; DataError if a number is not finite, which JSON cannot express."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self), "model": self.model.to_json()}
         if (location := find_nonfinite(content)) is not None:
             raise DataError(
-                f"model {self.model.name!r} measures {location}; its weights overflow, take another checkpoint"
+                f"model {self.model.name!r} measures {location}; its weights overflow; take another checkpoint"
             )
         return content
 
     def write(self, path: str | Path) -> None:
-        """Write a JSON file; what was there stays until the new one is complete."""
+        """Write a JSON file; an old one stays until the new one is complete."""
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
         with replacing(Path(path)) as file:
             file.write(f"{text}\n".encode("ascii"))
@@ -205,7 +205,7 @@ def analyze_documents(
     model_name: str = "",
     warn: Callable[[str], None] = warnings.warn,
 ) -> Findings:
-    """Measure what `analyze` does while the model reads segments of documents, and how far attention reaches in them.
+    """Measure what `analyze` does, on segments of documents, and how far cross-attention reaches in them.
 
     Args:
         segments: first and last, exclusive, of the sentences that are read at once, as `cut_documents` gives them; as
@@ -242,7 +242,7 @@ def survey_model(
     model_name: str,
     warn: Callable[[str], None],
 ) -> Findings:
-    """What the meters see of a model, `further` ones too, without alignments and translations.
+    """Run all meters, and those of `further` surveys; alignment and quality stay None.
 
     Args:
         own, others: targets with their sources, and, where there are any, with those of other pairs.
@@ -274,7 +274,7 @@ def survey_model(
 
 
 def describe_site(meter: SiteMeter) -> SiteFindings:
-    """What a meter has seen of its attention."""
+    """The findings of one attention site."""
     site = meter.site
     return SiteFindings(
         kind=site.kind,
@@ -286,12 +286,12 @@ def describe_site(meter: SiteMeter) -> SiteFindings:
 
 
 def describe_lengths(meter: SiteMeter) -> LengthFindings:
-    """What a meter has seen against the length of the source."""
+    """The findings of one attention site by length of the source."""
     return LengthFindings(kind=meter.site.kind, layer=meter.site.layer, **vars(meter.lengths.result()))
 
 
 def describe_cross(meters: Sequence[HeadMeter]) -> CrossFindings:
-    """What the meters of all layers have seen of cross-attention."""
+    """The findings of the cross-attention of all layers."""
     layers = [meter.pooled().result() for meter in meters]
     return CrossFindings([layer.null_rate[0] for layer in layers], [layer.mass[0] for layer in layers])
 
@@ -299,7 +299,7 @@ def describe_cross(meters: Sequence[HeadMeter]) -> CrossFindings:
 def align(
     translator: Translator, pairs: Sequence[Pair], gold: Sequence[Links], tokenized: bool
 ) -> list[AlignmentFindings]:
-    """The alignment error of every layer, head, average of heads and induction."""
+    """The alignment error of every layer, head (and the average of the heads) and induction."""
     return [
         AlignmentFindings(row.layer, row.head, row.induction, row.score.aer, row.score.precision, row.score.recall)
         for row in alignment_table(translator, pairs, gold, tokenized=tokenized)
@@ -314,13 +314,13 @@ def score_sentences(translator: Translator, pairs: Sequence[Pair], warn: Callabl
 
 
 def score_documents(translator: Translator, documents: Sequence[Document], warn: Callable[[str], None]) -> Quality:
-    """BLEU over the sentences of documents that were translated as a whole; `warn` is told once of all fallbacks."""
+    """BLEU over the sentences of documents translated as a whole; `warn` is told once about all fallbacks."""
     sources, targets = zip(*two_sides(documents), strict=True)
     found = list(translate_documents(translator, sources, SearchOptions(), warn=lambda _: None))
     if fallbacks := sum(each.fallbacks for each in found):
         segments = sum(each.segments for each in found)
         warn(
-            f"for BLEU, {fallbacks:,} of {segments:,} segments did not come back sentence by sentence, and were "
+            f"for BLEU, {fallbacks:,} of {segments:,} segments could not be split into sentences again, and were "
             "translated in smaller ones"
         )
     lines = [text for each in found for text in each.sentences]
@@ -329,7 +329,7 @@ def score_documents(translator: Translator, documents: Sequence[Document], warn:
 
 
 def find_nonfinite(value: Any, where: str = "") -> str | None:
-    """Where the first NaN or infinity of a JSON value stands, and which it is; None if all are finite."""
+    """The path and value of the first NaN or infinity in a JSON value; None if all numbers are finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{where.lstrip('.')} = {value}"
     parts: list[tuple[Any, str]] = []

@@ -1,4 +1,4 @@
-"""What the feed-forward memories do: how loud compared with the residual stream, how peaked, how alike their values."""
+"""What is measured of feed-forward memories: output variance, top scores, similarity of values, use of slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TOP_SHARES = (0.002, 0.01, 0.1)
-"""Of all slots: those whose part in a token's weights is measured."""
+"""Shares of the slots, for which `top_score_ratio` is measured."""
 BLOCK_CELLS = 1 << 20
 """Weights sorted at once."""
 
@@ -21,21 +21,21 @@ class MemorySummary:
     """One memory over all tokens that it saw."""
 
     variance_ratio: float
-    """Variance of what the memory adds over that of the residual stream it is added to, all tokens and dimensions."""
+    """Variance of the memory's output over that of the residual stream it is added to."""
     top_score_ratio: dict[str, float]
-    """What part of a token's weights its largest hold, by their share of the slots (at least one slot): the mean over
-    the tokens that have weights."""
+    """Share of a token's total weight in its largest weights, by their share of the slots (at least one slot); the mean
+    over tokens that have weights."""
     anisotropy: float
     """Mean cosine of two different values."""
     slots: int
     used_slots: float
-    """Share of slots that some token gave a weight other than exactly 0."""
+    """Share of slots to which some token gives a weight other than exactly 0."""
     usage_entropy: float
-    """In nats, of how the weights of all tokens together are spread over the slots; log(slots) if evenly."""
+    """Entropy (nats) of the weights of all tokens over the slots; log(slots) if they are spread evenly."""
 
 
 class VarianceMeter:
-    """The variance of all values seen, without the loss of digits that sums of squares would bring."""
+    """The variance of all values seen, without the cancellation that sums of squares would bring."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -62,7 +62,7 @@ class VarianceMeter:
 
 
 class MemoryMeter:
-    """Sums over tokens of one memory, whose `values` [N, E] are read when the result is asked for."""
+    """Sums over tokens of one memory, whose `values` [N, E] are read for the result."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
@@ -74,7 +74,7 @@ class MemoryMeter:
         self.usage = torch.zeros(len(values), dtype=torch.float64)
 
     def update(self, weights: Tensor, output: Tensor, residual: Tensor) -> None:
-        """Add T tokens: their weights [T, N], what the memory gave them [T, E] and what that is added to [T, E]."""
+        """Add T tokens: their weights [T, N], the memory's output [T, E], the residual stream [T, E]."""
         self.output.update(output)
         self.residual.update(residual)
         for block in weights.split(max(1, BLOCK_CELLS // len(self.values))):
@@ -103,7 +103,7 @@ class MemoryMeter:
         self.usage += torch.tensor(usage, dtype=torch.float64)
 
     def result(self) -> MemorySummary:
-        """What was seen; 0 for each measure that saw nothing."""
+        """The summary; 0 for each measure without data."""
         ratios = (self.top / max(1, self.tokens)).tolist()
         residual, total = self.residual.result(), float(self.usage.sum())
         return MemorySummary(

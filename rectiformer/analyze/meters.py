@@ -21,7 +21,7 @@ BINS = 8
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """One value per head. Queries that see no key count nowhere."""
+    """One value per head. Queries that see no key are not counted."""
 
     sparsity: list[float]
     """Share of exactly zero weights among the visible cells."""
@@ -30,7 +30,7 @@ class HeadSummary:
     mass: list[float]
     """Mean sum of a query's weights, 0 for one that attends to nothing."""
     entropy: list[float]
-    """Mean in nats over the queries that attend to something: those that do not have no distribution."""
+    """Mean entropy (nats) over the queries that attend to something; the others have no distribution."""
     active_queries: list[float]
     """Share of queries that attend to something."""
     nonzero_keys: list[float]
@@ -38,7 +38,7 @@ class HeadSummary:
 
 
 class SumMeter:
-    """Sums that those of another meter of the same can be added to."""
+    """Sums that can be merged with those of another meter."""
 
     totals: Tensor
 
@@ -63,20 +63,20 @@ class HeadMeter(SumMeter):
         return int(self.totals[0].sum())
 
     def update(self, stats: AttentionStats, real: Tensor) -> None:
-        """Add a batch; `real` [B, M] says which queries are no padding."""
+        """Add a batch; `real` [B, M] marks the queries that are not padding."""
         counted = real[:, None] & (stats.visible > 0)  # [B, H, M]
         parts = (counted, stats.visible, stats.nonzero, stats.null, stats.mass, stats.entropy)
         sums = [torch.where(counted, part, 0).sum((0, 2), dtype=torch.float64) for part in parts]
         self.totals += torch.stack(sums).cpu()
 
     def pooled(self) -> HeadMeter:
-        """A meter of one head that has seen the rows of all."""
+        """A meter of one head with the rows of all heads."""
         pooled = HeadMeter(1)
         pooled.totals = self.totals.sum(1, keepdim=True)
         return pooled
 
     def result(self) -> HeadSummary:
-        """What was seen; 0 for each measure that saw nothing."""
+        """The summary; 0 for each measure without data."""
         rows, visible, nonzero, null, mass, entropy = self.totals
         per_row = torch.stack([null, mass, rows - null, nonzero]) / rows.clamp_min(1)
         null_rate, mean_mass, active, nonzero_keys = per_row.tolist()
@@ -92,7 +92,7 @@ class HeadMeter(SumMeter):
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Zeros against the length of the source, all heads together; bin i has lengths[i] <= length < lengths[i + 1]."""
+    """Zeros by length of the source, all heads together; bin i has lengths[i] <= length < lengths[i + 1]."""
 
     lengths: list[int]
     sparsity: list[float]
@@ -105,7 +105,7 @@ class LengthMeter:
     """One meter per bin of source lengths.
 
     Args:
-        edges: where bins begin, and where the last one ends; a length outside of them counts nowhere.
+        edges: where bins begin, and where the last one ends; lengths outside are not counted.
     """
 
     def __init__(self, edges: Sequence[int], heads: int) -> None:
@@ -129,7 +129,7 @@ class LengthMeter:
             meter.merge(its)
 
     def result(self) -> LengthSummary:
-        """What was seen; 0 for a bin that saw nothing."""
+        """The summary; 0 for an empty bin."""
         found = [meter.pooled().result() for meter in self.bins]
         return LengthSummary(
             lengths=self.edges,
@@ -146,20 +146,20 @@ def length_edges(lengths: Sequence[int] | np.ndarray, bins: int = BINS) -> list[
 
 
 BLOCK_CELLS = 1 << 18
-"""Weights to give to a meter at once, which holds them some five times over in float64."""
+"""Weights to give to a meter at once, which holds about five copies in float64."""
 
 
 @dataclass(frozen=True)
 class Diversity:
-    """Means over queries; each is 0 where no query has it."""
+    """Means over queries; 0 without queries."""
 
     js: float
-    """Generalized Jensen-Shannon divergence in nats of the heads that attend to something, of queries with any such
-    head: 0 where they agree (or there is only one), log H where no two of all H look at the same key."""
+    """Generalized JS divergence (nats) of the heads that attend to something, over queries with any such
+    head: 0 if they agree (or there is only one), log H if no two of H heads share a key."""
     js_zero: float
-    """The same with a head that attends to nothing counted as a vector of zeros whose entropy is 0."""
+    """The same, with a head that attends to nothing as a vector of zeros with entropy 0."""
     dropped: float
-    """Share of the heads' rows that `js` leaves out because they attend to nothing."""
+    """Share of rows that `js` leaves out because they attend to nothing."""
     support_overlap: float
     """Mean Jaccard index of the keys that two heads weigh, of all pairs of heads that attend to something."""
 
@@ -192,7 +192,7 @@ class DiversityMeter(SumMeter):
         self.totals += torch.stack([part.double() for part in sums]).cpu()
 
     def result(self) -> Diversity:
-        """What was seen."""
+        """The summary."""
         js, js_zero, overlap = (self.totals[:3] / self.totals[3:6].clamp_min(1)).tolist()
         dropped = float(self.totals[6] / self.totals[7].clamp_min(1))
         return Diversity(js=js, js_zero=js_zero, dropped=dropped, support_overlap=overlap)
@@ -206,7 +206,7 @@ def divergence(share: Tensor, active: Tensor) -> Tensor:
 
 
 def entropy(share: Tensor) -> Tensor:
-    """In nats, of the last axis."""
+    """Entropy (nats) of the last axis."""
     return -torch.special.xlogy(share, share).sum(-1)
 
 
@@ -226,7 +226,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class DistanceSummary:
-    """Where the absolute weights of all rows and heads together go: shares that add up to 1, or are 0 without any.
+    """Where the absolute weights of all rows and heads go: shares that add up to 1, or 0 without weights.
 
     Rows are those that generate a sentence; separators and the end belong to none.
     """
@@ -262,7 +262,7 @@ class DistanceMeter(SumMeter):
         self.totals += torch.stack([*mass, null, rows]).cpu()
 
     def result(self) -> DistanceSummary:
-        """What was seen; 0 for each measure that saw nothing."""
+        """The summary; 0 for each measure without data."""
         mass, (null, rows) = self.totals[:4], self.totals[4:].tolist()
         total = float(mass.sum())
         aligned, neighbors, farther, between = (mass / total).tolist() if total else [0.0] * 4

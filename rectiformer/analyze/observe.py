@@ -1,4 +1,4 @@
-"""What any model attends to: `with rectiformer.observe(model) as seen: model(...)`, then arrays, records, a report."""
+"""The attention of any model: `with rectiformer.observe(model) as seen: model(...)`, then arrays, records, a report."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from rectiformer.ops.variants import find_variant
 
 INTEGRATION = "rectiformer.integrations.transformers"
 CROSS_NAMES = ("encoder_attn", "crossattention", "cross_attn", "EncDecAttention", "multihead_attn")
-"""What cross-attention modules are called in transformers, the last in torch."""
+"""Names of cross-attention modules in transformers and, the last, in torch."""
 OUTPUTS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
-"""Where the outputs of Hugging Face models have their weights, one [B, H, M, N] for each layer."""
+"""Fields of Hugging Face outputs that hold weights, one [B, H, M, N] per layer."""
 See = Callable[[str, str, Tensor, Tensor | None], None]
 """Gets the name of a model inside the observed one, that of its output, weights, and the attention mask given."""
 
 Pass = dict[tuple[str, int], list[SiteRecord]]
-"""By kind and layer what an attention did with each sequence of a batch."""
+"""The records of a call, one per sequence, by site and layer."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A page that a notebook shows in a frame of its own."""
+    """A page that a notebook shows in its own frame."""
 
     page: str
 
@@ -59,7 +59,7 @@ class Shown:
 
 
 class Seen:
-    """What was seen of a model so far. Only weights other than 0 are kept, whatever the length."""
+    """What has been observed of a model so far. Only weights other than 0 are kept."""
 
     def __init__(self, model: nn.Module) -> None:
         self.passes: list[Pass] = []
@@ -69,10 +69,10 @@ class Seen:
         self._kinds = {id(module): self._kinds_by_name[name] for name, module in model.named_modules()}
 
     def __repr__(self) -> str:
-        """What there is to look at, one line per site."""
+        """What has been observed, one line per site."""
         calls = [each for each in self.passes if each]
         if not calls:
-            return f"Seen of {self._name}; nothing yet: call it inside of `with observe(model)`"
+            return f"Seen of {self._name}: nothing yet; call it inside `with observe(model)`"
         sequences = sum(max(map(len, each.values())) for each in calls)
         lines = [f"Seen of {self._name}; calls: {len(calls)}, sequences: {sequences}"]
         for kind, variant in self.variants.items():
@@ -82,7 +82,7 @@ class Seen:
         return "\n".join([*lines, "  .weights(kind, layer), .record(tokens), .show(tokens), .save(path, tokens)"])
 
     def weights(self, kind: str, layer: int, call: int = -1) -> np.ndarray:
-        """Weights [B, H, M, N] of an attention in its last call, or in another; those of padding are 0.
+        """Weights [B, H, M, N] of an attention in its last call, or in another one; 0 for padding.
 
         Args:
             kind: "encoder", "decoder" or "cross"; printing this object shows which were seen.
@@ -103,7 +103,7 @@ class Seen:
         return weights
 
     def record(self, source: Sequence[Sequence[str]] = (), target: Sequence[Sequence[str]] = ()) -> AttentionRecord:
-        """All passes as a record, an example for each sequence.
+        """All calls as one record, with one example per sequence.
 
         Args:
             source, target: the tokens of each example, in place of their positions; those of padding may follow.
@@ -115,7 +115,7 @@ class Seen:
                 number = len(examples)
                 examples.append(build_example(sites, source[number:][:1], target[number:][:1]))
         if not examples:
-            raise ArgumentError(f"nothing was seen of {self._name}; call it inside of `with observe(model)`")
+            raise ArgumentError(f"nothing was seen of {self._name}; call it inside `with observe(model)`")
         sites = [site for example in examples for site in example.sites]
         layers = {
             side: max((site.layer + 1 for site in sites if site.kind in names), default=0)
@@ -139,7 +139,7 @@ class Seen:
         write_record(self.record(source, target), path)
 
     def begin(self) -> None:
-        """What is seen from here on belongs to another call of the model."""
+        """Start another call of the model."""
         if not self.passes or self.passes[-1]:
             self.passes.append({})
 
@@ -154,12 +154,12 @@ class Seen:
         self.passes[-1][kind, layer] = site_records(observation, kind, layer, queries, keys)
 
     def see_module(self, module: nn.Module, observation: Observation) -> None:
-        """Keep the weights of a call by a Hugging Face model; its layers are numbered as they are called."""
+        """Keep the weights of a call by a Hugging Face model; layers are numbered in the order of their calls."""
         if (kind := self._kinds.get(id(module))) is not None:
             self.see(observation, kind, self._next_layer(kind))
 
     def see_weights(self, name: str, output: str, weights: Tensor, real: Tensor | None) -> None:
-        """Keep weights [B, H, M, N] that a stock model gave out; its layers are numbered as they are called."""
+        """Keep weights [B, H, M, N] returned by a stock model; layers are numbered in the order of their calls."""
         kind = self._kinds_by_name[name] if output == "attentions" else output.removesuffix("_attentions")
         self.variants[kind] = "softmax"
         (batch, _, M, N), layer = weights.shape, self._next_layer(kind)
@@ -179,13 +179,13 @@ class Seen:
 
 @contextmanager
 def observe(model: nn.Module) -> Iterator[Seen]:
-    """See what attention does inside of a model:
+    """Observe the attention of a model:
 
     - a Transformer, or any module that holds `RectifiedAttention` or the drop-in `MultiheadAttention`;
     - a Hugging Face model whose attention is one of `rectiformer.integrations.transformers`;
     - a stock Hugging Face model, which attends eagerly while it is observed and holds the weights of a whole call.
 
-    Each call of the model is a pass. Self-attention outside of an encoder-decoder has the kind "encoder". What was
+    Self-attention outside an encoder-decoder counts as "encoder". A model
     compiled by `torch.compile` runs uncompiled while it is observed; its outputs are the same up to rounding.
     """
     model = getattr(model, "_orig_mod", model)  # inside of what torch.compile gives
@@ -212,7 +212,7 @@ def observe(model: nn.Module) -> Iterator[Seen]:
 
 
 def find_attentions(model: nn.Module) -> Iterator[tuple[str, int, RectifiedAttention | MultiheadAttention]]:
-    """Kind, layer and module of every attention of ours in a model."""
+    """Site, layer and module of every attention of this package in a model."""
     whole = next((module for module in model.modules() if isinstance(module, Transformer)), None)
     if whole is not None:
         yield from ((site.kind, site.layer, site.attention) for site in whole.sites())
@@ -237,21 +237,21 @@ def find_attentions(model: nn.Module) -> Iterator[tuple[str, int, RectifiedAtten
 
 
 def kind_of(name: str, model: nn.Module) -> str:
-    """The kind of attention that a module of a Hugging Face model has, by its name."""
+    """The attention site of a module of a Hugging Face model, by its name."""
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return "encoder"
     return kind_by_name(name)
 
 
 def kind_by_name(name: str) -> str:
-    """Where an attention of an encoder-decoder stands, by the names that torch and transformers use."""
+    """The attention site of a module of an encoder-decoder, by the names in torch and transformers."""
     if any(part in name for part in CROSS_NAMES):
         return "cross"
     return next((part for part in name.split(".") if part in ("encoder", "decoder")), "encoder")
 
 
 def describe_sites(kind: str, variant: str, sites: Sequence[SiteRecord]) -> str:
-    """One line on all that was seen of a site, in every layer."""
+    """One line about a site, over all its layers."""
     layers = sorted({site.layer for site in sites})
     where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     visible = sum(int(site.visible.sum(dtype=np.int64)) for site in sites)
@@ -262,9 +262,9 @@ def describe_sites(kind: str, variant: str, sites: Sequence[SiteRecord]) -> str:
 
 
 def real_lengths(observation: Observation, kind: str) -> tuple[list[int], list[int]]:
-    """How many queries and keys of each sequence are no padding, as far as the call says.
+    """How many queries and keys of each sequence are not padding, as far as the call says.
 
-    A decoder's are all taken: what attends from it to the source is not told their number.
+    A decoder's are all taken: cross-attention is not told how many of its queries are real.
     """
     (batch, _, M, _), N = observation.q.shape, observation.k.shape[2]
     given, mask = observation.call.get("key_lengths"), observation.call.get("attn_mask")
@@ -278,7 +278,7 @@ def real_lengths(observation: Observation, kind: str) -> tuple[list[int], list[i
 
 
 def leading_lengths(real: Tensor, shape: tuple[int, int]) -> list[int] | None:
-    """The lengths that a mask [B, N] says, where all padding comes last; else None."""
+    """The lengths that a mask [B, N] stands for if all padding comes last; else None."""
     if real.shape != shape:
         return None
     lengths = real.bool().sum(1)
@@ -287,7 +287,7 @@ def leading_lengths(real: Tensor, shape: tuple[int, int]) -> list[int] | None:
 
 
 def build_example(sites: list[SiteRecord], source: Sequence[Sequence[str]], target: Sequence[Sequence[str]]) -> Example:
-    """What one sequence was seen to do; each token is a word."""
+    """One observed sequence as an example; each token is a word."""
     sources = [site.queries if site.kind == "encoder" else site.keys for site in sites if site.kind != "decoder"]
     targets = [site.queries for site in sites if site.kind != "encoder"]
     example = Example(
@@ -306,7 +306,7 @@ def build_example(sites: list[SiteRecord], source: Sequence[Sequence[str]], targ
 
 
 def label_side(length: int, given: Sequence[Sequence[str]]) -> Side:
-    """A sequence of the tokens given for it, or of its positions."""
+    """A sequence labeled with the given tokens, or with its positions."""
     labels = list(given[0][:length]) if given else [str(position) for position in range(length)]
     if len(labels) < length:
         raise ArgumentError(f"{len(labels)} tokens were given for a sequence of {length}; give each position one")
@@ -319,7 +319,7 @@ def label_side(length: int, given: Sequence[Sequence[str]]) -> Side:
 
 
 def stock_models(model: nn.Module) -> dict[str, nn.Module]:
-    """Every Hugging Face model inside of a model, itself included, by name."""
+    """Every Hugging Face model inside a model, itself included, by name."""
     transformers = sys.modules.get("transformers.modeling_utils")  # without it there is none
     if transformers is None:
         return {}
@@ -328,8 +328,7 @@ def stock_models(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 def eager_weights(models: dict[str, nn.Module], see: See, begin: Callable[[], None]) -> Iterator[None]:
-    """While the models run inside, `see` gets the weights of every attention of theirs; `begin` says that what follows
-    is of another call."""
+    """While the models run inside, `see` gets the weights of each attention; `begin` announces another call."""
     calls = Calls(see, begin)
     with ExitStack() as stack:
         stack.enter_context(eager_attention(models))
@@ -343,7 +342,7 @@ def eager_weights(models: dict[str, nn.Module], see: See, begin: Callable[[], No
 
 @contextmanager
 def eager_attention(models: dict[str, nn.Module]) -> Iterator[None]:
-    """Inside, every configuration in the models says "eager"; parts may have copies of it, as T5's stacks have."""
+    """Inside, every configuration in the models says "eager"; parts may have their own copies, as T5's stacks do."""
     found: list[Any] = [getattr(module, "config", None) for model in models.values() for module in model.modules()]
     configs = {id(config): config for config in found if hasattr(config, "_attn_implementation_internal")}
     before = [(config, config._attn_implementation_internal) for config in configs.values()]
@@ -415,6 +414,6 @@ def check_weights(model: nn.Module, output: str, weights: Tensor) -> None:
     windowed = getattr(model.config, "attention_window", None) is not None and output != "cross_attentions"
     if weights.dim() != 4 or windowed or (output != "cross_attentions" and weights.shape[2] > weights.shape[3]):
         raise ArgumentError(
-            f"{type(model).__name__} returns {output} of shape {list(weights.shape)}, which are no weights of "
+            f"{type(model).__name__} returns {output} of shape {list(weights.shape)}, which are not weights of "
             "queries over keys, [B, H, M, N]; its attention cannot be shown here"
         )

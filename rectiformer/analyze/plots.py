@@ -51,11 +51,11 @@ LOOKS: tuple[dict[str, Any], ...] = (
 # Tried in turn for the words of a map; those that are not installed are not asked for.
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Droid Sans Fallback", "IPAGothic")
 LABELED = 30
-"""Most pieces of a side that are named."""
+"""Most pieces of a side that are labeled."""
 LARGEST = 256
-"""Most pieces of a side that are drawn: the cells of more would be finer than print."""
+"""Most pieces of a side that are drawn: more cells would be finer than print."""
 CELL, MAP_WIDTH = 0.085, 5.25
-"""Inches: side of a cell whose piece is named, and all columns of cells, which leaves 1.5 to names and scale."""
+"""Inches: size of a labeled cell, and width of all cells, which leaves 1.5 for labels and scale."""
 # The lightest shade is still apart from white, so that no weight looks like a zero; negative ones are orange.
 POSITIVE = ((0.0, "#cfe1f0"), (1.0, "#08306b"))
 SIGNED = ((0.0, "#7f2704"), (0.5, "#fdd9b5"), (0.5, "#cfe1f0"), (1.0, "#08306b"))
@@ -67,7 +67,7 @@ def write_figures(
     folder: str | Path,
     formats: Sequence[str] = ("svg", "pdf"),
 ) -> list[Path]:
-    """Draw what one model did, or two in the same axes, and return the files.
+    """Draw the findings and records of one model, or of two in the same axes, and return the files.
 
     A figure whose data are missing, such as the alignment error without gold links, is left out.
 
@@ -98,7 +98,7 @@ def write_figures(
 
 
 def draw_all(findings: Sequence[Findings], records: Sequence[AttentionRecord]) -> Iterator[tuple[str, Figure]]:
-    """Every figure for which there are data, with its name."""
+    """Name and figure of everything there are data for."""
     for name, draw in FIGURES.items():
         figure = draw(findings) if findings else None
         if figure is not None:
@@ -112,7 +112,7 @@ def draw_all(findings: Sequence[Findings], records: Sequence[AttentionRecord]) -
 
 
 def best_layer(findings: Sequence[Findings], record: AttentionRecord) -> int | None:
-    """The layer that aligns best in the findings of the record's model, if they say."""
+    """The layer that aligns best according to the findings of the record's model; None without alignments."""
     for each in findings:
         if (each["model"]["id"], each["model"]["name"]) == (record.model.id, record.model.name) and each["alignment"]:
             return int(min(each["alignment"], key=lambda row: row["aer"])["layer"])
@@ -125,7 +125,7 @@ def draw_sparsity(findings: Sequence[Findings]) -> Figure | None:
 
 
 def draw_diversity(findings: Sequence[Findings]) -> Figure | None:
-    """Jensen-Shannon divergence of the heads, and how much of what they weigh they share."""
+    """JS divergence of the heads, and how far they attend to the same keys."""
     measures: dict[str, Callable[[dict[str, Any]], list[float]]] = {
         "JS divergence (nats)": lambda site: [site["diversity"]["js"]],
         "overlap of supports": lambda site: [site["diversity"]["support_overlap"]],
@@ -138,7 +138,7 @@ def draw_by_layer(
     measures: dict[str, Callable[[dict[str, Any]], list[float]]],
     bounds: tuple[float, float | None],
 ) -> Figure | None:
-    """One row of panels per measure, one panel per site; the measure has one value per head, or one in all."""
+    """One row of panels per measure, one panel per site; a measure has one value per head, or a single one."""
     sites = present(findings, "sites", "kind")
     if not sites:
         return None
@@ -234,7 +234,7 @@ def draw_lengths(findings: Sequence[Findings]) -> Figure | None:
 
 
 def draw_memories(findings: Sequence[Findings]) -> Figure | None:
-    """Of each memory: variance against the residual stream, anisotropy, slots used, how few slots hold the scores."""
+    """Per memory: variance vs. the residual stream, anisotropy, slots used, share of the scores in the top slots."""
     sides = present(findings, "memories", "side")
     if not sides:
         return None
@@ -317,7 +317,7 @@ def pieces_of(side: Side | None) -> list[str]:
 
 
 def shades(site: SiteRecord) -> dict[str, Any]:
-    """Color map and range of all heads: from 0, or as far below it as above where weights are negative."""
+    """Color map and range of all heads: from 0, or symmetric if weights are negative."""
     from matplotlib.colors import LinearSegmentedColormap
 
     largest = float(np.abs(site.weights).max(initial=0)) or 1.0
@@ -329,7 +329,7 @@ def shades(site: SiteRecord) -> dict[str, Any]:
 
 
 def draw_head(axis: Axes, site: SiteRecord, head: int, colors: dict[str, Any]) -> Any:
-    """The cells of a head that are not 0, and its null rows; the cells, for their scale of color."""
+    """Draw the nonzero cells of a head and its null rows; return the cells, for the color scale."""
     from matplotlib.collections import PatchCollection, PolyCollection
     from matplotlib.patches import Rectangle
 
@@ -366,7 +366,7 @@ def name_axes(axis: Axes, queries: list[str], keys: list[str]) -> None:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib set up for papers, inside only; ArgumentError where it is not installed."""
+    """Inside, matplotlib is set up for papers; ArgumentError if it is not installed."""
     try:
         import matplotlib
         from matplotlib.font_manager import fontManager
@@ -402,7 +402,7 @@ def draw_line(axis: Axes, look: dict[str, Any], positions: Sequence[float], valu
 
 
 def by_layer(axis: Axes) -> None:
-    """Layers on the axis across, whole numbers from 1."""
+    """Label the x-axis with layers, from 1."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_xlabel("layer")
@@ -419,7 +419,7 @@ def name_models(figure: Figure, names: Sequence[str]) -> None:
 
 
 def printable(text: str, longest: int = 14) -> str:
-    """Text as a figure can show it: cut, no control characters, and no dollar sign that would begin a formula."""
+    """Text as a figure can show it: truncated, without control characters, dollar signs escaped."""
     shown = "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:longest]
     )

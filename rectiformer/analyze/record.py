@@ -1,4 +1,4 @@
-"""The attention record: what the heads of one model did with some sentences, in one file that others can read.
+"""The attention record: what the heads of one model did with some sentences, in one file in an open format.
 
 record.schema.json is the format. Only weights other than 0 are stored, as compressed sparse rows, so that a head that
 attends to nothing costs nothing, and a row that weighs none of the keys it sees is marked as such. Offsets into texts
@@ -121,7 +121,7 @@ class Example:
     forced: bool
     """Whether the target was given; otherwise it is the model's own translation."""
     translation: str | None
-    """The model's own translation, where it is known."""
+    """The model's own translation, if it is known."""
     gold: Links | None
     sites: list[SiteRecord]
 
@@ -136,11 +136,11 @@ class Example:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Which model it was."""
+    """The model of a record."""
 
     name: str
     id: str
-    """SHA-256 of configuration and weights, or empty where they are not known."""
+    """SHA-256 of configuration and weights, or empty if they are not known."""
     variants: dict[str, str]
     """The variant at encoder, decoder and cross."""
     layers: dict[str, int]
@@ -161,7 +161,7 @@ class AttentionRecord:
 
 
 def write_record(record: AttentionRecord, path: str | Path) -> None:
-    """Write a record, compressed where the name ends in .gz; what was there stays until the new one is complete."""
+    """Write a record, compressed if the name ends in .gz; an old file stays until the new one is complete."""
     path = Path(path)
     content = to_json(record)
     # Level 1: the arrays are compressed already, and what base64 added goes at any level.
@@ -230,7 +230,7 @@ def from_json(content: Any, where: str) -> AttentionRecord:
     """The record of `to_json`; DataError, beginning with `where`, for anything else."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
-        raise DataError(f"{where} is no attention record: its format is {shorten(found)}, not {FORMAT!r}")
+        raise DataError(f"{where} is not an attention record: its format is {shorten(found)}, not {FORMAT!r}")
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise DataError(f"{where} is version {version}; this rectiformer reads {VERSION}; upgrade rectiformer")
@@ -246,7 +246,7 @@ def from_json(content: Any, where: str) -> AttentionRecord:
 
 
 def check_size(examples: list[dict[str, Any]], where: str) -> None:
-    """DataError, beginning with `where`, if the arrays say that they are larger than a record may be."""
+    """DataError, beginning with `where`, if the arrays would be larger than a record may be."""
     sites = (site for example in examples for site in example["sites"])
     size = sum(site[name]["shape"][0] * np.dtype(dtype).itemsize for site in sites for name, dtype in DTYPES.items())
     if size > LARGEST_ARRAYS:
@@ -291,7 +291,7 @@ def pack(array: np.ndarray, dtype: str) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any], where: str) -> np.ndarray:
-    """The array of `pack`; DataError where its data does not hold as many numbers as its shape says."""
+    """The array of `pack`; DataError if its data does not match its shape."""
     dtype = np.dtype(f"<{packed['dtype']}")
     size = packed["shape"][0] * dtype.itemsize
     stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -315,7 +315,7 @@ def load_schema() -> dict[str, Any]:
 
 
 def check_schema(value: Any, schema: dict[str, Any], where: str) -> None:
-    """DataError, beginning with `where`, unless `value` is as `schema` says: of its keywords, those ours uses."""
+    """DataError, beginning with `where`, unless `value` matches `schema`, by the keywords of record.schema.json."""
     if "$ref" in schema:
         check_schema(value, load_schema()["$defs"][schema["$ref"].removeprefix("#/$defs/")], where)
     allowed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -360,7 +360,7 @@ def shorten(value: Any) -> str:
 
 
 def check_example(example: Example, where: str) -> None:
-    """DataError, beginning with `where`, if something in `example` points to what is not there."""
+    """DataError, beginning with `where`, if something in `example` is out of range or inconsistent."""
     source, target = example.source, example.target
     check_side(source, f"{where}.source")
     if target is not None:
@@ -402,7 +402,7 @@ def check_side(side: Side, where: str) -> None:
 
 
 def check_rows(site: SiteRecord, where: str) -> None:
-    """DataError unless the arrays of a site are compressed sparse rows, and say so of themselves."""
+    """DataError unless the arrays of a site are consistent compressed sparse rows."""
     rows, nonzeros = site.heads * site.queries, len(site.columns)
     sizes = {"row_starts": rows + 1, "weights": nonzeros, "mass": rows, "null": rows, "visible": rows}
     for name, size in sizes.items():

@@ -1,4 +1,4 @@
-"""One self-contained HTML file about one or two models: opens from disk, asks the network for nothing.
+"""One self-contained HTML file about one or two models: it opens from disk and needs no network.
 
 The page is that of the explorer, in rectiformer/analyze/page. There its modules are files; here they become one
 script, each in a scope of its own, that the page's policy allows by its hash. Texts are data, never markup.
@@ -24,9 +24,9 @@ from rectiformer.files import replacing
 
 PAGE = Path(__file__).parent / "page"
 BUDGET = 20_000_000
-"""Bytes of data a page may have."""
+"""Most bytes of data in a page."""
 KEPT_BITS = 12
-"""Of a weight's 24 significant bits, where a record would not fit otherwise."""
+"""Significant bits of a weight, of 24, if a record would not fit otherwise."""
 
 POLICY = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")[^"]*"')
 TITLE = re.compile("<title>.*?</title>")
@@ -45,7 +45,7 @@ def report_html(
     Args:
         records: one model, or two to compare: their examples are shown side by side, in order.
         findings: what `Findings.to_json` gives for each record, or None where a model has none.
-        title: stands on top of the page.
+        title: of the page.
     """
     if not 1 <= len(records) <= 2:
         raise ArgumentError(f"{len(records)} records for one report; give 1, or 2 to compare them")
@@ -64,7 +64,7 @@ def write_report(
     findings: Sequence[Mapping[str, Any] | None] | None = None,
     title: str = "",
 ) -> Path:
-    """Write the page of `report_html` and return its path; what was there stays until the new one is complete."""
+    """Write the page of `report_html` and return its path; an old file stays until the new one is complete."""
     path = Path(path)
     page = report_html(records, findings, title).encode("utf-8")
     with replacing(path) as file:
@@ -92,7 +92,7 @@ def embed(data: Any) -> str:
 
 
 def inline(page: str) -> str:
-    """The page with style and modules inside it, and a policy that allows only those."""
+    """The page with style and modules inlined, and a policy that allows only those."""
     style = (PAGE / STYLE.search(page)[1]).read_text(encoding="utf-8")  # type: ignore[index]
     script = bundle(SCRIPT.search(page)[1])  # type: ignore[index]
     policy = (
@@ -127,7 +127,7 @@ def ordered_modules(name: str, done: dict[str, str]) -> dict[str, str]:
 
 
 def within_budget(records: Sequence[AttentionRecord]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Records as JSON that together fit `BUDGET`, and notes on what they had to give up for that."""
+    """Records as JSON that fit `BUDGET` together, and notes on what was left out for that."""
     contents = [to_json(record) for record in records]
     if size(contents) <= BUDGET:
         return contents, []
@@ -146,14 +146,14 @@ def size(value: Any) -> int:
 
 
 def cut_weights(weights: np.ndarray) -> np.ndarray:
-    """Weights toward 0, in fewer bits; none becomes 0."""
+    """Weights rounded toward 0 to fewer bits; none becomes 0."""
     bits = np.ascontiguousarray(weights, np.float32).view(np.uint32)
     cut = (bits >> (24 - KEPT_BITS) << (24 - KEPT_BITS)).view(np.float32)
     return np.where(cut == 0, weights, cut)
 
 
 def leave_out(contents: list[dict[str, Any]]) -> list[str]:
-    """Take examples and sites out of `contents` until they fit, and say which."""
+    """Remove examples and sites from `contents` until they fit; return notes on which."""
     kept, left = fitting_examples(contents)
     most = max(len(content["examples"]) for content in contents)
     for content in contents:
@@ -164,7 +164,7 @@ def leave_out(contents: list[dict[str, Any]]) -> list[str]:
 
 
 def fitting_examples(contents: list[dict[str, Any]]) -> tuple[int, int]:
-    """How many examples have texts that fit half the budget together, at least one, and how many bytes they leave."""
+    """How many examples have texts that fit half the budget (at least one), and how many bytes they leave."""
     kept, left = 0, BUDGET
     for column in zip_longest(*(content["examples"] for content in contents)):
         texts = sum(size({**example, "sites": []}) for example in column if example)

@@ -1,4 +1,4 @@
-"""Records of documents: all sentences in one sequence, as a model of documents reads them."""
+"""Documents as a document model reads them: the sentences of a segment in one sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Document = Sequence[tuple[str, str]]
 
 
 class JoinedPairs(EncodedPairs):
-    """The ids of documents, with the vocabulary's separator between sentences where it has one.
+    """The ids of documents, with the vocabulary's separator, if it has one, between sentences.
 
     Args:
         documents: the sentences of each, and those of its translation.
@@ -66,7 +66,7 @@ def two_sides(documents: Sequence[Document]) -> list[tuple[list[str], list[str]]
 
 
 def cut_documents(translators: Sequence[Translator], documents: Sequence[Document]) -> list[tuple[int, int]]:
-    """Where segments of whole sentences begin and end that each of these models can read at once, as in training.
+    """First and last (exclusive) sentence of segments that each of these models can read at once, as in training.
 
     Sentences count through all documents. The smallest `segment` decides; with 0, each sentence is read by itself. A
     DataError for a sentence that is longer than a model reads at all.
@@ -91,16 +91,16 @@ def cut_documents(translators: Sequence[Translator], documents: Sequence[Documen
 
 
 def join(vocabulary: Vocabulary, ids: Sequence[Sequence[int]]) -> list[int]:
-    """The ids of a document, out of those of its sentences."""
+    """The ids of a document from those of its sentences."""
     return list(chain.from_iterable(ids)) if vocabulary.separator is None else join_ids(ids, vocabulary.separator)
 
 
 def take(documents: Sequence[Document], segments: Sequence[tuple[int, int]]) -> list[Document]:
-    """The sentences of each segment, which count through all documents."""
+    """The sentence pairs of each segment; segments count sentences through all documents."""
     pairs = list(chain.from_iterable(documents))
     return [pairs[first:last] for first, last in segments]
 
 
 def matching_segments(chosen: Sequence[tuple[int, int]], segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each chosen segment the one of another cut of the same documents that holds its last sentence."""
+    """For each chosen segment, the one among `segments` (cut for another model) that holds its last sentence."""
     return [next(each for each in segments if each[0] < last <= each[1]) for _, last in chosen]

@@ -1,6 +1,6 @@
-"""Sentence pairs through a model under forced decoding, every attention and memory measured while it runs.
+"""Runs sentence pairs through a model under forced decoding and measures every attention and memory on the way.
 
-What an observer sees is summed up at once, so that nothing of a batch is kept, however long its sentences are.
+Observations are summed up at once, so nothing of a batch is kept, however long its sentences are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH_TOKENS = 4096
 
 
 class Meter(Protocol):
-    """Sums of what was seen, which other sums can be added to."""
+    """Sums over observations that can be merged."""
 
     def state(self) -> Any:
         """The sums, as JSON values."""
@@ -50,7 +50,7 @@ class Meter(Protocol):
 
 
 class Survey(Protocol):
-    """Meters that a batch is added to while the model reads it."""
+    """Meters, and how a batch is added to them while the model runs."""
 
     def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
         """The contexts in which the model adds this batch to the meters."""
@@ -62,7 +62,7 @@ class Survey(Protocol):
 
 
 class SiteMeter:
-    """All that is measured of one attention."""
+    """The meters of one attention site."""
 
     def __init__(self, site: Site, edges: Sequence[int]) -> None:
         self.site = site
@@ -82,7 +82,7 @@ class SiteMeter:
 
 
 class LayerMemory:
-    """What is measured of the memory of one layer."""
+    """The meter of one layer's memory."""
 
     def __init__(self, side: str, index: int, layer: EncoderLayer | DecoderLayer) -> None:
         self.side, self.index, self.layer = side, index, layer
@@ -95,7 +95,7 @@ class LayerMemory:
 
 
 class ModelSurvey:
-    """Meters of every attention that has weights and of every memory."""
+    """Meters of every attention with weights and of every memory."""
 
     def __init__(self, model: Transformer, edges: Sequence[int]) -> None:
         self.sites = [SiteMeter(site, edges) for site in weighing_sites(model)]
@@ -164,7 +164,7 @@ class DistanceSurvey:
 
 
 class Progress:
-    """Counts sentences and passes the count on."""
+    """Counts sentences and reports the count."""
 
     def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
         self.done, self.total, self.tell = 0, total, tell
@@ -176,9 +176,9 @@ class Progress:
 
 
 def run_survey(survey: Survey, translator: Translator, encoded: EncodedPairs, advance: Callable[[int], None]) -> None:
-    """Put the pairs through the model while the meters of `survey` run; `advance` is told how many each batch has.
+    """Run the pairs through the model and add them to the meters; `advance` is told the size of each batch.
 
-    Ranks share the batches, and then add up what their meters have seen.
+    Ranks share the batches, then merge their meters.
     """
     batches = translator.ranks.own_share(list(forced_order(encoded)))
     for indices in batches:
@@ -193,7 +193,7 @@ def run_survey(survey: Survey, translator: Translator, encoded: EncodedPairs, ad
 
 
 def add_over_ranks(ranks: Ranks, meters: Sequence[Meter]) -> None:
-    """Let every meter have seen what those of all ranks have."""
+    """Merge the meters of all ranks."""
     found = ranks.all_gather_object(lambda: [meter.state() for meter in meters])
     for rank, states in enumerate(found):
         if rank != ranks.rank:
@@ -202,7 +202,7 @@ def add_over_ranks(ranks: Ranks, meters: Sequence[Meter]) -> None:
 
 
 def check_pairs(pairs: Sequence[Pair], gold: Sequence[Links] | None, tokenized: bool) -> None:
-    """DataError unless there are pairs, and gold links, if any, that belong to them."""
+    """DataError unless there are pairs, and gold links, if given, that fit them."""
     if not pairs:
         raise DataError("0 sentence pairs; there is nothing to analyze")
     if gold is None:
@@ -223,7 +223,7 @@ def shuffle_sources(pairs: Sequence[tuple[Text, Text]], seed: int = 1) -> list[t
 
 
 def forced_batches(translator: Translator, pairs: Sequence[Pair]) -> Iterator[Batch]:
-    """The pairs in batches of similar length, the longest first: it shows at once if it fits."""
+    """The pairs in batches of similar length, longest first: if anything is too large, it shows at once."""
     encoded = EncodedPairs(translator, pairs)
     return (collate(encoded, np.array(indices), symbols_of(translator)) for indices in forced_order(encoded))
 
@@ -235,13 +235,13 @@ def forced_order(encoded: EncodedPairs) -> Iterator[list[int]]:
 
 
 def real_queries(kind: str, batch: Batch) -> Tensor:
-    """Which positions of an attention or memory of this kind are no padding: [B, M]."""
+    """Which queries at this site, or tokens of this side's memories, are not padding: [B, M]."""
     ids, lengths = (batch.source, batch.source_lengths) if kind == "encoder" else (batch.target, batch.target_lengths)
     return torch.arange(ids.shape[1]) < lengths[:, None]
 
 
 def weighing_sites(model: Transformer) -> list[Site]:
-    """The attentions whose variants have weights, encoder first."""
+    """The sites whose variants have weights, encoder first."""
     return [site for site in model.sites() if find_variant(site.attention.variant).has_weights]
 
 

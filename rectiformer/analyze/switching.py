@@ -1,4 +1,4 @@
-"""Heads that are switched off: what they mix is zero before the norm and the output projection."""
+"""Heads switched off: their output is zero before the norm and the output projection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Head(NamedTuple):
 
 @contextmanager
 def switched_off(model: Transformer, heads: Collection[Head]) -> Iterator[None]:
-    """While the model runs inside, these heads add nothing, whatever they weigh; ArgumentError if it lacks one."""
+    """While the model runs inside, these heads contribute nothing; ArgumentError for a head it does not have."""
     check_heads(model, heads)
     with ExitStack() as stack:
         for site in model.sites():
@@ -56,7 +56,7 @@ def heads_at(heads: Collection[Head], kind: str, layer: int) -> list[int]:
 
 @contextmanager
 def silenced(site: Site, heads: Sequence[int]) -> Iterator[None]:
-    """Zeros instead of what these heads of an attention give to its norm."""
+    """Replace the output of these heads by zeros before the norm."""
 
     def mute(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         mixed = inputs[0].unflatten(-1, (site.attention.num_heads, -1))  # [B, M, H, D]
@@ -76,7 +76,7 @@ def see_nothing(_: Observation) -> None:
 
 
 def without_heads(site: SiteRecord, heads: Collection[Head]) -> SiteRecord:
-    """The record of a site in which the heads that are switched off weigh nothing."""
+    """The record of a site with the heads that are switched off as null."""
     indices = heads_at(heads, site.kind, site.layer)
     if not indices:
         return site

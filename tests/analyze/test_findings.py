@@ -256,7 +256,7 @@ def test_numbers_that_json_lacks_are_refused_in_one_line(found, tmp_path, value)
     broken = dataclasses.replace(found, sites=sites)
     with pytest.raises(DataError) as refused:
         broken.write(tmp_path / "f.json")
-    line = f"model 'rela-g' measures sites[1].mass[1] = {value}; its weights overflow, take another checkpoint"
+    line = f"model 'rela-g' measures sites[1].mass[1] = {value}; its weights overflow; take another checkpoint"
     assert str(refused.value) == line
     assert not (tmp_path / "f.json").exists()
 

@@ -173,7 +173,7 @@ def test_weights_of_windows_are_no_weights_over_keys():
     config = LEDConfig(**TINY, **SIDES, d_model=32, attention_window=4, decoder_start_token_id=3)
     model = AutoModelForSeq2SeqLM.from_config(config).eval()
     ids = torch.randint(4, 40, (1, 8))
-    with observe(model), pytest.raises(ArgumentError, match=r"returns .* which are no weights of queries over keys"):
+    with observe(model), pytest.raises(ArgumentError, match=r"returns .* which are not weights of queries over keys"):
         model(ids, decoder_input_ids=ids)
 
 

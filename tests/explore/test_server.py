@@ -206,12 +206,12 @@ def test_hostile_text_is_answered_as_it_is(server, text):
 @pytest.mark.parametrize(
     ("question", "line"),
     [
-        ([], "the request is no JSON object; send {source, target, off, model}"),
+        ([], "the request is not a JSON object; send {source, target, off, model}"),
         ({}, "source is None; it needs some text"),
         ({"source": " \n"}, "source is ' \\n'; it needs some text"),
         ({"source": 5}, "source is 5; it needs some text"),
         ({"source": "a", "target": ["b"]}, "target is ['b']; it needs some text"),
-        ({"source": "a\ud800"}, "source has half of a surrogate pair, which is no character; remove it"),
+        ({"source": "a\ud800"}, "source has half of a surrogate pair, which is not a character; remove it"),
         ({"source": "a" * 20_001}, "source has 20,001 characters, but at most 20,000 are read; shorten it"),
         ({"source": "a", "model": 2}, "there is no model 2; there are 2, counted from 0"),
         ({"source": "a", "model": True}, "model is True; it is the number of a model, from 0"),

@@ -65,7 +65,10 @@ def put(index, value):
 BROKEN = {
     "newer": (edit(("version",), lambda _: 2), r"here is version 2; this rectiformer reads 1; upgrade rectiformer$"),
     "older": (edit(("version",), lambda _: 0), r"here: record.version is 0, but it must be 1"),
-    "format": (edit(("format",), lambda _: "x\ny"), r"here is not an attention record: its format is 'x\\ny', not 'rectif"),
+    "format": (
+        edit(("format",), lambda _: "x\ny"),
+        r"here is not an attention record: its format is 'x\\ny', not 'rectif",
+    ),
     "list": (lambda _: [], r"here is not an attention record: its format is None"),
     "cut data": (
         edit((*SITE, "weights", "data"), lambda data: base64.b64encode(base64.b64decode(data)[:-12]).decode()),

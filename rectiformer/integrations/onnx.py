@@ -45,8 +45,7 @@ from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.ops.attention import attention
 from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.translate.options import Hypothesis, SearchOptions
-from rectiformer.translate.translator import Part, Translator
+from rectiformer.translate.translator import Translator
 
 SHAPES = ((1, 1, 1, 1), (2, 4, 2, 12), (3, 2, 20, 30))
 """Batch, beam, steps and source length at which graphs are compared with the model they come from."""
@@ -132,12 +131,6 @@ class OnnxTranslator(Translator):
     def fingerprint(self) -> str:
         """The fingerprint of the translator that was exported."""
         return self.origin
-
-    def search_all(self, parts: Sequence[Part], options: SearchOptions, *others: Any) -> list[list[Hypothesis]]:
-        """The n best translations of each part, as a `Translator` finds them."""
-        if not options.cache:
-            raise ArgumentError("exported graphs decode with a cache only; leave --no-cache out, or use the run folder")
-        return super().search_all(parts, options, *others)
 
 
 @dataclass

@@ -50,8 +50,6 @@ class SearchOptions:
     """Decides what is drawn, together with a sentence's key, the number of the sample and the position."""
     max_repeats: int = 4
     """Most occurrences of a block of 1 to 8 tokens one right after the other; 0 does not limit them."""
-    cache: bool = True
-    """False computes the whole prefix anew at each step: slow, and the same."""
 
     def __post_init__(self) -> None:
         for name, least in (("beam", 1), ("nbest", 1), ("extra_length", 0), ("top_k", 0), ("seed", 0)):

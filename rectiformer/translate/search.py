@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.transformer import Encoded, Transformer
+from rectiformer.model.transformer import Transformer
 from rectiformer.translate.beam import BeamState
 from rectiformer.translate.capture import capturable, search_static
 from rectiformer.translate.options import ABANDONED, Hypothesis, SearchOptions, Specials, Task
@@ -54,7 +54,7 @@ def search(
     if not any(map(task.wants, range(len(sources)))):
         return [[ABANDONED] for _ in sources]
     with torch.inference_mode():
-        if model.output.device.type == "cuda" and options.cache and not options.sample and capturable(model):
+        if model.output.device.type == "cuda" and not options.sample and capturable(model):
             return search_static(model, task)
         return search_eager(model, task)
 
@@ -84,61 +84,23 @@ def check_ids(name: str, rows: Sequence[Sequence[int]], size: int) -> None:
             raise ArgumentError(f"{name}[{index}] holds id {wrong}, but the vocabulary has {size} entries")
 
 
-class Decoder(Protocol):
-    """What gives the logits of the next token."""
-
-    def step(self, last: Tensor) -> Tensor: ...
+class DecodingState(Protocol):
+    """The decoder's side of beam search: what moves with the hypotheses."""
 
     def reorder(self, rows: Tensor) -> None: ...
 
-    def keep(self, sentences: Tensor, beam: int) -> None: ...
-
-
-class CachingDecoder:
-    """Computes each token once and keeps its keys and values."""
-
-    def __init__(self, model: Transformer, context: Encoded) -> None:
-        self.model, self.state = model, model.begin(context)
-        self.reorder, self.keep = self.state.reorder, self.state.keep
-
-    def step(self, last: Tensor) -> Tensor:
-        """Write the tokens [B * K]; logits [B * K, V] of what comes next."""
-        return self.model.step(last, self.state)
-
-
-class RecomputingDecoder:
-    """Computes all tokens at each step: what a cache must agree with."""
-
-    def __init__(self, model: Transformer, context: Encoded) -> None:
-        self.model, self.context = model, context
-        self.written: list[Tensor] = []  # [B * K] each
-
-    def step(self, last: Tensor) -> Tensor:
-        """Write the tokens [B * K]; logits [B * K, V] of what comes next."""
-        self.written.append(last.clone())  # `last` is where the next choice will be written
-        sources = len(self.context.states)
-        each = torch.arange(sources, device=last.device).repeat_interleave(len(last) // sources)
-        return self.model.logits(self.model.decode(torch.stack(self.written, 1), self.context.select(each))[:, -1])
-
-    def reorder(self, rows: Tensor) -> None:
-        """Let hypothesis r continue what was hypothesis rows[r]."""
-        self.written = [tokens[rows] for tokens in self.written]
-
-    def keep(self, sentences: Tensor, beam: int) -> None:
-        """Go on with these sentences only."""
-        self.context = self.context.select(sentences)
-        self.written = [tokens.view(-1, beam)[sentences].flatten() for tokens in self.written]
+    def keep(self, sources: Tensor, beam: int) -> None: ...
 
 
 def search_eager(model: Transformer, task: Task) -> list[list[Hypothesis]]:
-    """Search step by step, dropping each sentence as soon as it is done."""
-    state = begin_state(model, task)
+    """Beam search or sampling step by step, dropping each sentence as soon as it is done."""
+    beams = begin_beams(model, task)
     with task.autocast(model.output.device):
-        kind = CachingDecoder if task.options.cache else RecomputingDecoder
-        return drive(kind(model, task.encode(model)), state, task.wants)
+        state = model.begin(task.encode(model))
+        return drive(lambda last: model.step(last, state), state, beams, task.wants)
 
 
-def begin_state(model: Transformer, task: Task) -> BeamState:
+def begin_beams(model: Transformer, task: Task) -> BeamState:
     arguments = (task.limits(), task.options, task.specials, len(model.output), model.output.device)
     if not task.options.sample:
         return BeamState(*arguments, prefixes=task.prefixes, borders=task.borders)
@@ -146,25 +108,30 @@ def begin_state(model: Transformer, task: Task) -> BeamState:
     return SampleState(*arguments, keys=keys, prefixes=task.prefixes, borders=task.borders)
 
 
-def drive(decoder: Decoder, state: BeamState, is_wanted: Callable[[int], bool]) -> list[list[Hypothesis]]:
-    """Alternate between the decoder and the choice of tokens until every sentence is done or given up."""
+def drive(
+    step: Callable[[Tensor], Tensor], state: DecodingState, beams: BeamState, is_wanted: Callable[[int], bool]
+) -> list[list[Hypothesis]]:
+    """Alternate between the decoder and the choice of tokens until every sentence is done or given up.
+
+    Args:
+        step: takes the latest tokens [B * K] and gives the logits [B * K, V] of the next.
+    """
     found: dict[int, list[Hypothesis]] = {}
-    count = len(state.done)
-    left = list(range(count))  # where the sentences that are still searched stood at first
-    beam = state.last.shape[1]
+    count, beam = beams.last.shape
+    left = list(range(count))  # the sentences that are still decoded, by their index in the batch
     while True:
-        rows = state.advance(decoder.step(state.last.flatten()))
-        done = state.done.tolist()
+        rows = beams.advance(step(beams.last.flatten()))
+        done = beams.done.tolist()
         ready = [index for index, over in enumerate(done) if over]
         going = [index for index, over in enumerate(done) if not over and is_wanted(left[index])]
         if ready:
-            found |= zip((left[index] for index in ready), state.hypotheses(ready), strict=True)
+            found |= zip((left[index] for index in ready), beams.hypotheses(ready), strict=True)
         if not going:
             return [found.get(index, [ABANDONED]) for index in range(count)]
         if not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
-            decoder.reorder(rows)
+            state.reorder(rows)
         if len(going) < len(done):
             kept = torch.tensor(going, device=rows.device)
-            state.keep(kept)
-            decoder.keep(kept, beam)
+            beams.keep(kept)
+            state.keep(kept, beam)
             left = [left[index] for index in going]

@@ -62,7 +62,8 @@ def found(logits, limits, prefixes=None, borders=None, **options):
     state = BeamState(
         limits, SearchOptions(**options), SPECIALS, logits.shape[-1], cpu, prefixes=prefixes, borders=borders
     )
-    return drive(TableDecoder(logits), state, lambda _: True)
+    decoder = TableDecoder(logits)
+    return drive(decoder.step, decoder, state, lambda _: True)
 
 
 def penalty(length, alpha):

@@ -7,6 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
+from recomputing import recomputing
 
 import rectiformer.translate.capture as capture
 from rectiformer import VARIANTS, ArgumentError
@@ -104,9 +105,9 @@ def test_token_scores_are_those_of_the_whole_translation_read_at_once(beam):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_recomputing_every_step_finds_the_same(variant):
     model, sources = build_model(variant=variant, decoder_layers=1), random_sources(4)
-    cached = SearchOptions(beam=3, nbest=3, extra_length=6)
-    uncached = SearchOptions(beam=3, nbest=3, extra_length=6, cache=False)
-    assert_same(search(model, sources, cached, SPECIALS), search(model, sources, uncached, SPECIALS))
+    options = SearchOptions(beam=3, nbest=3, extra_length=6)
+    found = search(recomputing(model), sources, options, SPECIALS)
+    assert_same(search(model, sources, options, SPECIALS), found)
 
 
 @pytest.mark.parametrize(("beam", "order"), [(1, "post"), (4, "pre")])
@@ -156,7 +157,7 @@ def test_every_driver_counts_in_sentences():
     with torch.no_grad():
         model.output[SEPARATOR] = 1.05 * model.output[SPECIALS.eos]
     cached = SearchOptions(beam=4, nbest=4, extra_length=60, length_penalty=1.0)
-    found = search(model, sources, replace(cached, cache=False), SPECIALS)
+    found = search(recomputing(model), sources, cached, SPECIALS)
     assert_same(search(model, sources, cached, SPECIALS), found)
     for _ in range(2):  # the second time in shapes that have been used
         assert_same(search_static(model, sources, cached), found)
@@ -171,7 +172,7 @@ def test_every_driver_writes_as_many_sentences_as_asked_for(sample):
     with torch.no_grad():
         model.output[SEPARATOR] = 1.05 * model.output[SPECIALS.eos]
     options = SearchOptions(beam=4, nbest=3, extra_length=90, sample=sample)
-    found = search(model, sources, replace(options, cache=False), SPECIALS, borders=borders)
+    found = search(recomputing(model), sources, options, SPECIALS, borders=borders)
     assert_same(search(model, sources, options, SPECIALS, borders=borders), found)
     if not sample:
         assert_same(search_static(model, sources, options, borders=borders), found)

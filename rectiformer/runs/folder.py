@@ -108,7 +108,7 @@ def refuse_existing(folder: Path, but: tuple[str, ...] = ("run.lock",)) -> None:
 
 
 def is_created(folder: Path) -> bool:
-    """Whether `create_run` has come to its end there."""
+    """Whether `create_run` has finished there."""
     return (folder / "run.json").exists()
 
 
@@ -142,7 +142,7 @@ def runs_inside(folder: Path) -> list[str]:
 
 
 def resume_run(run: Run, config: Config, data_hash: str) -> Run:
-    """The run with `config` for its own, sealed in the folder too; CheckpointError if more than `FREE_KEYS` changed."""
+    """The run with a new `config`, sealed in the folder too; CheckpointError if more than `FREE_KEYS` changed."""
     keys = [key for key in changed_keys(run.config, config) if not key.startswith(FREE_KEYS)]
     if keys:
         changes = ", ".join(f"{key} = {value_of(config, key)!r} (was {value_of(run.config, key)!r})" for key in keys)
@@ -211,7 +211,7 @@ def find_weights(run: Run, checkpoint: str, notice: Callable[[str], None]) -> Ch
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Every parameter by name, those that are tied once; the memory is the model's own."""
+    """Every parameter by name, tied ones once, without a copy."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 

@@ -1,4 +1,4 @@
-"""The log of a run's numbers: a JSON object a line, appended, and cut back where a run resumes."""
+"""The log of a run's metrics: one JSON object per line, appended, and truncated where a run resumes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rectiformer.files import replace_file, write_failure
 
 
 class MetricsLog:
-    """Records written one a line, each handed to the system before `write` returns.
+    """Records written one per line, each handed to the system before `write` returns.
 
     A log that a killed process may have left with half a line must be rewound before it is written to.
     """

@@ -61,28 +61,28 @@ def batch_losses(logits: Tensor, target: Tensor, lengths: Tensor, config: Traini
 
 
 def penalty_strength(config: TrainingConfig, step: int) -> float:
-    """What the penalties on attention are multiplied with in update `step`, counted from 1."""
+    """The factor of the penalties on attention in update `step`, counted from 1."""
     if not config.penalty_warmdown:
         return 1.0
     return max(0.0, 1 - (step - 1) / (config.penalty_warmdown * config.steps))
 
 
-def penalties(rows: RowStatistics, lengths: Tensor | None, config: TrainingConfig) -> Tensor:
-    """ReLUFormer's regularizers of one attention module, each with its weight, mean over rows that have weights.
+def penalties(stats: RowStatistics, lengths: Tensor | None, config: TrainingConfig) -> Tensor:
+    """ReLUFormer's regularizers for one attention module, each with its weight, averaged over rows that are not null.
 
     |log(row sum)| draws the sum of a row to 1; max(entropy - 0.7 log n, 0) bounds the entropy of the row divided by
     its sum or, if the configuration says so, of the weights as they are. A null row would be a constant without
-    gradient, so it counts in neither. Of signed weights it is the size that counts. `lengths` says which queries of
+    gradient, so it counts in neither. Signed weights count by their absolute value. `lengths` says which queries of
     each sequence are real.
     """
-    mass = rows.mass  # [B, H, M]
+    mass = stats.mass  # [B, H, M]
     counted = mass > 0
     if lengths is not None:
         counted = counted & (torch.arange(mass.shape[-1], device=mass.device) < lengths[:, None])[:, None]
     total = (mass + EPSILON).log().abs() * config.mass_penalty
     if config.entropy_penalty:
-        entropy = rows.entropy if config.entropy_of == "share" else rows.raw_entropy
-        cap = 0.7 * rows.visible.clamp_min(1).log()
+        entropy = stats.entropy if config.entropy_of == "share" else stats.raw_entropy
+        cap = 0.7 * stats.visible.clamp_min(1).log()
         total = total + (entropy - cap).clamp_min(0) * config.entropy_penalty
     return torch.where(counted, total, 0).sum() / counted.sum().clamp_min(1)
 
@@ -106,12 +106,12 @@ def require_weights(model: Transformer, config: TrainingConfig) -> None:
 def collect_penalties(
     model: Transformer, source_lengths: Tensor, target_lengths: Tensor, config: TrainingConfig
 ) -> Iterator[list[Tensor]]:
-    """While open, every attention of the model adds its penalty to the list that is returned."""
+    """While open, every attention of the model appends its penalty to the list that is yielded."""
     found: list[Tensor] = []
     sites = list(model.sites())
     for site in sites:
         lengths = source_lengths if site.kind == "encoder" else target_lengths
-        site.attention.row_observer = lambda rows, lengths=lengths: found.append(penalties(rows, lengths, config))
+        site.attention.row_observer = lambda stats, lengths=lengths: found.append(penalties(stats, lengths, config))
     try:
         yield found
     finally:

@@ -12,14 +12,14 @@ from rectiformer.config import TrainingConfig
 
 
 def held_here(parameter: Tensor) -> Tensor:
-    """What this process holds of a parameter: its own rows where ranks share it, else all of it."""
-    # Asking for torch's DTensor by name would cost every process a second of imports.
+    """What this process holds of a parameter: its shard where it is sharded, else all of it."""
+    # isinstance(parameter, DTensor) would cost every process a second of imports.
     to_local = getattr(parameter.detach(), "to_local", None)
     return parameter if to_local is None else to_local()
 
 
 def learning_rate(config: TrainingConfig, hidden_size: int, step: int) -> float:
-    """The rate of update `step`, counted from 1: a function of the step alone, so resuming needs nothing more."""
+    """The learning rate of update `step`, counted from 1: of the step alone, so resuming needs nothing more."""
     if config.schedule == "noam":
         return config.learning_rate * hidden_size**-0.5 * min(step**-0.5, step * config.warmup**-1.5)
     if step <= config.warmup:
@@ -28,12 +28,12 @@ def learning_rate(config: TrainingConfig, hidden_size: int, step: int) -> float:
 
 
 def after_warmup(config: TrainingConfig, step: int) -> float:
-    """The share of the peak rate that update `step`, after the warm-up, has."""
+    """The share of the peak learning rate that update `step`, after the warm-up, has."""
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "inverse-sqrt":
         return (config.warmup / step) ** 0.5
-    left = max(0, config.steps - step)  # a run whose steps were lowered ends at 0 too
+    left = max(0, config.steps - step)  # 0 also in a run whose steps were lowered
     falling = config.steps - config.warmup
     if config.schedule == "wsd":
         falling = min(falling, round(config.decay_fraction * config.steps))
@@ -42,11 +42,11 @@ def after_warmup(config: TrainingConfig, step: int) -> float:
 
 
 def build_optimizer(config: TrainingConfig, parameters: Iterable[Tensor]) -> torch.optim.Adam:
-    """Adam or AdamW in one kernel. Its rate is a tensor, to be set before every update."""
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    """Adam or AdamW in one kernel. Its learning rate is a tensor, to be set before every update."""
+    optimizer = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     parameters = list(parameters)
     on_gpu = parameters[0].device.type == "cuda"
-    return kind(
+    return optimizer(
         parameters,
         lr=torch.zeros((), device=parameters[0].device),
         betas=(config.beta1, config.beta2),
@@ -58,7 +58,7 @@ def build_optimizer(config: TrainingConfig, parameters: Iterable[Tensor]) -> tor
 
 
 def optimizer_tensors(optimizer: torch.optim.Adam, names: list[str]) -> dict[str, Tensor]:
-    """The optimizer's memory as named tensors: `NAME/step`, `NAME/exp_avg`, `NAME/exp_avg_sq`."""
+    """The optimizer's state as named tensors: `NAME/step`, `NAME/exp_avg`, `NAME/exp_avg_sq`."""
     (group,) = optimizer.param_groups
     return {
         f"{name}/{key}": value
@@ -68,7 +68,7 @@ def optimizer_tensors(optimizer: torch.optim.Adam, names: list[str]) -> dict[str
 
 
 def restore_optimizer(optimizer: torch.optim.Adam, names: list[str], tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave."""
+    """Load what `optimizer_tensors` returned."""
     (group,) = optimizer.param_groups
     for name, parameter in zip(names, group["params"], strict=True):
         state = {key: tensors[f"{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
@@ -90,7 +90,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the average and the weights; twice is nothing."""
+        """Exchange the average and the weights; a second call undoes it."""
         for value, parameter in zip(self.values, self.parameters, strict=True):
             held = parameter.clone()
             parameter.copy_(value)

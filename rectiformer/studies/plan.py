@@ -11,8 +11,7 @@ from typing import Any
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.runs.folder import adopt_vocabularies, is_created
-from rectiformer.runs.record import changed_keys, value_of
+from rectiformer.runs.folder import adopt_vocabularies, changed_keys, is_created, value_of
 from rectiformer.studies.results import Results, Table
 from rectiformer.toml import load_config
 

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rectiformer.errors import ArgumentError, CheckpointError, DeviceMemoryError
-from rectiformer.runs.folder import is_created
+from rectiformer.runs.folder import changed_keys, is_created, value_of
 from rectiformer.runs.lock import RunLock
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.runs.record import changed_keys, value_of
 from rectiformer.studies.corpora import require_folder
 from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable, start_folder
 from rectiformer.studies.results import Result, Results, read_result, read_saved

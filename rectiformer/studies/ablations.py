@@ -1,4 +1,4 @@
-"""Ablations of ReLA on a narrow model: norms, activations, where attention is rectified, order of norms, heads."""
+"""Ablations of ReLA on a narrow model: norms, activations, sites, norm placement, number of heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rectiformer.studies.recipes import COMPILED, GRAMMAR_TINY, IWSLT14, MULTI30
 from rectiformer.studies.results import Claim, Results, Table, claims_table
 
 LONGER = ("training.steps=3000", "checkpoint.every=3000", COMPILED)
-"""After the thousand updates of the other studies of narrow models, rows still differ in when they began to learn: of
+"""After the 1,000 updates of the other studies of narrow models, rows still differ in when they began to learn: of
 three seeds of rela-g, two had 34 BLEU and one 17."""
 SETTINGS = {"smoke": GRAMMAR_TINY, "small": (*MULTI30K_NARROW, *LONGER), "paper": IWSLT14}
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
@@ -27,9 +27,9 @@ SMOKE_ROWS = 2
 RELA = "model.variant=rela-g"
 HEADS = (2, 4, 8, 16)
 POST = ("model.norm=post", "training.learning_rate=1e-3", "training.warmup=1000")
-"""The papers' order of norms, which learns slowly with a short warm-up (docs/log.md)."""
+"""The papers' norm placement, which learns slowly with a short warm-up (docs/log.md)."""
 DIVERGES = "no-norm"
-"""The paper says that it does, without a number."""
+"""So the paper says, without a number."""
 
 ROWS: dict[str, tuple[str, ...]] = {
     "softmax": ("model.variant=softmax",),
@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         for heads in HEADS
     },
 }
-"""Name of a row: what it sets. A row more is a line more."""
+"""Name of a row: its settings."""
 CLAIMS = (
     Claim("rela-i", "rela-g", "equal", "about equal [R]"),
     Claim("rms-alone", "rela-g", "below", "mostly works, sometimes fails [R+]"),
@@ -60,7 +60,7 @@ CLAIMS = (
 
 
 def trainings(scale: Scale) -> list[Training]:
-    """Row by row; those that the default settings already are under another name are left out."""
+    """Row by row, without rows that equal an earlier one."""
     found: list[Training] = []
     for name, overrides in list(ROWS.items())[: SMOKE_ROWS if scale.name == "smoke" else None]:
         config = configure(SETTINGS[scale.name], scale, *overrides)
@@ -70,13 +70,13 @@ def trainings(scale: Scale) -> list[Training]:
 
 
 def seeds_of(scale: Scale, name: str) -> tuple[int, ...]:
-    """The seeds of a row: at small, one where nothing is claimed of it."""
+    """The seeds of a row: at small only one, unless the paper claims something of it."""
     claimed = name == DIVERGES or any(name in (claim.first, claim.second) for claim in CLAIMS)
     return SEEDS[scale.name] if claimed or scale.name != "small" else SEEDS[scale.name][:1]
 
 
 def measure(run: Trained) -> dict[str, Any]:
-    """BLEU on test and validation data, and what attention does on validation data."""
+    """BLEU on test and validation data, and measures of attention on validation data."""
     translator = open_model(run)
     valid = measure_translation(translator, valid_pairs(run), "valid_")
     return {**valid, **measure_translation(translator, held_out(run.scale)), **measure_attention(translator, run)}

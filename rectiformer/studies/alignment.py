@@ -1,4 +1,4 @@
-"""Word alignment by attention to the source: four panels by layer, the least error, beside a statistical aligner."""
+"""Word alignment by cross-attention: error by layer in four panels, and the lowest vs. a statistical aligner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rectiformer.studies.corpora import CORPORA, Gold
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.plan import Study
-from rectiformer.studies.results import Claim, Result, Results, Table, claims_table, estimate
+from rectiformer.studies.results import Claim, Result, Results, Table, claims_table, describe_all
 from rectiformer.studies.sparsity import OURS, ValuesByLayer, by_layer
 from rectiformer.studies.translation_quality import (
     BASELINE,
@@ -21,7 +21,7 @@ from rectiformer.studies.translation_quality import (
 
 
 def gold_sets(results: Results) -> list[tuple[str, Gold]]:
-    """Corpora of which something is known, with each of their gold sets."""
+    """Corpora with results, with each of their gold sets."""
     known = corpora_of(results)
     return [(corpus.name, gold) for corpus in CORPORA[results.scale] if corpus.name in known for gold in corpus.gold]
 
@@ -31,38 +31,36 @@ def alignment_tables(results: Results) -> list[Table]:
     for corpus, gold in gold_sets(results):
         found += [best_table(results, corpus, gold), panels_table(results, corpus, gold)]
         claims = [Claim(f"{corpus}-{OURS}", f"{corpus}-{BASELINE}", "below", "-1.3, RWTH set [S, read off]")]
-        found.append(claims_table(f"Least error, {gold.name}", claims, results, f"aer_{gold.name}", "AER in %"))
+        found.append(claims_table(f"Lowest error, {gold.name}", claims, results, f"aer_{gold.name}", "AER in %"))
     return found
 
 
 def best_table(results: Results, corpus: str, gold: Gold) -> Table:
-    """The least error of each row, where it was, and how far one set of sentences decides it."""
+    """The lowest error of each row, where it was, and how far one set of sentences decides it."""
     rows = []
     for name in rows_of(results, corpus):
         for entry in results.of(name):
             best = entry.measures[f"alignment_{gold.name}"]["best"]
             low, high = best["interval"]
             head = best["head"] if isinstance(best["head"], str) else best["head"] + 1
-            place = f"layer {best['layer'] + 1}, head {head}, {best['induction']}"
+            where = f"layer {best['layer'] + 1}, head {head}, {best['induction']}"
             error = f"{entry.measures[f'aer_{gold.name}']:.1f} ({low:.1f} to {high:.1f})"
-            rows.append((variant_of(results, name), str(entry.seed), error, place, gold.aligner))
-    columns = ("attention", "seed", "least AER, %, and its 95 % interval over sentences", "where", "eflomal, %")
+            rows.append((variant_of(results, name), str(entry.seed), error, where, gold.aligner))
+    columns = ("variant", "seed", "lowest AER, %, and its 95 % interval over sentences", "where", "eflomal, %")
     note = "The best of all layers, heads and inductions on the set itself, as in the paper. Layers and heads from 1."
     return Table(f"Alignment, {gold.name} ({corpus})", columns, rows, (note,))
 
 
 def panels_table(results: Results, corpus: str, gold: Gold) -> Table:
-    """The four panels of the paper's figure, a column a layer."""
+    """The four panels of the paper's figure, one column per layer."""
     rows, layers = [], 0
     for panel in PANELS:
         for name in rows_of(results, corpus):
             seeds = [entry.measures[f"alignment_{gold.name}"]["panels"][panel] for entry in results.of(name)]
-            cells = [estimate(errors) for errors in zip(*seeds, strict=True)]
+            cells = describe_all(zip(*seeds, strict=True), 1)
             layers = max(layers, len(cells))
-            rows.append(
-                (panel, variant_of(results, name), *("" if cell is None else cell.describe(1) for cell in cells))
-            )
-    columns = ("panel", "attention", *(f"layer {layer + 1}" for layer in range(layers)))
+            rows.append((panel, variant_of(results, name), *cells))
+    columns = ("panel", "variant", *(f"layer {layer + 1}" for layer in range(layers)))
     full = [(*row, *[""] * (len(columns) - len(row))) for row in rows]
     return Table(f"AER by layer, %, {gold.name} ({corpus})", columns, full)
 
@@ -84,10 +82,10 @@ def panel_values(gold: Gold, panel: str) -> ValuesByLayer:
 
 ALIGNMENT = Study(
     name="alignment",
-    title="Word alignment by attention to the source",
+    title="Word alignment by cross-attention",
     question="Does rectified attention align words better than softmax, and in which layer?",
-    paper="Zhang et al. 2021, 508 sentences of RWTH, not to be had here: best overall ReLA-g, shifted, layer 2, AER "
-    "about 31; softmax 32.5; averaging heads ruins the baselines but not ReLA [S figure, read off].",
+    paper="Zhang et al. 2021, 508 sentences of RWTH, which are not available here: best overall ReLA-g, shifted, "
+    "layer 2, AER about 31; softmax 32.5; averaging heads ruins the baselines but not ReLA [S figure, read off].",
     folders=TRANSLATION_QUALITY.folders,
     shows=TRANSLATION_QUALITY,
     tables=alignment_tables,

@@ -1,4 +1,4 @@
-"""Whole documents: translation by the length of what a model reads at once, for several kinds of attention."""
+"""Whole documents: translation quality by segment length, for several variants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rectiformer.measure.bleu import score
 from rectiformer.studies.corpora import held_out_documents
-from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.figures import Lines, add_point, draw_panels, lines_against
 from rectiformer.studies.measures import (
     BEAM,
     HEADS_NOTE,
@@ -38,14 +38,14 @@ from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
 
 LENGTHS = (1024, 2048, 512, 256, 128)
-"""The paper's, the one it gives a number for first, then the longest."""
+"""The paper's segment lengths: first the one it gives a number for, then the longest."""
 ONE, THREE = (1,), (1, 2, 3)
 CLAIMED = ("softmax", THRESHOLD, "rela-g")
-"""ReLUFormer without thresholds does not learn to leave out the other sentences (docs/log.md)."""
+"""ReLUFormer without thresholds does not learn to ignore the other sentences (docs/log.md)."""
 HEADLINE = (*CLAIMED, OPEN)
 STARTS = {"smoke": "grammar", "small": "europarl-en-de"}
-"""The corpus of `translation-quality` whose models of single sentences go on with documents. From nothing, a thousand
-subwords at a time, none learns to find its place in the source in the few updates there are at these scales."""
+"""The corpus of `translation-quality` whose models of single sentences are trained further on documents. From scratch,
+a thousand subwords at a time, none learns to follow the source in the few updates of these scales."""
 PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], ...]] = {
     "smoke": (((32,), ("softmax", "rela-g"), ONE),),
     "small": (
@@ -56,19 +56,18 @@ PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], 
     ),
     "paper": ((LENGTHS, (*HEADLINE, "reluformer", "sparsemax", "entmax15"), THREE),),
 }
-"""Lengths, attention and seeds, in the order they are done."""
-UPDATE = {"smoke": 512, "small": 16_384, "paper": 16_384}
-"""Tokens of an update, whatever the length."""
-MICRO = {"smoke": 512, "small": 16_384, "paper": 4096}
-"""Tokens of a micro-batch, or the length where that is more."""
+"""Lengths, rows and seeds, in the order they run."""
+UPDATE_TOKENS = {"smoke": 512, "small": 16_384, "paper": 16_384}
+MICRO_BATCH_TOKENS = {"smoke": 512, "small": 16_384, "paper": 4096}
+"""A micro-batch holds at least one segment."""
 LONGER_THAN_A_SPEECH = 512
-"""From here on the speeches of a debate are joined."""
+"""From this length on the speeches of a debate are joined."""
 SHAPED = 8
 """Batches of validation segments, the longest first, whose zeros are counted by shape."""
 
 
 def trainings(scale: Scale) -> list[Training]:
-    """Lengths and kinds of attention, seed by seed: one that is stopped has the same seeds of all."""
+    """Lengths and rows, seed by seed, so that a stopped study has the same seeds of all."""
     found: list[Training] = []
     for lengths, variants, seeds in PLAN[scale.name]:
         for seed, length, variant in product(seeds, lengths, variants):
@@ -79,16 +78,16 @@ def trainings(scale: Scale) -> list[Training]:
 
 
 def start_of(scale: Scale, variant: str) -> list[str]:
-    """The model of sentences with the same attention, where there is one to start from; one for all seeds."""
+    """The model of sentences with the same attention, where there is one; the same for all seeds."""
     corpus = STARTS.get(scale.name)
     return [f"training.init_from=translation-quality/{corpus}-{variant}-seed1"] if corpus else []
 
 
 def at_length(scale: Scale, length: int) -> list[str]:
-    """What a length sets: segments, batches that hold one, updates of the same size, debates where speeches end."""
-    tokens = max(length, MICRO[scale.name])
+    """Settings of a segment length: batches that hold a segment, updates of the same size, debates for long ones."""
+    tokens = max(length, MICRO_BATCH_TOKENS[scale.name])
     settings = [f"data.segment_length={length}", f"training.batch_tokens={tokens}"]
-    settings.append(f"training.grad_accumulation={max(1, UPDATE[scale.name] // tokens)}")
+    settings.append(f"training.grad_accumulation={max(1, UPDATE_TOKENS[scale.name] // tokens)}")
     if scale.name == "small" and length >= LONGER_THAN_A_SPEECH:
         settings += EUROPARL_DEBATES
     return settings
@@ -99,9 +98,9 @@ def measure(run: Trained) -> dict[str, Any]:
     translator, documents = open_model(run), held_out_documents(run.scale)
     start = time.perf_counter()
     sources = [[source for source, _ in document] for document in documents]
-    # All together: in parts, each would wait for the longest segment in it, and again for what falls back.
-    how: dict[str, Any] = {"buffer": sum(map(len, sources)), "batch_tokens": 2 * TRANSLATED_TOKENS}
-    found = list(translate_documents(translator, sources, SearchOptions(beam=BEAM), **how, warn=lambda _: None))
+    # All together: in parts, each would wait for its longest segment, and again for what falls back.
+    batching: dict[str, Any] = {"buffer": sum(map(len, sources)), "batch_tokens": 2 * TRANSLATED_TOKENS}
+    found = list(translate_documents(translator, sources, SearchOptions(beam=BEAM), **batching, warn=lambda _: None))
     seconds = time.perf_counter() - start
     references = [[target for _, target in document] for document in documents]
     whole = score([" ".join(each.sentences) for each in found], [" ".join(each) for each in references], ("bleu",))[
@@ -124,7 +123,7 @@ def measure(run: Trained) -> dict[str, Any]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """About equal at 128 and 256, ReLUFormer above softmax beyond; of shorter segments it says nothing."""
+    """About equal at 128 and 256, ReLUFormer above softmax beyond."""
     found = []
     lengths = sorted({results.labels(name)["length"] for name in results.names()} & set(LENGTHS))
     for length, name in product(lengths, ("reluformer", THRESHOLD)):
@@ -138,21 +137,19 @@ def claims(results: Results) -> list[Claim]:
 
 def tables(results: Results) -> list[Table]:
     lengths = sorted({results.labels(name)["length"] for name in results.names()})
-    known = set(results.names())
 
     def by_length(title: str, measure: str) -> Table:
         rows = [
-            (name, *(results.cell(f"{name}-{size}", measure) if f"{name}-{size}" in known else "" for size in lengths))
-            for name in dict.fromkeys(results.labels(row)["variant"] for row in results.names())
+            (variant, *(results.cell(f"{variant}-{length}", measure) for length in lengths))
+            for variant in dict.fromkeys(results.labels(row)["variant"] for row in results.names())
         ]
-        searched = f"; beam {BEAM}" if measure != "valid_loss" else ""
-        note = f"Mean and 95 % interval over seeds{searched}."
-        return Table(title, ("attention", *map(str, lengths)), rows, (note,))
+        decoded = f"; beam {BEAM}" if measure != "valid_loss" else ""
+        return Table(title, ("variant", *map(str, lengths)), rows, (f"Mean and 95 % interval over seeds{decoded}.",))
 
     return [
-        by_length("d-BLEU by length of a segment", "d_bleu"),
-        by_length("s-BLEU by length of a segment", "s_bleu"),
-        by_length("Validation loss a subword at the end", "valid_loss"),
+        by_length("d-BLEU by segment length", "d_bleu"),
+        by_length("s-BLEU by segment length", "s_bleu"),
+        by_length("Final validation loss per subword", "valid_loss"),
         claims_table("What the paper claims", claims(results), results, "d_bleu", "d-BLEU"),
         heads_table(results),
         cost_table(results),
@@ -160,59 +157,50 @@ def tables(results: Results) -> list[Table]:
 
 
 def heads_table(results: Results) -> Table:
-    """What the heads do."""
     rows = []
     for name in results.names():
-        labels = results.labels(name)
-        rows.append(
-            (labels["variant"], str(labels["length"]), *(results.means(name, heads_of(site)) for site in SITES))
-        )
-    return Table("What the heads do", ("attention", "length", *SITES), rows, (HEADS_NOTE,))
+        labels, means = results.labels(name), [results.means(name, heads_of(site)) for site in SITES]
+        rows.append((labels["variant"], str(labels["length"]), *means))
+    return Table("What the heads do", ("variant", "length", *SITES), rows, (HEADS_NOTE,))
 
 
 def cost_table(results: Results) -> Table:
-    """Memory, and what went back to smaller segments."""
+    """Peak memory, and how many segments had to be translated in smaller ones."""
     rows = []
     for name in results.names():
         labels, peaks = results.labels(name), results.values(name, "peak_bytes")
         peak = f"{max(peaks) / 2**30:.2f}" if peaks else ""
         rows.append((labels["variant"], str(labels["length"]), peak, results.cell(name, "fallbacks", 3)))
     note = (
-        "Fallbacks: share of segments that did not come back sentence by sentence, and were translated in smaller "
-        "ones. Speed by length is in `efficiency`, measured alone: these trainings share a GPU."
+        "Fallbacks: share of segments whose translation did not have the sentences of its source, so that they were "
+        "translated in smaller ones. Speed by length is in `efficiency`; these trainings share a GPU."
     )
-    return Table("Memory and fallbacks", ("attention", "length", "peak memory, GiB", "fallbacks"), rows, (note,))
+    return Table("Memory and fallbacks", ("variant", "length", "peak device memory, GiB", "fallbacks"), rows, (note,))
 
 
 def figures(results: Results, folder: Path) -> list[Path]:
     """Quality by length, and losses while training."""
-    measures = {"d_bleu": "d-BLEU", "s_bleu": "s-BLEU", "valid_loss": "validation loss a subword"}
-    lines: list[dict[str, dict[float, list[float]]]] = [{} for _ in measures]
-    for name in results.names():
-        labels = results.labels(name)
-        for panel, measure in zip(lines, measures, strict=True):
-            if values := results.values(name, measure):
-                panel.setdefault(labels["variant"], {})[labels["length"]] = values
-    found = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "subwords of a segment", log_x=True)
-    return found + draw_losses(results, folder / "losses.svg")
+    measures = {"d_bleu": "d-BLEU", "s_bleu": "s-BLEU", "valid_loss": "validation loss per subword"}
+    lines = [lines_against(results, "variant", "length", measure) for measure in measures]
+    made = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "segment length in subwords", log_x=True)
+    return made + draw_losses(results, folder / "losses.svg")
 
 
 def draw_losses(results: Results, path: Path) -> list[Path]:
-    """Training loss against updates, a panel a length: whether training is stable there."""
-    panels: dict[int, dict[str, dict[float, list[float]]]] = {}
+    """Training loss against updates, one panel per length: whether training is stable there."""
+    panels: dict[int, Lines] = {}
     for entry in results.finished:
         for step, loss in entry.measures["curve"]:
-            lines = panels.setdefault(entry.labels["length"], {}).setdefault(entry.labels["variant"], {})
-            lines.setdefault(step, []).append(loss)
+            add_point(panels.setdefault(entry.labels["length"], {}), entry.labels["variant"], step, loss)
     lengths = sorted(panels)
     titles = [f"{length:,} subwords" for length in lengths]
-    return draw_panels(path, titles, [panels[length] for length in lengths], "updates", "training loss a subword")
+    return draw_panels(path, titles, [panels[length] for length in lengths], "updates", "training loss per subword")
 
 
 DOCUMENT_LENGTH = Study(
     name="document-length",
-    title="Whole documents by length",
-    question="Does ReLU attention gain on softmax as a model reads more of a document at once?",
+    title="Whole documents by segment length",
+    question="Does ReLU attention gain on softmax when a model reads more of a document at once?",
     paper="Shen et al. 2023, Europarl7 En-De: about equal at 128 and 256, ReLUFormer ahead from 512, by 1.15 BLEU at "
     "1,024; sparsemax fails to train at long lengths [T c,i: second hand].",
     folders=DOCUMENT_FOLDERS,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rectiformer.analyze.plots import NO_DATES, draw_line, panels, printable, style
 from rectiformer.files import replacing
+from rectiformer.studies.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,22 @@ MARKED = 8
 
 Line = Mapping[float, Sequence[float]]
 """Values of all seeds at each x."""
+Lines = dict[str, dict[float, list[float]]]
+"""The lines of a panel, by model."""
+
+
+def add_point(lines: Lines, name: str, x: float, value: float) -> None:
+    """Add a seed's value at `x` to the line of a model."""
+    lines.setdefault(name, {}).setdefault(x, []).append(value)
+
+
+def lines_against(results: Results, label: str, x: str, measure: str) -> Lines:
+    """A measure against the label `x`, one line per value of another label."""
+    lines: Lines = {}
+    for entry in results.finished:
+        if measure in entry.measures:
+            add_point(lines, str(entry.labels[label]), entry.labels[x], entry.measures[measure])
+    return lines
 
 
 def line_style(number: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.figures import Lines, draw_panels
 from rectiformer.studies.measures import curve_of, training_speed
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, attention_settings, to_the_end
@@ -94,7 +94,7 @@ def is_of(results: Results, name: str, norm: str, variant: str) -> bool:
 
 def figures(results: Results, folder: Path) -> list[Path]:
     """Validation loss of short trainings with the best rate of each variant, one panel per norm placement."""
-    panels: list[dict[str, dict[float, list[float]]]] = []
+    panels: list[Lines] = []
     for norm in NORMS:
         lines = {}
         for variant in VARIANTS:

@@ -1,4 +1,4 @@
-"""Feed-forward layers as key-value memories: what weighs the slots, how many there are, and what becomes of them."""
+"""Feed-forward layers as key-value memories: what weighs the slots, how many there are, and what they do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rectiformer.analyze.memory_meter import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.corpora import held_out
-from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.figures import Lines, add_point, draw_panels, lines_against
 from rectiformer.studies.measures import (
     measure_memories,
     measure_translation,
@@ -27,8 +27,8 @@ from rectiformer.studies.results import (
     Results,
     Table,
     claims_table,
+    describe_all,
     difference,
-    estimate,
     signed,
     verdict,
 )
@@ -55,12 +55,12 @@ MemoryOf = Callable[[dict[str, Any]], float]
 
 
 def nearest_slots(memory: str, slots: int) -> int:
-    """`slots`, or for product keys, of which only squares can be had, the nearest square."""
+    """`slots`, or the nearest square for product keys, which come in squares only."""
     return round(math.sqrt(slots)) ** 2 if memory.startswith("product-") else slots
 
 
 def swap_trainings(scale: Scale) -> list[Training]:
-    """Every memory of the table, but at smoke, at the slots of the scale."""
+    """Every memory (two at smoke) with the slots of the scale."""
     slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.ffn_size
     found = []
     for memory in SWAPPED[scale.name]:
@@ -71,11 +71,11 @@ def swap_trainings(scale: Scale) -> list[Training]:
 
 
 def sweep_trainings(scale: Scale) -> list[Training]:
-    """Three memories from few slots to many, product keys with very many."""
-    places = [(memory, slots) for slots in SLOTS[scale.name] for memory in SWEPT[scale.name]]
-    places += [(memory, PRODUCT_SLOTS) for memory in (PRODUCTS[-1:] if scale.name == "smoke" else PRODUCTS)]
+    """Three memories with few slots to many, product keys with very many."""
+    swept = [(memory, slots) for slots in SLOTS[scale.name] for memory in SWEPT[scale.name]]
+    swept += [(memory, PRODUCT_SLOTS) for memory in (PRODUCTS[-1:] if scale.name == "smoke" else PRODUCTS)]
     found = []
-    for memory, slots in places:
+    for memory, slots in swept:
         config = configure(SWEEP_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={slots}")
         found += seeded(f"{memory}-{slots}", SEEDS[scale.name], config, memory=memory, slots=slots)
     return found
@@ -117,27 +117,15 @@ def sweep_claims(results: Results) -> list[Claim]:
 def sweep_tables(results: Results) -> list[Table]:
     sizes = sorted({results.labels(name)["slots"] for name in results.names()})
     memories = list(dict.fromkeys(results.labels(name)["memory"] for name in results.names()))
-    known = set(results.names())
-    rows = [
-        (
-            str(size),
-            *(results.cell(f"{memory}-{size}", "bleu") if f"{memory}-{size}" in known else "" for memory in memories),
-        )
-        for size in sizes
-    ]
-    title = "Test BLEU by slots"
+    rows = [(str(size), *(results.cell(f"{memory}-{size}", "bleu") for memory in memories)) for size in sizes]
     return [
-        Table(title, ("slots", *memories), rows, ("Mean and 95 % interval over seeds; beam 4.",)),
+        Table("Test BLEU by slots", ("slots", *memories), rows, ("Mean and 95 % interval over seeds; beam 4.",)),
         claims_table("What the paper claims of them", sweep_claims(results), results, "bleu", "test BLEU"),
     ]
 
 
 def sweep_figures(results: Results, folder: Path) -> list[Path]:
-    lines: dict[str, dict[float, list[float]]] = {}
-    for name in results.names():
-        labels = results.labels(name)
-        if values := results.values(name, "bleu"):
-            lines.setdefault(labels["memory"], {})[labels["slots"]] = values
+    lines = lines_against(results, "memory", "slots", "bleu")
     return draw_panels(folder / "slots.svg", ["test BLEU by slots"], [lines], "slots", "BLEU", log_x=True)
 
 
@@ -178,14 +166,14 @@ def diagnostics_tables(results: Results) -> list[Table]:
     columns = ("memory", *DIAGNOSES)
     rows = [("paper", *(PAPER_DIAGNOSES.get(column, "") for column in DIAGNOSES))]
     for name in results.names():
-        found = [estimate(list(over_layers(results, name, measure).values())) for measure in DIAGNOSES.values()]
-        rows.append((name, *("" if each is None else each.describe(3) for each in found)))
+        found = [list(over_layers(results, name, measure).values()) for measure in DIAGNOSES.values()]
+        rows.append((name, *describe_all(found, 3)))
     note = "Mean over layers and the 95 % interval over seeds, on the test set under forced decoding."
     return [Table("What the memories do", columns, rows, (note,)), diagnostics_claims(results), layers_table(results)]
 
 
 def diagnostics_claims(results: Results) -> Table:
-    """What the paper says of memories with softmax beside those with ReLU, and whether ours do the same."""
+    """What the paper says of memories with softmax vs. ReLU, and whether ours do the same."""
     rows = []
     for diagnosis, claim in DIAGNOSTIC_CLAIMS.items():
         first, second = (over_layers(results, name, DIAGNOSES[diagnosis]) for name in (claim.first, claim.second))
@@ -200,26 +188,23 @@ def layers_table(results: Results) -> Table:
     found: dict[str, dict[str, list[float]]] = {}
     for entry in results.finished:
         for memory in entry.measures["memories"]:
-            place = f"{memory['side']} {memory['layer'] + 1}"
-            found.setdefault(entry.name, {}).setdefault(place, []).append(memory["variance_ratio"])
-    places = list(dict.fromkeys(place for layers in found.values() for place in layers))
-    rows = []
-    for name, layers in found.items():
-        cells = [estimate(layers.get(place, [])) for place in places]
-        rows.append((name, *("" if cell is None else cell.describe(3) for cell in cells)))
-    note = "Variance of what a memory adds over that of the residual stream it is added to; layers from 1."
-    return Table("Variance ratio by layer", ("memory", *places), rows, (note,))
+            layer = f"{memory['side']} {memory['layer'] + 1}"
+            found.setdefault(entry.name, {}).setdefault(layer, []).append(memory["variance_ratio"])
+    columns = list(dict.fromkeys(layer for layers in found.values() for layer in layers))
+    rows = [(name, *describe_all((layers.get(layer, []) for layer in columns), 3)) for name, layers in found.items()]
+    note = "Variance of a memory's output over that of the residual stream it is added to; layers from 1."
+    return Table("Variance ratio by layer", ("memory", *columns), rows, (note,))
 
 
 def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
     """Variance ratio by layer, and how few slots hold the scores."""
-    layers: dict[str, dict[float, list[float]]] = {}
-    tops: dict[str, dict[float, list[float]]] = {}
+    layers: Lines = {}
+    tops: Lines = {}
     for entry in results.finished:
         for number, memory in enumerate(entry.measures["memories"], 1):
-            layers.setdefault(entry.name, {}).setdefault(number, []).append(memory["variance_ratio"])
+            add_point(layers, entry.name, number, memory["variance_ratio"])
             for share, ratio in memory["top_score_ratio"].items():
-                tops.setdefault(entry.name, {}).setdefault(float(share), []).append(ratio)
+                add_point(tops, entry.name, float(share), ratio)
     made = draw_panels(folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first", log_y=True)
     return made + draw_panels(
         folder / "top-score-ratio.svg", ["share of scores"], [tops], "in the top share of slots", log_x=True
@@ -252,9 +237,10 @@ SLOT_SWEEP = Study(
 MEMORY_DIAGNOSTICS = Study(
     name="memory-diagnostics",
     title="Feed-forward layers as memories: why",
-    question="How loud is a memory beside the residual stream, how few slots hold its scores, how alike are values?",
-    paper="Shen et al. 2023: with softmax the output is swamped by the residual, the top 0.2 % of slots hold over 85 % "
-    "of the scores, and values are alike; with ReLU none of it [T c,e,i: second hand; definitions are ours].",
+    question="How large is a memory's output compared with the residual stream, how few slots hold its scores, how "
+    "similar are its values?",
+    paper="Shen et al. 2023: with softmax the output is small next to the residual, the top 0.2 % of slots hold over "
+    "85 % of the scores, and values are similar; with ReLU none of it [T c,e,i: second hand; definitions are ours].",
     folders=SENTENCE_FOLDERS,
     trainings=swap_trainings,
     measure=measure_diagnostics,

@@ -1,11 +1,11 @@
-"""The search for a ReLUFormer that trains: named settings, few updates each, looked at on validation data only."""
+"""Hyperparameter search for a ReLUFormer that trains: few updates per row, validation data only."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.figures import Lines, add_point, draw_panels
 from rectiformer.studies.measures import (
     HEADS_NOTE,
     SITES,
@@ -26,7 +26,7 @@ SHORT = {
     "small": ("training.steps=800", "training.ema=0.99", "validation.every=200", "checkpoint.every=800"),
     "paper": (),
 }
-"""What the search changes in the settings of a scale."""
+"""What the search changes in the recipe of a scale."""
 SEEDS = (1,)
 WEIGHTS = (0.01, 0.1, 1.0)
 RELUFORMER = ("model.variant=reluformer", "model.center_keys=yes", "model.gamma_init=1")
@@ -65,12 +65,12 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         **{f"gamma-{learn}": (*RELUFORMER, f"model.gamma_sharing={learn}") for learn in ("layer", "model", "fixed")},
         **{f"start-{gamma:g}": (*RELUFORMER, f"model.gamma_init={gamma}") for gamma in (0.25, 0.5, 2.0, 4.0, 8.0)},
     },
-    "order of norms": {
+    "norm placement": {
         **{f"post-{name}": (f"model.variant={name}", "model.norm=post") for name in ("softmax", "rela-g")},
         "post-reluformer": (*RELUFORMER, "model.norm=post"),
         "post-paper": (*PAPER, "model.norm=post"),
     },
-    "rate and warm-up": {
+    "learning rate and warm-up": {
         **{f"rate-{rate:g}": (*RELUFORMER, f"training.learning_rate={rate}") for rate in (3e-4, 2e-3)},
         **{f"warmup-{steps}": (*RELUFORMER, f"training.warmup={steps}") for steps in (400, 1600)},
         "start-4-entropy": (*RELUFORMER, "model.gamma_init=4", *penalties(0, 0.1)),
@@ -91,9 +91,9 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "squared-centered-open": (*SQUARED, "model.center_keys=yes", "model.score_bias=open"),
     },
 }
-"""What was tried, by what it is about. Name of a row: what it sets. A row more is a line more."""
+"""Rows by what they vary; name of a row: its settings."""
 ROWS = {name: overrides for rows in GROUPS.values() for name, overrides in rows.items()}
-BESIDE = "softmax"
+BASELINE = "softmax"
 """The row that every figure has."""
 SMOKE_ROWS = ("rela-g", "post-rela-g")
 
@@ -109,7 +109,7 @@ def trainings(scale: Scale) -> list[Training]:
 
 
 def measure(run: Trained) -> dict[str, Any]:
-    """Everything on validation data: BLEU, its curve while training, what the heads do, speed."""
+    """BLEU, its curve while training, measures of attention and speed, all on validation data."""
     translator = open_model(run)
     return {
         **measure_translation(translator, valid_pairs(run), "valid_"),
@@ -120,7 +120,7 @@ def measure(run: Trained) -> dict[str, Any]:
 
 
 def tables(results: Results) -> list[Table]:
-    """All rows, the best first: what was reached, and what the heads do."""
+    """All rows, the best first: BLEU, and what the heads do."""
     names = sorted(results.names(), key=lambda name: -max(results.values(name, "valid_bleu"), default=-1.0))
     reached = [(name, results.cell(name, "valid_bleu"), results.labels(name)["settings"]) for name in names]
     heads = [(name, *(results.means(name, heads_of(site)) for site in SITES)) for name in names]
@@ -131,14 +131,14 @@ def tables(results: Results) -> list[Table]:
 
 
 def figures(results: Results, folder: Path) -> list[Path]:
-    """Validation BLEU against updates, a figure a group, each beside softmax."""
-    curves: dict[str, dict[float, list[float]]] = {}
+    """Validation BLEU against updates, one figure per group, each with softmax."""
+    curves: Lines = {}
     for entry in results.finished:
         for step, bleu in entry.measures["curve"]:
-            curves.setdefault(entry.name, {}).setdefault(step, []).append(bleu)
+            add_point(curves, entry.name, step, bleu)
     found: list[Path] = []
     for number, (title, rows) in enumerate(GROUPS.items(), 1):
-        names = [name for name in dict.fromkeys((BESIDE, *rows)) if name in curves]
+        names = [name for name in dict.fromkeys((BASELINE, *rows)) if name in curves]
         if any(name in rows for name in names):
             lines = {name: curves[name] for name in names}
             found += draw_panels(
@@ -150,7 +150,7 @@ def figures(results: Results, folder: Path) -> list[Path]:
 RELUFORMER_SEARCH = Study(
     name="reluformer-search",
     title="ReLUFormer that trains",
-    question="Which settings let heads with ReLU and a variance factor select keys early?",
+    question="Which hyperparameters let heads with ReLU and a variance factor select keys early?",
     paper="Shen et al. 2023 give variance factor and two penalties, but neither their weights nor how gamma is held "
     "[T b,h,i: second hand]; IWSLT14 De-En: softmax 34.22, factor alone 33.19, with penalties 34.56 [T i].",
     folders=SENTENCE_FOLDERS,

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rectiformer.studies.document_length import DOCUMENT_LENGTH
-from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.figures import Lines, add_point, draw_panels
 from rectiformer.studies.measures import SHAPES, SITES
 from rectiformer.studies.plan import Study
 from rectiformer.studies.results import (
@@ -32,8 +32,6 @@ SITE_MEASURES = {
 OURS = "rela-g"
 SHAPES_NOTE = "Of the shapes that a query sees in part: the share that is zeros throughout, all layers and heads. "
 ValuesByLayer = Callable[[Result], Iterable[float]]
-Lines = dict[str, dict[float, list[float]]]
-"""Values of all seeds at each x, by variant."""
 
 
 def sparsity_tables(results: Results) -> list[Table]:
@@ -149,7 +147,7 @@ def by_layer(results: Results, corpus: str, values: ValuesByLayer) -> Lines:
     for name in rows_of(results, corpus):
         for entry in results.of(name):
             for layer, value in enumerate(values(entry), 1):
-                lines.setdefault(variant_of(results, name), {}).setdefault(layer, []).append(value)
+                add_point(lines, variant_of(results, name), layer, value)
     return lines
 
 
@@ -160,7 +158,7 @@ def by_length(results: Results, corpus: str, site: str) -> Lines:
         for entry in results.of(name):
             found = entry.measures["zeros_by_length"][site]
             for start, share in zip(found["from"], found["zeros"], strict=False):  # after the starts comes the end
-                lines.setdefault(variant_of(results, name), {}).setdefault(start, []).append(share)
+                add_point(lines, variant_of(results, name), start, share)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Translation quality: every kind of attention on every corpus, and all that other studies show of these models."""
+"""Translation quality: every variant on every corpus, and all that other studies show of these models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from rectiformer.translate.directions import align_direction
 from rectiformer.translate.translator import Translator
 
 ANALYZED = 1000
-"""Most test pairs whose attention is looked at."""
+"""Most test pairs whose attention is analyzed."""
 BASELINE = "softmax"
 PENALTIES = (0.6, 0.8, 1.0, 1.2)
 """Length penalties to choose from on validation data."""
@@ -69,11 +69,11 @@ def trainings(scale: Scale) -> list[Training]:
             found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
     corpora = [corpus.name for corpus in CORPORA[scale.name]]
 
-    def place(training: Training) -> tuple[bool, int, int, int]:
+    def priority(training: Training) -> tuple[bool, int, int, int]:
         rest = training.labels["variant"] not in HEADLINE
         return rest, training.seed if rest else 0, corpora.index(str(training.labels["corpus"])), training.seed
 
-    return sorted(found, key=place)
+    return sorted(found, key=priority)
 
 
 def measure(run: Trained) -> dict[str, Any]:
@@ -98,20 +98,20 @@ def measure(run: Trained) -> dict[str, Any]:
 
 
 def measure_tuned(translator: Translator, valid: Sequence[Pair], pairs: Sequence[Pair]) -> dict[str, float]:
-    """BLEU with the length penalty that is best on validation pairs: models write more or less with the same."""
+    """BLEU with the length penalty that is best on validation pairs: models generate more or less with the same one."""
     best = max(PENALTIES, key=lambda penalty: translate_pairs(translator, valid, penalty).scores["bleu"].value)
     return {"length_penalty": best, "tuned_bleu": translate_pairs(translator, pairs, best).scores["bleu"].value}
 
 
 def measure_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Each attention under forced decoding: zeros, nothing, mass, entropy, diversity; by shape and by length."""
+    """All measures of attention under forced decoding, by site and layer, by shape and by length."""
     found = analyze(translator, pairs, quality=False, warn=lambda _: None)
     shapes = measure_shapes(translator, forced_batches(translator, pairs))
     return {**describe_sites(found), **describe_pairing(found), **describe_lengths(found), "shapes": shapes}
 
 
 def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> dict[str, Any]:
-    """For each gold set the error in percent of every panel and layer, and the least, with its interval."""
+    """For each gold set the AER in percent of every panel and layer, and the lowest with its interval."""
     found: dict[str, Any] = {}
     for gold in corpus.gold:
         pairs, links = gold_pairs(scale, gold)
@@ -132,7 +132,7 @@ def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> d
 
 
 def panel_errors(rows: Sequence[Row], panel: str) -> list[float]:
-    """The error of each layer in one of `PANELS`: of its best head, or of the average of its heads."""
+    """The AER of each layer in one of `PANELS`: of its best head, or of the average of its heads."""
     induction, _, how = panel.partition(", ")
     layers: dict[int, list[float]] = {}
     for row in rows:
@@ -142,18 +142,16 @@ def panel_errors(rows: Sequence[Row], panel: str) -> list[float]:
 
 
 def corpora_of(results: Results) -> list[str]:
-    """The corpora of which something is known, in the order of the plan."""
+    """The corpora with results, in the order of the plan."""
     known = {results.labels(name)["corpus"] for name in results.names()}
     return [corpus.name for corpus in CORPORA[results.scale] if corpus.name in known]
 
 
 def rows_of(results: Results, corpus: str) -> list[str]:
-    """The rows of a corpus, attention as its plan lists it."""
-    known = {
-        results.labels(name)["variant"]: name for name in results.names() if results.labels(name)["corpus"] == corpus
-    }
+    """The rows of a corpus, in the order of its plan."""
+    known = set(results.names())
     plan = next(each for each in CORPORA[results.scale] if each.name == corpus)
-    return [known[variant] for variant in plan.seeds if variant in known]
+    return [name for variant in plan.seeds if (name := f"{corpus}-{variant}") in known]
 
 
 def variant_of(results: Results, name: str) -> str:
@@ -171,35 +169,35 @@ def quality_table(results: Results, corpus: str) -> Table:
     rows = []
     for name in rows_of(results, corpus):
         cells = [results.cell(name, measure) for measure in ("bleu", "chrf", "valid_bleu")]
-        rows.append((results.labels(name)["variant"], *cells, *beside_softmax(results, name, f"{corpus}-{BASELINE}")))
-    columns = ("attention", "test BLEU", "chrF", "validation BLEU", "less softmax, test BLEU", "p by seed")
+        rows.append((variant_of(results, name), *cells, *versus_softmax(results, name, f"{corpus}-{BASELINE}")))
+    columns = ("variant", "test BLEU", "chrF", "validation BLEU", "Δ test BLEU vs. softmax", "p by seed")
     note = (
-        "Mean and 95 % interval over seeds; beam 4. p: sacreBLEU's paired bootstrap against softmax of the same seed, "
-        "over sentences."
+        "Mean and 95 % interval over seeds; beam 4. p: sacreBLEU's paired bootstrap vs. softmax of the same seed, over "
+        "sentences."
     )
     return Table(f"{corpus}", columns, rows, (note,))
 
 
 def length_table(results: Results) -> Table:
-    """How long translations are beside references, and BLEU with the length penalty chosen on validation data."""
+    """Length of translations vs. references, and BLEU with the length penalty chosen on validation data."""
     rows = []
     for corpus in corpora_of(results):
         baseline = f"{corpus}-{BASELINE}"
         for name in rows_of(results, corpus):
             if tuned := results.by_seed(name, "tuned_bleu"):
                 length, penalty = results.cell(name, "length_ratio", 3), results.cell(name, "length_penalty", 1)
-                less = difference(tuned, results.by_seed(baseline, "tuned_bleu")) if name != baseline else None
-                cells = (length, penalty, results.cell(name, "tuned_bleu"), "" if less is None else signed(less))
-                rows.append((corpus, results.labels(name)["variant"], *cells))
-    columns = ("corpus", "attention", "length", "penalty", "test BLEU with it", "less softmax, test BLEU")
+                delta = difference(tuned, results.by_seed(baseline, "tuned_bleu")) if name != baseline else None
+                cells = (length, penalty, results.cell(name, "tuned_bleu"), "" if delta is None else signed(delta))
+                rows.append((corpus, variant_of(results, name), *cells))
+    columns = ("corpus", "variant", "length ratio", "penalty", "test BLEU with it", "Δ test BLEU vs. softmax")
     note = (
-        f"Length: of all translations beside all references, with ReLA's penalty of {PENALTY}, as above. Penalty: "
-        f"of {', '.join(map(str, PENALTIES))} the best on validation data, by each model."
+        f"Length ratio: all translations over all references, with ReLA's penalty of {PENALTY}, as above. Penalty: the "
+        f"best of {', '.join(map(str, PENALTIES))} on validation data, for each model."
     )
     return Table("Length of translations", columns, rows, (note,))
 
 
-def beside_softmax(results: Results, name: str, baseline: str) -> tuple[str, str]:
+def versus_softmax(results: Results, name: str, baseline: str) -> tuple[str, str]:
     """The difference in BLEU, and the p-value of each seed; nothing for the baseline itself."""
     if name == baseline:
         return "", ""
@@ -212,7 +210,7 @@ def beside_softmax(results: Results, name: str, baseline: str) -> tuple[str, str
 
 
 def claims(results: Results) -> list[Claim]:
-    """What the papers say of each kind of attention beside softmax, on every corpus."""
+    """What the papers say of each variant vs. softmax, on every corpus."""
     return [
         Claim(f"{corpus}-{variant}", f"{corpus}-{BASELINE}", claim.expected, claim.paper, claim.margin)
         for corpus in corpora_of(results)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rectiformer.ops.dropout import GOLDEN, drop_seed, mix
+from rectiformer.ops.dropout import GOLDEN, drop_seed, murmur3
 
 
 class Dropout(nn.Module):
@@ -36,6 +36,6 @@ class Dropout(nn.Module):
 def keep_numbers(seed: Tensor, probability: float, rows: int, columns: int) -> Tensor:
     """True where a number survives: [rows, columns], a pure function of the seed."""
     word = (seed ^ (seed >> 32)).to(torch.int32)  # [1]
-    row = mix(word + torch.arange(rows, device=seed.device, dtype=torch.int32) * GOLDEN)
+    row = murmur3(word + torch.arange(rows, device=seed.device, dtype=torch.int32) * GOLDEN)
     column = torch.arange(columns, device=seed.device, dtype=torch.int32) * GOLDEN
-    return mix(row[:, None] + column) >= round(probability * 2**32) - 2**31
+    return murmur3(row[:, None] + column) >= round(probability * 2**32) - 2**31

@@ -13,12 +13,12 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError, ShapeError, unknown_name
 from rectiformer.ops.activations import Value
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
-from rectiformer.ops.cpu import rectified_attention
+from rectiformer.ops.cpu import blocked_attention, blocked_obstacle
 from rectiformer.ops.dropout import drop_seed
 from rectiformer.ops.fused import fused_attention, fused_obstacle
 from rectiformer.ops.launching import transforms_active
 from rectiformer.ops.long_launch import describable
-from rectiformer.ops.plain import attention_by_rows, products_attention, rows_at_once, sdpa_attention, sdpa_obstacle
+from rectiformer.ops.plain import by_rows, products_attention, rows_at_once, sdpa_attention, sdpa_obstacle
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
 from rectiformer.ops.short import short_obstacle
@@ -142,7 +142,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> T
     name = choose(q, k, v, call, backend)
     step = rows_at_once(q, v, call) if name in PLAIN else q.shape[2]
     if step < q.shape[2]:
-        return attention_by_rows(IMPLEMENTATIONS[name], q, k, v, call, step)
+        return torch.cat(by_rows(IMPLEMENTATIONS[name], q, k, v, call, step), 2)
     return IMPLEMENTATIONS[name](q, k, v, call)
 
 
@@ -168,13 +168,8 @@ def preferences(q: Tensor, call: AttentionCall) -> list[str]:
     return ["fused", "sdpa", "products", "reference"]
 
 
-def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Why the blocked implementation cannot take this call; empty when it can."""
-    if not call.variant.rectified:
-        return f"variant {call.variant.name!r} is not rectified"
-    if q.device.type != "cpu":
-        return f"it runs on the CPU, and q is on {q.device}"
-    return transform_obstacle()
+def cpu_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+    return blocked_obstacle(q, k, v, call) or transform_obstacle()
 
 
 def products_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
@@ -202,14 +197,14 @@ def transform_obstacle() -> str:
 
 IMPLEMENTATIONS = {
     "reference": reference_attention,
-    "blocked": rectified_attention,
+    "blocked": blocked_attention,
     "products": products_attention,
     "sdpa": sdpa_attention,
     "fused": fused_attention,
 }
 OBSTACLES = {
     "reference": lambda q, k, v, call: "",
-    "blocked": blocked_obstacle,
+    "blocked": cpu_obstacle,
     "products": products_obstacle,
     "sdpa": softmax_obstacle,
     "fused": kernel_obstacle,

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rectiformer.ops.call import AttentionCall
+from rectiformer.ops.call import AttentionCall, query_blocks
 from rectiformer.ops.reference import reference_attention
 
 SCORE_BYTES = 1 << 22
@@ -31,8 +31,8 @@ def second_derivatives(
     totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
     q, k = (tensor for tensor in inputs[1:3] if tensor is not None)
     step = max(1, SCORE_BYTES // (8 * q.shape[0] * q.shape[1] * max(1, k.shape[2])))
-    for start in range(0, q.shape[2], step):
-        _add_rows(totals, describe, inputs, cotangents, slice(start, min(start + step, q.shape[2])))
+    for rows in query_blocks(q.shape[2], step):
+        _add_rows(totals, describe, inputs, cotangents, rows)
     return totals
 
 

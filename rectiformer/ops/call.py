@@ -122,6 +122,11 @@ class AttentionCall:
         """Whether a row's keys can only be counted one by one: a mask or a bias may hide any of them."""
         return self.attn_bias is not None or self.visibility.attn_mask is not None
 
+    def blocks(self, step: int) -> Iterator[tuple[slice, AttentionCall]]:
+        """The call for `step` queries at a time: which queries, and the call for them."""
+        for block in query_blocks(self.visibility.queries, step):
+            yield block, self.rows(block.start, block.stop)
+
     def rows(self, start: int, stop: int) -> AttentionCall:
         """The same call for queries `start` to `stop` only."""
         attn_bias = self.attn_bias
@@ -129,6 +134,12 @@ class AttentionCall:
             attn_bias = attn_bias[:, :, start:stop]
         origin = (self.origin[0] + start, self.origin[1])
         return replace(self, visibility=self.visibility.rows(start, stop), attn_bias=attn_bias, origin=origin)
+
+
+def query_blocks(queries: int, step: int) -> Iterator[slice]:
+    """All queries, `step` at a time; one empty block where there are none."""
+    for start in range(0, max(1, queries), step):
+        yield slice(start, min(start + step, queries))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ the backward pass rebuilds the block instead of keeping it. No more than `SCORE_
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +88,7 @@ class Scores:
         cells = self.cells(scores, block, transposed)
         if self.bias is not None:
             # Two roundings in this order, as in the reference: a score that is exactly 0 there is exactly 0 here.
-            torch.add(window_of(self.bias, block, keys), cells, alpha=self.inner, out=cells).relu_()
+            torch.add(over_block(self.bias, block, keys), cells, alpha=self.inner, out=cells).relu_()
         self.hide(cells, block, keys)
         return scores
 
@@ -122,7 +123,7 @@ class Scores:
             stop = first_seen_by_all if 2 * first_seen_by_all < columns else columns
             keep_triangle(cells[..., :stop], lower=False, diagonal=corner - self.visibility.left)
         if self.mask is not None:
-            cells.masked_fill_(window_of(self.mask, block, keys).logical_not(), 0)
+            cells.masked_fill_(over_block(self.mask, block, keys).logical_not(), 0)
         if self.dropout:
             cells.mul_(self.kept(block, keys))
 
@@ -177,7 +178,7 @@ def head_groups(batch: int, heads: int, group: int) -> Iterator[tuple[slice, sli
                 yield slice(sequence, sequence + 1), slice(start, min(start + group, heads))
 
 
-def window_of(broadcast: Tensor, block: Block, keys: slice) -> Tensor:
+def over_block(broadcast: Tensor, block: Block, keys: slice) -> Tensor:
     """The part of a tensor with four axes, each full or 1, that lies over a block."""
     spans = (block.batch, block.heads, block.queries, keys)
     return broadcast[
@@ -215,7 +216,7 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Ten
     out = q.new_zeros(values.shape[0], q.shape[2], v.shape[3])
     buffer = q.new_empty(0)
     for block in scores.blocks(buffers=1):
-        buffer = room_for(block, buffer)
+        buffer = grow_buffer(block, buffer)
         for keys in scores.column_blocks(block):
             weights = scores.rectified(block, keys, buffer)
             if power == 2:
@@ -243,7 +244,7 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Atten
     d_bias = None if scores.bias is None else q.new_zeros(scores.bias.shape, dtype=wide)
     buffer = other = q.new_empty(0)
     for block in scores.blocks(buffers=2):
-        buffer, other = room_for(block, buffer), room_for(block, other)
+        buffer, other = grow_buffer(block, buffer), grow_buffer(block, other)
         rows, d_rows = scores.q[block.flat, block.queries], d_out[block.flat, block.queries]
         for keys in scores.column_blocks(block):
             positive = scores.rectified(block, keys, buffer, transposed=True)
@@ -255,7 +256,7 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Atten
                 d_q[block.flat, block.queries], d_scores.mT, scores.k[block.flat, keys], factor * power * scores.inner
             )
             if d_bias is not None:
-                target = window_of(d_bias, block, keys)
+                target = over_block(d_bias, block, keys)
                 cells = scores.cells(d_scores, block, transposed=True)
                 target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
                 del cells
@@ -309,7 +310,7 @@ def ungroup(grad: Tensor, like: Tensor, heads: int) -> Tensor:
     return grad.view(B, K, N, D).to(like.dtype)
 
 
-def room_for(block: Block, buffer: Tensor) -> Tensor:
+def grow_buffer(block: Block, buffer: Tensor) -> Tensor:
     """A flat buffer that holds the block: the one given, or a larger one. A block that runs alone needs none."""
     matrices, rows = block.flat.stop - block.flat.start, block.queries.stop - block.queries.start
     cells = matrices * rows * min(block.key_step, block.keys.stop - block.keys.start)
@@ -317,73 +318,78 @@ def room_for(block: Block, buffer: Tensor) -> Tensor:
     return buffer if enough else buffer.new_empty(cells)
 
 
-def rectified_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? key_lengths, Tensor? seed, int power, "
+    "float scale, float dropout_p, SymInt window_left, SymInt window_right, SymInt query_origin, SymInt key_origin"
+)
+"""Of both operators. The origin is where query 0 and key 0 lie in the dropout pattern of a packed batch."""
+NO_GRADIENT = [None] * 10
+"""Of the arguments from attn_mask on."""
+
+
+def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+    """Why blocks on the CPU cannot take this call; empty when they can."""
+    if not call.variant.rectified:
+        return f"variant {call.variant.name!r} is not rectified"
+    return "" if q.device.type == "cpu" else f"it runs on the CPU, and q is on {q.device}"
+
+
+def blocked_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """`reference_attention` for rectified variants, without ever holding M x N scores."""
     dtype = q.dtype
     if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         q, k, v = q.float(), k.float(), v.float()
     if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
         q, call = -q, replace(call, scale=-call.scale)
+    return scale_rows(rectified(q, k, v, *flatten(call)), call).to(dtype)
+
+
+def flatten(call: AttentionCall) -> tuple[Any, ...]:
+    """The operators' arguments after q, k and v."""
     seen = call.visibility
-    numbers = [call.scale, call.dropout_p]
-    sizes = [call.variant.power, seen.left, seen.right, *call.origin]
-    out = rectified(q, k, v, call.attn_bias, seen.attn_mask, seen.key_lengths, call.seed, numbers, sizes)
-    return scale_rows(out, call).to(dtype)
+    tensors = call.attn_bias, seen.attn_mask, seen.key_lengths, call.seed
+    return *tensors, call.variant.power, call.scale, call.dropout_p, seen.left, seen.right, *call.origin
 
 
-def describe_call(
+def unflatten(
     q: Tensor,
     k: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
+    attn_bias: Tensor | None,
+    attn_mask: Tensor | None,
     key_lengths: Tensor | None,
     seed: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
+    power: int,
+    scale: float,
+    dropout_p: float,
+    window_left: int,
+    window_right: int,
+    query_origin: int,
+    key_origin: int,
 ) -> AttentionCall:
-    """The call that an operator's flat arguments stand for; its variant has the right power and no row scale."""
-    power, left, right, *origin = sizes
+    """The call that an operator's arguments stand for; its variant has the right power and no row scale."""
     M, N = q.shape[2], k.shape[2]
-    visibility = Visibility(M, N, left, right, key_lengths, mask, first=N - M)
-    variant = replace(VARIANTS["rela"], power=power) if power else VARIANTS["softmax"]
-    scale, dropout = numbers
-    return AttentionCall(variant, visibility, {}, scale, bias, dropout, seed, (origin[0], origin[1]))
+    visibility = Visibility(M, N, window_left, window_right, key_lengths, attn_mask, first=N - M)
+    variant = replace(VARIANTS["rela"], power=power)
+    return AttentionCall(variant, visibility, {}, scale, attn_bias, dropout_p, seed, (query_origin, key_origin))
 
 
-@torch.library.custom_op("rectiformer::rectified", mutates_args=(), device_types="cpu")
-def rectified(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> Tensor:
-    """sum over visible keys of [scale q k + bias]+ ** power v. numbers: scale, dropout; sizes: power, left, right,
-    and the row and column of the dropout pattern."""
-    return blocked_forward(q, k, v, describe_call(q, k, bias, mask, key_lengths, seed, numbers, sizes))
+@torch.library.custom_op(
+    "rectiformer::rectified", mutates_args=(), device_types="cpu", schema=f"({ARGUMENTS}) -> Tensor"
+)
+def rectified(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
+    """sum over visible keys of [scale q k + attn_bias]+ ** power v."""
+    return blocked_forward(q, k, v, unflatten(q, k, *arguments))
 
 
-@torch.library.custom_op("rectiformer::rectified_backward", mutates_args=(), device_types="cpu")
-def rectified_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `rectified` for q, k, v and bias; the last is empty without a bias."""
-    call = describe_call(q, k, bias, mask, key_lengths, seed, numbers, sizes)
-    d_q, d_k, d_v, d_bias = blocked_backward(d_out, q, k, v, call)
-    return d_q, d_k, d_v, d_bias
+@torch.library.custom_op(
+    "rectiformer::rectified_backward",
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Gradients of `rectified` for q, k, v and attn_bias; the last is empty without one."""
+    return blocked_backward(d_out, q, k, v, unflatten(q, k, *arguments))
 
 
 @rectified.register_fake
@@ -392,21 +398,23 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
 
 
 @rectified_backward.register_fake
-def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *_: object) -> tuple[Tensor, ...]:
-    d_bias = q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, *_: object) -> tuple[Tensor, ...]:
+    d_bias = q.new_empty(0) if attn_bias is None else attn_bias.new_empty(attn_bias.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_bias
 
 
+# autograd calls the next functions with a context of its own, whose type torch does not publish.
 def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
     inputs = recall(ctx)
     d_q, d_k, d_v, d_bias = rectified_backward(d_out.contiguous(), *inputs)
-    return d_q, d_k, d_v, None if inputs[3] is None else d_bias, *[None] * 5
+    return d_q, d_k, d_v, None if inputs[3] is None else d_bias, *NO_GRADIENT
 
 
 def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
-    d_out, q, k, v, bias, *rest = recall(ctx)
-    second = second_derivatives(lambda _: describe_call(q, k, None, *rest), [d_out, q, k, v, bias, None], cotangents)
-    return *second[:5], *[None] * 5
+    d_out, q, k, v, attn_bias, *rest = recall(ctx)
+    leaves = [d_out, q, k, v, attn_bias, None]
+    second = second_derivatives(lambda _: unflatten(q, k, None, *rest), leaves, cotangents)
+    return *second[:5], *NO_GRADIENT
 
 
 rectified.register_autograd(_differentiate, setup_context=remember)

@@ -1,7 +1,7 @@
 """Dropout of attention weights as a pure function of (seed, batch, head, query, key).
 
 No state and no generator order: any implementation may visit the cells in any order, or twice (forward and backward),
-and drops the same ones. The hash is the finalizer of MurmurHash3 over 32-bit words, three multiplications a cell.
+and drops the same ones. The hash is MurmurHash3's finalizer over 32-bit words.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def keep_cells(
     device = seed.device
     word = (seed ^ (seed >> 32)).to(torch.int32)  # [1]
     sequence = _count(batch, device)[:, None] * all_heads + _count(heads, device)  # [b, h]
-    row = mix(mix(word + sequence * GOLDEN)[:, :, None] + _count(queries, device) * GOLDEN)  # [b, h, m]
-    cell = mix(row[..., None] + _count(keys, device) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
+    row = murmur3(murmur3(word + sequence * GOLDEN)[:, :, None] + _count(queries, device) * GOLDEN)  # [b, h, m]
+    cell = murmur3(row[..., None] + _count(keys, device) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
     return cell >= round(probability * 2**32) - 2**31
 
 
@@ -39,8 +39,8 @@ def _count(span: Span, device: torch.device) -> Tensor:
     return torch.arange(*span, device=device, dtype=torch.int32)
 
 
-def mix(word: Tensor) -> Tensor:
-    """A bijective hash of 32-bit words."""
+def murmur3(word: Tensor) -> Tensor:
+    """The finalizer of MurmurHash3: a bijective hash of 32-bit words."""
     # torch shifts signed words arithmetically; the masks make the shifts logical.
     word = (word ^ ((word >> 16) & 0xFFFF)) * -2048144789  # 0x85EBCA6B
     word = (word ^ ((word >> 13) & 0x7FFFF)) * -1028477387  # 0xC2B2AE35

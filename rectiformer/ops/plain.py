@@ -1,11 +1,15 @@
-"""Attention in torch's own operations: two matrix products, or the softmax of `scaled_dot_product_attention`.
+"""Attention in torch's own operations: two matrix products, the softmax of `scaled_dot_product_attention`, by rows.
 
-Either may run a few query rows at a time, each computed again for its gradient, so that nothing M x N is held.
+The products are in the dtype of the inputs, so that 16-bit ones go to the tensor cores; what stands between them is in
+float32, and torch.compile makes one kernel of it. Calls whose scores, kept until the backward pass, would fill a device
+go a few query rows at a time, each computed again for its gradient: a third more work, and any length fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.launching import transforms_active
-from rectiformer.ops.reference import clear_padding, dropout_factor, repeat_heads, visible_rows, working_dtype
+from rectiformer.ops.reference import clear_padding, dropout_factor, repeat_heads, weigh, working_dtype
 from rectiformer.ops.simplex_rows import kernels_suit, simplex_weights
+
+MOST_HELD = 1 << 32
+"""Bytes that one call may keep for its gradient; where it would keep more, it goes by rows."""
+KEPT = 4
+"""Tensors like the scores that autograd keeps of a call, about."""
+T = TypeVar("T")
 
 
 def products_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
@@ -35,13 +45,7 @@ def products_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> 
 
 def plain_weights(products: Tensor, call: AttentionCall) -> Tensor:
     """Weights in the working dtype, by the variant's own formula."""
-    x = products.to(working_dtype(products.dtype)) * call.scale
-    if call.attn_bias is not None:
-        x = x + call.attn_bias.to(x.dtype)
-    seen, rows = visible_rows(call, x)
-    if seen is None:
-        return call.variant.weights(x, rows)
-    return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
+    return weigh(products.to(working_dtype(products.dtype)) * call.scale, call)
 
 
 def sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
@@ -58,7 +62,11 @@ def sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-    """Mixed values [B, H, M, Dv]; a row that sees no key is zero, where torch's own would be the mean or nothing."""
+    """Mixed values [B, H, M, Dv]; a row that sees no key is zero, where torch's own would be the mean or NaN.
+
+    It is the peer of rectified attention for long sequences in 16 bits. Dropout, a bias and second derivatives are left
+    to plain products: torch's kernels drop cells of their own choice, and differentiate once.
+    """
     seen, view = call.visibility, None
     causal = seen.hides_later and not seen.hides_earlier and seen.right == 0 and seen.queries == seen.keys
     causal = causal and seen.key_lengths is None and seen.attn_mask is None
@@ -72,29 +80,22 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tens
     return out if blind is None else torch.where(blind, 0, out)
 
 
-MOST_HELD = 1 << 32
-"""Bytes that one call may keep for its gradient; where it would keep more, it goes by rows."""
-KEPT = 4
-"""Tensors like the scores that autograd keeps of a call, about."""
-
-Plain = Callable[[Tensor, Tensor, Tensor, AttentionCall], Tensor]
-
-
 def rows_at_once(q: Tensor, v: Tensor, call: AttentionCall) -> int:
     """How many query rows of all heads may be computed together."""
-    a_cell = 1 if call.variant.has_weights else max(q.shape[3], v.shape[3])  # without weights, a number a column too
-    a_row = q.shape[0] * q.shape[1] * call.visibility.keys * a_cell * KEPT * working_dtype(q.dtype).itemsize
-    return max(1, MOST_HELD // max(1, a_row))
+    per_cell = 1 if call.variant.has_weights else max(q.shape[3], v.shape[3])  # without weights, one per column too
+    per_row = q.shape[0] * q.shape[1] * call.visibility.keys * per_cell * KEPT * working_dtype(q.dtype).itemsize
+    return max(1, MOST_HELD // max(1, per_row))
 
 
-def attention_by_rows(plain: Plain, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, step: int) -> Tensor:
-    """What `plain` gives for the whole call, from `step` query rows at a time."""
-    parts = []
-    for start in range(0, q.shape[2], step):
-        stop = min(start + step, q.shape[2])
-        parts.append(
-            checkpoint(
-                plain, q[:, :, start:stop], k, v, call.rows(start, stop), use_reentrant=False, preserve_rng_state=False
-            )
-        )
-    return torch.cat(parts, 2)
+def by_rows(
+    function: Callable[[Tensor, Tensor, Tensor, AttentionCall], T],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    call: AttentionCall,
+    step: int,
+) -> list[T]:
+    """What `function` makes of `step` query rows at a time, each computed again for its gradient."""
+    # Dropout is a function of its seed, so there is no state of a generator to keep.
+    again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+    return [again(q[:, :, rows], k, v, part) for rows, part in call.blocks(step)]

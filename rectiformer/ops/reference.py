@@ -49,23 +49,31 @@ def reference_weights(q: Tensor, k: Tensor, call: AttentionCall, precision: torc
     precision = precision or working_dtype(q.dtype)
     k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
     with torch.autocast(q.device.type, enabled=False):
-        x = call.variant.score(q.to(precision), k.to(precision)) * call.scale  # [B, H, M, N]
-        if call.attn_bias is not None:
-            x = x + call.attn_bias.to(precision)
-        seen, rows = visible_rows(call, x)
-        if seen is None:
-            return call.variant.weights(x, rows)
-        return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
+        return weigh(call.variant.score(q.to(precision), k.to(precision)) * call.scale, call)
+
+
+def weigh(x: Tensor, call: AttentionCall) -> Tensor:
+    """Weights of scaled scores [B, H, M, N] by the variant's own formula, the bias added and hidden keys left out."""
+    if call.attn_bias is not None:
+        x = x + call.attn_bias.to(x.dtype)
+    seen, rows = visible_rows(call, x)
+    if seen is None:
+        return call.variant.weights(x, rows)
+    return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
 
 
 def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, precision: torch.dtype | None = None
 ) -> Tensor:
     """Mixed values [B, H, M, Dv] in the dtype of q."""
-    weights = reference_weights(q, k, call, precision)
-    v = repeat_heads(clear_padding(v, call.visibility), q.shape[1]).to(weights.dtype)
-    with torch.autocast(q.device.type, enabled=False):
-        return call.variant.mix(weights, v, dropout_factor(call, weights)).to(q.dtype)
+    return mix_values(reference_weights(q, k, call, precision), v, call).to(q.dtype)
+
+
+def mix_values(weights: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+    """The values as `weights` [B, H, M, N] mix them, after dropout: [B, H, M, Dv] in the dtype of the weights."""
+    v = repeat_heads(clear_padding(v, call.visibility), weights.shape[1]).to(weights.dtype)
+    with torch.autocast(weights.device.type, enabled=False):
+        return call.variant.mix(weights, v, dropout_factor(call, weights))
 
 
 def dropout_factor(call: AttentionCall, weights: Tensor) -> Tensor | None:

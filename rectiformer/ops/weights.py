@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.activations import Rows, Value
 from rectiformer.ops.attention import Window, check_call, transform_obstacle
 from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.long_rows import long_rows_attention, long_rows_obstacle
-from rectiformer.ops.reference import clear_padding, dropout_factor, reference_weights, repeat_heads
+from rectiformer.ops.plain import by_rows
+from rectiformer.ops.reference import mix_values, reference_weights
 
 BLOCK_CELLS = 1 << 20
 """Weights computed at once where not all are kept."""
@@ -159,11 +159,13 @@ def _row_blocks(
     q: Tensor, k: Tensor, call: AttentionCall, cells: int = BLOCK_CELLS
 ) -> Iterator[tuple[slice, AttentionCall, Tensor]]:
     """The weights a few query rows at a time: which rows, the call for those rows, weights [B, H, m, N]."""
-    step = max(1, cells // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    for start in range(0, max(1, q.shape[2]), step):
-        rows = slice(start, min(start + step, q.shape[2]))
-        part = call.rows(rows.start, rows.stop)
+    for rows, part in call.blocks(_step(q, k, cells)):
         yield rows, part, _weights(q[:, :, rows], k, part)
+
+
+def _step(q: Tensor, k: Tensor, cells: int) -> int:
+    """How many query rows have about `cells` weights."""
+    return max(1, cells // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
 
 
 def _compress(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
@@ -215,7 +217,7 @@ class RowStatistics:
 def attention_with_rows(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
 ) -> tuple[Tensor, RowStatistics]:
-    """What `dispatch.run` returns, and the statistics of each row of weights; both are differentiable.
+    """What `attention.run` returns, and the statistics of each row of weights; both are differentiable.
 
     Rectified variants on a GPU get both from one pass of the fused kernels. Others, and the CPU, get them from the
     reference, a few rows at a time, which are computed again for the gradients.
@@ -255,25 +257,14 @@ def packed_counts(call: AttentionCall, packing: Packing) -> Tensor:
 
 def plain_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
     """By the reference, a block of query rows at a time; of several, none is kept for the backward pass."""
-    M = q.shape[2]
-    step = max(1, BLOCK_CELLS // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    if step >= M:
-        return sum_rows(q, k, v, call)
-    parts = []
-    for start in range(0, M, step):
-        stop = min(start + step, M)
-        rows = (q[:, :, start:stop], k, v, call.rows(start, stop))
-        # Dropout is a function of its seed, so there is no state of a generator to keep.
-        parts.append(checkpoint(sum_rows, *rows, use_reentrant=False, preserve_rng_state=False))
-    return join(parts)
+    step = _step(q, k, BLOCK_CELLS)
+    return sum_rows(q, k, v, call) if step >= q.shape[2] else join(by_rows(sum_rows, q, k, v, call, step))
 
 
 def sum_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
     """Mixed values and sums of some rows from all their weights, in the dtype the reference works in."""
-    with torch.autocast(q.device.type, enabled=False):
-        weights = reference_weights(q, k, call)
-        v = repeat_heads(clear_padding(v, call.visibility), q.shape[1]).to(weights.dtype)
-        out = call.variant.mix(weights, v, dropout_factor(call, weights)).to(q.dtype)
+    weights = reference_weights(q, k, call)
+    out = mix_values(weights, v, call).to(q.dtype)
     size = weights.abs()
     mass = size.sum(-1)
     share = size / nonzero(mass)[..., None]

@@ -146,7 +146,7 @@ def test_empty_axes_give_empty_or_zero_results(variant, empty):
 def test_operators_are_well_formed():
     q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 5, 7, 8, 3))
     bias = torch.randn(1, 4, 5, 7, requires_grad=True)
-    rest = (None, torch.tensor([7, 3]), None, [0.5, 0.0], [1, 3, 0, 0, 0])
+    rest = (None, torch.tensor([7, 3]), None, 1, 0.5, 0.0, 3, 0, 0, 0)
     torch.library.opcheck(torch.ops.rectiformer.rectified.default, (q, k, v, bias, *rest))
     torch.library.opcheck(torch.ops.rectiformer.rectified.default, (q, k, v, None, *rest))
     torch.library.opcheck(torch.ops.rectiformer.rectified_backward.default, (upstream.detach(), q, k, v, bias, *rest))

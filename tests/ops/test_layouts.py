@@ -38,7 +38,7 @@ def upstream(B, H, K):
 
 def rectified(B, H, K):
     tables = [torch.randn(B, H, M, N), torch.rand(B, 1, M, N) > 0.2, torch.arange(N, N - B, -1), torch.tensor(7)]
-    return [*qkv(B, H, K), *tables, [0.5, 0.2], [2, 3, 1, 0, 0]]
+    return [*qkv(B, H, K), *tables, 2, 0.5, 0.2, 3, 1, 0, 0]
 
 
 def short(B, H, K):

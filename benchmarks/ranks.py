@@ -114,7 +114,7 @@ def build(model: Transformer, settings: Config, ranks: Ranks, vocabulary: int) -
     cpu = torch.device("cpu")
     if settings.training.parallel == "ddp" or ranks.world_size == 1:
         return Updater(model, settings, cpu, ranks)
-    from rectiformer.train.sharded import ShardedUpdater
+    from rectiformer.train.fsdp import ShardedUpdater
 
     with torch.device("meta"):
         eval_model = Transformer(settings.model, vocabulary, vocabulary)

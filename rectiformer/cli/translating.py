@@ -415,7 +415,7 @@ def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | Non
     from rectiformer.cli.output import write_all
     from rectiformer.model.sharded import sharded_source
     from rectiformer.text.lines import read_lines
-    from rectiformer.translate.ranks import stream_lines
+    from rectiformer.translate.lines import stream_lines
 
     if ranks.world_size == 1:
         raise ArgumentError("--shard-source has several processes share each source, but this is one; use torchrun")

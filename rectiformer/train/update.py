@@ -298,7 +298,7 @@ def build_updater(run: Run, model: Transformer, device: torch.device, ranks: Ran
     """The updater of `model`: whole on each rank, or sharded over them."""
     if not is_sharded(run.config.training, ranks.world_size):
         return Updater(model, run.config, device, ranks)
-    from rectiformer.train.sharded import ShardedUpdater  # a second to import
+    from rectiformer.train.fsdp import ShardedUpdater  # a second to import
 
     with device if ranks.is_rank0 else torch.device("meta"):
         eval_model = run.build_model()

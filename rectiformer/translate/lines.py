@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Link, format_links
 from rectiformer.text.vocabulary import Piece
@@ -152,6 +153,16 @@ def take_chunks(lines: Iterable[str | None], most: int) -> Iterator[list[str | N
             chunk, characters = [], 0
     if chunk:
         yield chunk
+
+
+def stream_lines(ranks: Ranks, lines: Iterable[str | None], buffer: int = 1000) -> Iterator[str | None]:
+    """The lines that rank 0 reads, on every rank; all must take them to the same end."""
+    if ranks.world_size == 1:
+        yield from lines
+        return
+    chunks = take_chunks(lines, buffer)
+    while chunk := ranks.on_rank0(lambda: next(chunks, [])):
+        yield from chunk
 
 
 def to_record(

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.device import PRECISIONS, find_device, hold_weights
 from rectiformer.translate.lines import Candidate, Translation, split_pieces
 from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
-from rectiformer.translate.ranks import gather_hypotheses
 from rectiformer.translate.search import search
 
 TOO_LONG = ("split", "cut", "error")
@@ -264,6 +263,14 @@ class Translator:
 def ask_by_line(is_wanted: Callable[[int], bool] | None, lines: Sequence[int]) -> Callable[[int], bool] | None:
     """`is_wanted` for the rows of a batch, where lines[row] is what it knows; None asks nothing."""
     return None if is_wanted is None else lambda row: is_wanted(lines[row])
+
+
+def gather_hypotheses(ranks: Ranks, own: dict[int, list[Hypothesis]]) -> dict[int, list[Hypothesis]]:
+    """What all ranks have found, by the index of its part."""
+    if ranks.world_size == 1:
+        return own
+    found = ranks.all_gather_object(lambda: [(index, [astuple(each) for each in best]) for index, best in own.items()])
+    return {index: [Hypothesis(*each) for each in best] for of_rank in found for index, best in of_rank}
 
 
 def cut_batches(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from rectiformer.errors import RectiformerError, is_from_other_rank
 from rectiformer.toml import load_config
-from rectiformer.train import sharded  # noqa: F401  with FSDP2
+from rectiformer.train import fsdp  # noqa: F401  with FSDP2
 from rectiformer.train.reporting import Silent
 from rectiformer.train.start import train
 

@@ -320,7 +320,7 @@ def score_documents(translator: Translator, documents: Sequence[Document], warn:
     if fallbacks := sum(each.fallbacks for each in found):
         segments = sum(each.segments for each in found)
         warn(
-            f"for BLEU, {fallbacks:,} of {segments:,} segments could not be split into sentences again, and were "
+            f"for BLEU, {fallbacks:,} of {segments:,} segments did not come back sentence by sentence, and were "
             "translated in smaller ones"
         )
     lines = [text for each in found for text in each.sentences]

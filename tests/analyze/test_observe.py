@@ -260,7 +260,7 @@ def test_the_drop_in_is_observed_inside_of_torchs_layers():
 def test_what_was_seen_says_so_and_is_saved(tmp_path):
     attention = RectifiedAttention(8, 2, "rela")
     with observe(attention) as seen:
-        assert "nothing yet: call it inside" in repr(seen)
+        assert "nothing yet; call it inside" in repr(seen)
         attention(torch.randn(3, 5, 8), causal=True)
         attention(torch.randn(1, 4, 8))
     first, line, _ = repr(seen).splitlines()

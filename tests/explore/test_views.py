@@ -45,7 +45,7 @@ def predicted_links(example, layer, head, induction):
 
 
 def choose_aligner(page, layer, head, induction):
-    settle(page, page.get_by_role("group", name="Reading").get_by_role("button", name=induction).click)
+    settle(page, page.get_by_role("group", name="Induction").get_by_role("button", name=induction).click)
     settle(page, page.get_by_role("group", name="Layer").get_by_role("button", name=str(layer + 1)).click)
     settle(page, lambda: page.get_by_label("Links from").select_option(str(head)))
 

@@ -17,6 +17,7 @@ import { el } from "./dom.js";
 import { figure } from "./figure.js";
 import { gutterLegend, scaleLegend } from "./legend.js";
 import { drawMinimap, isPooled } from "./minimap.js";
+import { SITE_TITLES } from "./model.js";
 import { countNulls, edgesOf, sceneOf, stateOf } from "./scene.js";
 import { resolve } from "./selection.js";
 import { sentenceMap } from "./sentences.js";
@@ -24,9 +25,9 @@ import { brief, count, number, ordinal, plural } from "./text.js";
 import { RULE } from "./units.js";
 
 export const NAMES = {
-  cross: { title: "Cross-attention", keys: "source (keys)", rows: "target (queries)" },
-  encoder: { title: "Encoder self-attention", keys: "source (keys)", rows: "source (queries)" },
-  decoder: { title: "Decoder self-attention", keys: "generated so far (keys)", rows: "target (queries)" },
+  cross: { keys: "source (keys)", rows: "target (queries)" },
+  encoder: { keys: "source (keys)", rows: "source (queries)" },
+  decoder: { keys: "generated so far (keys)", rows: "target (queries)" },
 };
 const STEPS_NOTE = "A row is the decoder step that generates this token.";
 
@@ -130,7 +131,7 @@ function picture(context, now, scene) {
   point(null);
   const body = scene.rows.length ? art.element : el("p", { class: "empty" }, "No row fits this filter.");
   const main = figure({
-    title: `${NAMES[now.kind].title}, layer ${ordinal(now.layer)}`,
+    title: `${SITE_TITLES[now.kind]}, layer ${ordinal(now.layer)}`,
     wide: true,
     body: el("div", {}, body, windowNote(context, scene)),
     note: counts(drawn, scene, now),

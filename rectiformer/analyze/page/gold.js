@@ -62,16 +62,16 @@ function absent(book, store) {
   );
 }
 
-// The layer, head and reading whose links are shown, and why these.
+// The layer, head and induction whose links are shown, and why these.
 async function chooseAligner({ store, findings }, book, example) {
   const { aligner, model } = store.get();
   const fits = (each) => each && example.site("cross", each.layer)?.heads > (each.head === AVERAGE ? 0 : each.head);
   if (fits(aligner)) return { aligner, why: "chosen by you" };
   const best = bestAligner(findings[model]);
-  if (fits(best)) return { aligner: best, why: "the least error of all layers, heads and readings on the test set" };
+  if (fits(best)) return { aligner: best, why: "the lowest error of all layers, heads and inductions on the test set" };
   book.ranking ??= rank(book);
   const ranked = (await book.ranking).find(fits);
-  return { aligner: ranked, why: "the least error of all layers, heads and readings in this file" };
+  return { aligner: ranked, why: "the lowest error of all layers, heads and inductions in this file" };
 }
 
 function controls(context, example, site, aligner, why) {
@@ -94,7 +94,7 @@ function controls(context, example, site, aligner, why) {
       segmented("Layer", layers, aligner.layer, (layer) => change({ layer })),
       picker("Links from", heads, aligner.head, (head) => change({ head: head === AVERAGE ? head : Number(head) })),
       segmented(
-        "Reading",
+        "Induction",
         INDUCTIONS.map((value) => ({ value, text: value })),
         aligner.induction,
         (induction) => change({ induction }),

@@ -4,7 +4,7 @@ import { modelControl } from "./controls.js";
 import { weightColor } from "./colors.js";
 import { el, segmented, svg } from "./dom.js";
 import { figure } from "./figure.js";
-import { SITES, SITE_NAMES, shares } from "./model.js";
+import { SITES, SITE_TITLES, shares } from "./model.js";
 import { resolve } from "./selection.js";
 import { ordinal, percent, plural } from "./text.js";
 
@@ -119,7 +119,7 @@ function panel(context, kind, cells) {
     ),
   );
   return figure({
-    title: `${SITE_NAMES[kind]} attention`,
+    title: SITE_TITLES[kind],
     body: el("div", { class: "scroll" }, drawing),
     name: `heads-${kind}`,
     wide: true,

@@ -4,6 +4,11 @@ import { decode } from "./decode.js";
 
 export const SITES = ["cross", "encoder", "decoder"];
 export const SITE_NAMES = { cross: "Cross", encoder: "Encoder", decoder: "Decoder" };
+export const SITE_TITLES = {
+  cross: "Cross-attention",
+  encoder: "Encoder self-attention",
+  decoder: "Decoder self-attention",
+};
 const FIELDS = {
   rowStarts: "row_starts",
   columns: "columns",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rectiformer.errors import ConfigError, unknown_name
 from rectiformer.model.cache import Cache
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
-from rectiformer.ops.distributed import AddOverRanks, Ranks, own_lengths
+from rectiformer.ops.distributed import AllReduce, ContextGroup, own_lengths
 from rectiformer.ops.variants import Variant
 
 SHARING = ("head", "layer", "fixed")
@@ -31,7 +31,7 @@ class Projections(nn.Module):
     """The variant's gamma or alpha."""
     scales_scores: bool
     """Whether `learned` is folded into the query projection instead of being handed to the attention operator."""
-    ranks: Ranks | None = None
+    ranks: ContextGroup | None = None
     """The ranks that share the keys, each holding a part of them."""
 
     def __init__(
@@ -251,7 +251,7 @@ def build_learned(
     return LearnedOption(variant, name, heads if sharing == "head" else 1, init)
 
 
-def center_keys(k: Tensor, lengths: Tensor | None, ranks: Ranks | None = None) -> Tensor:
+def center_keys(k: Tensor, lengths: Tensor | None, ranks: ContextGroup | None = None) -> Tensor:
     """Keys [B, N, E] minus the mean over the first lengths[b] of them, or of those of all `ranks`."""
     if lengths is None:
         return k - k.mean(1, keepdim=True)
@@ -259,7 +259,7 @@ def center_keys(k: Tensor, lengths: Tensor | None, ranks: Ranks | None = None) -
     real = (torch.arange(k.shape[1], device=k.device) < own[:, None])[..., None]
     wide = torch.promote_types(k.dtype, torch.float32)
     total = torch.where(real, k, 0).sum(1, keepdim=True, dtype=wide)
-    total = total if ranks is None else AddOverRanks.apply(total, ranks)
+    total = total if ranks is None else AllReduce.apply(total, ranks)
     return k - (total / lengths.clamp_min(1)[:, None, None]).to(k.dtype)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops.distributed import Ranks, require_rectified
+from rectiformer.ops.distributed import ContextGroup, require_rectified
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def sharded_source(model: Transformer, group: dist.ProcessGroup | None = None) -
     Gradients are those of the sum of all ranks' losses: with the same loss on each, their mean over ranks, as
     DistributedDataParallel takes it, is the gradient of that loss. Other dropout must draw the same on every rank.
     """
-    ranks = Ranks.of(group)
+    ranks = ContextGroup.of(group)
     sites = [site for site in model.sites() if site.kind != "decoder"]
     for site in sites:
         try:

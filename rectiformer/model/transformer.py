@@ -19,7 +19,7 @@ from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, buil
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import variance_scaling_
 from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of
-from rectiformer.ops.distributed import Ranks, own_shard
+from rectiformer.ops.distributed import ContextGroup, own_shard
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         separators: the ids between sentences of a source and of a target, None where a vocabulary has none.
     """
 
-    source_ranks: Ranks | None = None
+    source_ranks: ContextGroup | None = None
     """Who shares the positions of every source, inside of `sharded_source`: encoded sources are then this rank's."""
 
     def __init__(

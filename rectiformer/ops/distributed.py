@@ -20,15 +20,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rectiformer.errors import ArgumentError, ShapeError
-from rectiformer.ops.activations import Rows, Value
+from rectiformer.ops.activations import Value
 from rectiformer.ops.attention import check_call, check_lengths, run
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
-from rectiformer.ops.reference import working_dtype
+from rectiformer.ops.reference import scale_rows, working_dtype
 from rectiformer.ops.variants import VARIANTS, find_variant
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CALL_FACTS = ("B", "H", "K", "M", "N", "D", "Dv", "dtype", "variant", "causal", "scale", "gradients")
 """What the ranks of one call must have in common, or they would wait for each other or add what does not belong."""
+MOST_AXES = 8
+SHARD_FACTS = ("axes", "dim", *(f"axis {axis}" for axis in range(MOST_AXES)), "bytes per number", "gradients")
+"""What ranks must have in common to put a sequence together."""
+T = TypeVar("T")
 
 
 def context_parallel_attention(
@@ -43,22 +47,21 @@ def context_parallel_attention(
     scale: float | None = None,
     **options: Value,
 ) -> Tensor:
-    """`rectiformer.attention` of rectified variants over sequences sharded across ranks: this rank's rows of it.
+    """This rank's rows of `rectiformer.attention`, for rectified variants and sequences sharded across ranks.
 
-    Every rank of `group` calls it with its shards, as `shard_sequence` deals them: of W ranks, rank r holds chunks r
-    and 2W - 1 - r of 2W equal ones, so that causal order leaves every rank the same work. Where neither causal order
-    nor key lengths tell positions apart, any other equal division gives the same. Shards of different shapes, or
+    Every rank of `group` calls it with its shards, as `shard_sequence` cuts them: of W ranks, rank r holds chunks r and
+    2W - 1 - r of 2W equal ones, so that causal order leaves every rank the same work. Where neither causal order nor
+    key lengths tell positions apart, any other equal division gives the same. Shards of different shapes, or
     arguments that one rank refuses, are an error on every rank.
 
-    Bytes that a rank sends, of W ranks, M queries in all, and b bytes a number (partial sums are float32):
+    Bytes that a rank sends, of W ranks, M queries in all, and b bytes per number (partial sums are float32):
 
         forward   (W - 1) / W  B H M (b D + 4 Dv)    queries gathered, partial outputs reduced and scattered
         backward  (W - 1) / W  B H M (b Dv + 4 D)    gradients of outputs gathered, of queries reduced and scattered
 
     and 8 * 13 (W - 1) bytes to compare shapes. Gathering keys and values instead sends (W - 1) / W  B K N b (D + Dv)
-    forward and (W - 1) / W  B K N 4 (D + Dv) backward: the same in float32 when queries and keys, and their heads, are
-    as many, and also in 16 bits over both passes. It is dearer for a short target that reads a long source, cheaper
-    where few key heads serve many query heads. Here gradients of keys and values never travel.
+    forward and (W - 1) / W  B K N 4 (D + Dv) backward: as much in self-attention with H = K, more for a short target
+    that reads a long source, less where few key heads serve many query heads.
 
     Autograd keeps the gathered queries for the backward pass. `torch.utils.checkpoint` around the layer gathers
     them again instead. There is no second derivative. Partial sums are not scaled by the number of keys before they
@@ -76,20 +79,21 @@ def context_parallel_attention(
         options: the variant's own numbers, the same on every rank. The gradient of a tensor among them is the part
             that this rank's queries contribute; the sum over ranks is the whole.
     """
-    ranks = Ranks.of(group)
+    ranks = ContextGroup.of(group)
     call = ranks.agree(
         CALL_FACTS, lambda: check_shards(q, k, v, variant, causal, key_lengths, scale, options, ranks.size)
     )
     parts = local_parts(call.visibility, ranks)
     bare = replace(call, variant=replace(call.variant, row_scale=None), options={})
     firsts = [part.first_query for part in parts]
-    queries: tuple[Tensor, ...] = Gather.apply(q, ranks, 2, firsts)
+    queries: tuple[Tensor, ...] = AllGather.apply(q, ranks, 2, firsts)
     partials = [
         run(rows, k[:, :, part.keys], v[:, :, part.keys], replace(bare, visibility=part.visibility), "auto")
         for rows, part in zip(queries, parts, strict=True)
     ]
-    mixed: Tensor = SumOverRanks.apply(ranks, 2, firsts, *partials)
-    return scale_own_rows(mixed, call, ranks).to(q.dtype)
+    mixed: Tensor = ReduceScatter.apply(ranks, 2, firsts, *partials)
+    counts = None if call.variant.row_scale is None else own_shard(call.visibility.counts(q.device), ranks, 2)
+    return scale_rows(mixed, call, counts).to(q.dtype)
 
 
 def attention_to_shards(
@@ -109,19 +113,16 @@ def attention_to_shards(
     first: a decoder calls it at each step.
 
     Args:
-        k, v: this rank's, as `shard_sequence` deals them.
+        k, v: this rank's, as `shard_sequence` cuts them.
         key_lengths: [B], how many leading keys of each whole sequence are real; the same on every rank.
     """
-    ranks = Ranks.of(group)
+    ranks = ContextGroup.of(group)
     call = check_call(q, k, v, require_rectified(variant), scale=scale, options=options, function=attention_to_shards)
     M, N = q.shape[2], k.shape[2]
     seen = Visibility(M, N, key_lengths=own_lengths(key_lengths, N * ranks.size, ranks), first=N - M)
     bare = replace(call, variant=replace(call.variant, row_scale=None), options={}, visibility=seen)
-    mixed: Tensor = AddOverRanks.apply(run(q, k, v, bare, "auto").to(working_dtype(q.dtype)), ranks)
-    if call.variant.row_scale is not None:
-        counts = key_lengths.clamp_min(1)[:, None, None, None].to(mixed.dtype)
-        mixed = mixed * call.variant.row_scale(Rows(None, counts, call.options))
-    return mixed.to(q.dtype)
+    mixed: Tensor = AllReduce.apply(run(q, k, v, bare, "auto").to(working_dtype(q.dtype)), ranks)
+    return scale_rows(mixed, call, key_lengths[:, None, None]).to(q.dtype)
 
 
 def require_rectified(variant: str) -> str:
@@ -181,8 +182,8 @@ class Part:
     visibility: Visibility
 
 
-def local_parts(seen: Visibility, ranks: Ranks) -> list[Part]:
-    """This rank's work: all its keys at once where positions do not matter, else one part a chunk.
+def local_parts(seen: Visibility, ranks: ContextGroup) -> list[Part]:
+    """This rank's work: all its keys at once where positions do not matter, else one part per chunk.
 
     The last query is aligned with the last key of the sequence, so with the last key of a chunk plus all keys after it:
     causal order within a part is a window to the right, and queries before the chunk are left out.
@@ -203,26 +204,12 @@ def local_parts(seen: Visibility, ranks: Ranks) -> list[Part]:
     return parts
 
 
-def scale_own_rows(mixed: Tensor, call: AttentionCall, ranks: Ranks) -> Tensor:
-    """Sums over all ranks times the row scale, with n the keys that a row sees on all of them."""
-    if call.variant.row_scale is None:
-        return mixed
-    counts = own_shard(call.visibility.counts(mixed.device), ranks, 2)
-    return mixed * call.variant.row_scale(Rows(None, counts.clamp_min(1)[..., None].to(mixed.dtype), call.options))
-
-
-T = TypeVar("T")
-MOST_AXES = 8
-SHARD_FACTS = ("axes", "dim", *(f"axis {axis}" for axis in range(MOST_AXES)), "bytes a number", "gradients")
-"""What ranks must have in common to put a sequence together."""
-
-
 def shard_sequence(x: Tensor, group: dist.ProcessGroup | None = None, dim: int = 2) -> Tensor:
     """This rank's shard of a sequence that every rank holds: of 2W equal chunks along `dim`, rank r gets r and 2W-1-r.
 
     A causal `rectiformer.context_parallel_attention` needs this order. The gradient reaches this rank's x only.
     """
-    ranks = Ranks.of(group)
+    ranks = ContextGroup.of(group)
     dim = find_axis(x, dim)
     length = x.shape[dim]
     if length == 0 or length % (2 * ranks.size):
@@ -234,13 +221,13 @@ def shard_sequence(x: Tensor, group: dist.ProcessGroup | None = None, dim: int =
 
 
 def unshard_sequence(x: Tensor, group: dist.ProcessGroup | None = None, dim: int = 2) -> Tensor:
-    """The whole sequence on every rank, from the shards that `shard_sequence` dealt.
+    """The whole sequence on every rank, from the shards that `shard_sequence` cut.
 
     Every rank of the group calls it. The gradient of a shard is the sum of what all ranks' results contribute.
     """
-    ranks = Ranks.of(group)
+    ranks = ContextGroup.of(group)
     axis = ranks.agree(SHARD_FACTS, lambda: check_shard(x, dim))
-    whole: tuple[Tensor, ...] = Gather.apply(x, ranks, axis, [0])
+    whole: tuple[Tensor, ...] = AllGather.apply(x, ranks, axis, [0])
     return whole[0]
 
 
@@ -253,7 +240,7 @@ def check_shard(x: Tensor, dim: int) -> tuple[int, dict[str, float]]:
         raise ShapeError(f"axis {axis} of this shard is {x.shape[axis]} long, but a shard is two equal chunks")
     sizes = {f"axis {index}": size for index, size in enumerate(x.shape)}
     gradients = torch.is_grad_enabled() and x.requires_grad
-    return axis, {"axes": x.dim(), "dim": axis, **sizes, "bytes a number": x.element_size(), "gradients": gradients}
+    return axis, {"axes": x.dim(), "dim": axis, **sizes, "bytes per number": x.element_size(), "gradients": gradients}
 
 
 def find_axis(x: Tensor, dim: int) -> int:
@@ -264,7 +251,7 @@ def find_axis(x: Tensor, dim: int) -> int:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ContextGroup:
     """The processes that share a sequence, seen from one of them."""
 
     group: dist.ProcessGroup | None
@@ -272,7 +259,7 @@ class Ranks:
     size: int
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None) -> Ranks:
+    def of(cls, group: dist.ProcessGroup | None) -> ContextGroup:
         if not (dist.is_available() and dist.is_initialized()):
             raise ArgumentError(
                 "no process group to share a sequence; call torch.distributed.init_process_group first, under torchrun"
@@ -282,7 +269,7 @@ class Ranks:
             raise ArgumentError(f"process {dist.get_rank()} is not in the group given; only its members may call")
         return cls(group, rank, dist.get_world_size(group))
 
-    def gather(self, shard: Tensor) -> Tensor:
+    def all_gather(self, shard: Tensor) -> Tensor:
         """The shards of all ranks, stacked: [W, ...]."""
         shard = shard.contiguous()
         shards = shard.new_empty(self.size, *shard.shape)
@@ -295,7 +282,7 @@ class Ranks:
         dist.reduce_scatter(total, list(shards.contiguous()), group=self.group)
         return total
 
-    def add(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over ranks of what each has."""
         total = partial.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
@@ -315,7 +302,7 @@ class Ranks:
         own = torch.tensor([failure is None, *(facts.get(name, 0) for name in names)], dtype=torch.float64)
         # A group with a backend for the CPU compares there, and no GPU has to wait.
         on_host = "cpu" in dist.get_backend_config(self.group)
-        rows = self.gather(own if on_host else own.cuda()).tolist()
+        rows = self.all_gather(own if on_host else own.cuda()).tolist()
         if failure is not None:
             raise failure
         for rank, (accepted, *theirs) in enumerate(rows):
@@ -330,27 +317,27 @@ class Ranks:
         return result
 
 
-def own_shard(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
+def own_shard(x: Tensor, ranks: ContextGroup, dim: int) -> Tensor:
     """This rank's two chunks of a whole sequence, one after the other."""
     chunks = x.chunk(2 * ranks.size, dim)
     return torch.cat([chunks[ranks.rank], chunks[-1 - ranks.rank]], dim)
 
 
-def own_lengths(lengths: Tensor, keys: int, ranks: Ranks) -> Tensor:
+def own_lengths(lengths: Tensor, keys: int, ranks: ContextGroup) -> Tensor:
     """How many of the first lengths[b] of `keys` keys are this rank's: they come first in its shard."""
     chunk = keys // (2 * ranks.size)
     starts = (ranks.rank * chunk, (2 * ranks.size - 1 - ranks.rank) * chunk)
     return sum(((lengths - start).clamp(0, chunk) for start in starts), torch.zeros_like(lengths))
 
 
-def deal(x: Tensor, ranks: int, axis: int) -> Tensor:
+def to_shards(x: Tensor, ranks: int, axis: int) -> Tensor:
     """The shards of all ranks out of a whole sequence: [W, ...]."""
     chunks = x.unflatten(axis, (2 * ranks, -1)).movedim(axis, 0)
     return torch.stack([chunks[:ranks], chunks[ranks:].flip(0)], axis + 1).flatten(axis + 1, axis + 2)
 
 
-def join(shards: Tensor, axis: int) -> Tensor:
-    """The whole sequence out of the shards of all ranks: what `deal` undoes."""
+def from_shards(shards: Tensor, axis: int) -> Tensor:
+    """The whole sequence out of the shards of all ranks: the inverse of `to_shards`."""
     early, late = shards.unflatten(axis + 1, (2, -1)).unbind(axis + 1)
     return torch.cat([early, late.flip(0)]).movedim(0, axis).flatten(axis, axis + 1)
 
@@ -360,13 +347,13 @@ def rows_from(whole: Tensor, axis: int, first: int) -> Tensor:
 
 
 # autograd calls the next methods with a context of its own, whose type torch does not publish.
-class Gather(torch.autograd.Function):
+class AllGather(torch.autograd.Function):
     """The whole sequence from this rank's shard, once for each of `firsts`, from there on; backward adds up."""
 
     @staticmethod
     def forward(ctx, shard, ranks, axis, firsts):  # type: ignore[no-untyped-def]
         ctx.ranks, ctx.axis, ctx.firsts, ctx.dtype = ranks, axis, firsts, shard.dtype
-        whole = join(ranks.gather(shard), axis)
+        whole = from_shards(ranks.all_gather(shard), axis)
         return tuple(rows_from(whole, axis, first) for first in firsts)
 
     @staticmethod
@@ -376,7 +363,7 @@ class Gather(torch.autograd.Function):
         return d_shard.to(ctx.dtype), None, None, None
 
 
-class SumOverRanks(torch.autograd.Function):
+class ReduceScatter(torch.autograd.Function):
     """This rank's shard of the sum over all ranks of partial results, each of which starts at its own first row."""
 
     @staticmethod
@@ -387,29 +374,29 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out):  # type: ignore[no-untyped-def]
-        whole = join(ctx.ranks.gather(d_out.to(ctx.dtype)), ctx.axis)
+        whole = from_shards(ctx.ranks.all_gather(d_out.to(ctx.dtype)), ctx.axis)
         return None, None, None, *(rows_from(whole, ctx.axis, first) for first in ctx.firsts)
 
 
-class AddOverRanks(torch.autograd.Function):
+class AllReduce(torch.autograd.Function):
     """The sum over ranks of partial results, on every rank, and so of the gradients that all ranks' use of it gives."""
 
     @staticmethod
     def forward(ctx, partial, ranks):  # type: ignore[no-untyped-def]
         ctx.ranks = ranks
-        return ranks.add(partial)
+        return ranks.all_reduce(partial)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out):  # type: ignore[no-untyped-def]
-        return ctx.ranks.add(d_out), None
+        return ctx.ranks.all_reduce(d_out), None
 
 
-def add_and_scatter(partials: Sequence[Tensor], ranks: Ranks, axis: int, firsts: Sequence[int]) -> Tensor:
+def add_and_scatter(partials: Sequence[Tensor], ranks: ContextGroup, axis: int, firsts: Sequence[int]) -> Tensor:
     """Add what this rank has for the whole sequence, in float32 at least, then over ranks: this rank's shard of it."""
     shape = list(partials[0].shape)
     shape[axis] += firsts[0]
     total = partials[0].new_zeros(shape, dtype=working_dtype(partials[0].dtype))
     for partial, first in zip(partials, firsts, strict=True):
         rows_from(total, axis, first).add_(partial)
-    return ranks.reduce_scatter(deal(total, ranks.size, axis))
+    return ranks.reduce_scatter(to_shards(total, ranks.size, axis))

@@ -95,10 +95,13 @@ def dropout_factor(call: AttentionCall, weights: Tensor) -> Tensor | None:
     return keep.to(weights.dtype) / (1 - call.dropout_p)
 
 
-def scale_rows(out: Tensor, call: AttentionCall) -> Tensor:
-    """The mixed values times the variant's row scale: it is linear, so it can come last."""
+def scale_rows(out: Tensor, call: AttentionCall, counts: Tensor | None = None) -> Tensor:
+    """The mixed values times the variant's row scale: it is linear, so it can come last.
+
+    `counts` broadcasts to [B, H, M]: the keys that each query sees, where the call alone does not say.
+    """
     if call.variant.row_scale is None:
         return out
-    count = call.seen.counts(out.device).clamp_min(1)[..., None]
-    count = count.to(torch.promote_types(out.dtype, torch.float32))
+    counts = call.seen.counts(out.device) if counts is None else counts
+    count = counts.clamp_min(1)[..., None].to(torch.promote_types(out.dtype, torch.float32))
     return out * call.variant.row_scale(Rows(None, count, call.options))

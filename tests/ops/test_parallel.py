@@ -12,7 +12,7 @@ from rectiformer import attention, context_parallel_attention, shard_sequence
 from rectiformer.errors import ArgumentError
 from rectiformer.ops import fused
 from rectiformer.ops.call import UNBOUNDED, Visibility
-from rectiformer.ops.distributed import CALL_FACTS, Ranks, local_parts
+from rectiformer.ops.distributed import CALL_FACTS, ContextGroup, local_parts
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_causal_work_is_divided(size, queries, keys):
     """Each visible cell is one rank's, and of self-attention all ranks have as many; no part holds a hidden row."""
     seen = Visibility(queries, keys, UNBOUNDED, 0, first=keys - queries)
     by_rank = [
-        [part.visibility.counts(torch.device("cpu")) for part in local_parts(seen, Ranks(None, rank, size))]
+        [part.visibility.counts(torch.device("cpu")) for part in local_parts(seen, ContextGroup(None, rank, size))]
         for rank in range(size)
     ]
     cells = [sum(int(counts.sum()) for counts in parts) for parts in by_rank]
@@ -160,7 +160,7 @@ def test_fused_kernels_take_every_part(monkeypatch, kernels):
         monkeypatch.setattr(fused, "short_obstacle", lambda *_: "not wanted here")
     seen = Visibility(64, 64, UNBOUNDED, 0, torch.tensor([41]))
     for rank in range(2):
-        for part in local_parts(seen, Ranks(None, rank, 2)):
+        for part in local_parts(seen, ContextGroup(None, rank, 2)):
             view = part.visibility
             inputs = grid_inputs(1, 1, 1, view.queries, view.keys, 8, 8)
             masks = {"window_size": (view.left, view.right), "key_lengths": view.key_lengths}

@@ -51,7 +51,7 @@ def measure(weights, queries, keys):
 
 
 def test_hand_made_weights_have_their_known_shares():
-    """Four source sentences of a piece each and the end; sentence 1 is written in a row, then a separator."""
+    """Four source sentences of a piece each and the end; sentence 1 is generated in a row, then a separator."""
     heads = [[[1.0, 4.0, 2.0, 8.0, 1.0], [9.0] * 5], [[0.0] * 5, [9.0] * 5]]
     found = measure([heads], [[1, NOWHERE]], [[0, 1, 2, 3, NOWHERE]])
     assert (found.aligned, found.neighbors, found.farther, found.between) == (4 / 16, 3 / 16, 8 / 16, 1 / 16)

@@ -1,4 +1,4 @@
-"""How heads differ: closed forms on hand-made weights, and the definition written out on random ones."""
+"""How heads differ: closed forms on hand-made weights, and the definition spelled out on random ones."""
 
 import itertools
 import math
@@ -43,7 +43,7 @@ def test_disjoint_one_hot_heads_differ_by_the_logarithm_of_their_number(H):
     assert (found.dropped, found.support_overlap) == (0.0, 0.0)
 
 
-def test_one_hot_heads_beside_a_uniform_one():
+def test_one_hot_heads_and_a_uniform_one():
     """H(5/8, 1/8, 1/8, 1/8) - (0 + log 4) / 2, and supports that share 1 of 4 keys."""
     found = measure(heads([1, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]))
     mixture = -(5 / 8 * math.log(5 / 8) + 3 / 8 * math.log(1 / 8))

@@ -131,7 +131,7 @@ def test_what_is_observed_is_the_stream_and_what_is_added_to_it(memory, order):
     assert layer.memory.observer is before
 
 
-def test_watching_ends_with_an_error_too():
+def test_observing_ends_with_an_error_too():
     layer = EncoderLayer(ModelConfig(hidden_size=8, num_heads=2, ffn_size=16), {})
     with pytest.raises(ZeroDivisionError), observing_memory(layer, lambda *_: 1 / 0):
         layer(torch.randn(1, 2, 8), None)

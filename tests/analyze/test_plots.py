@@ -175,7 +175,7 @@ def test_error_is_of_the_best_head_and_of_the_average():
         assert lines_of(axis) == [[[layer, value] for layer, value in enumerate(expected, 1)]]
 
 
-def test_a_model_without_gold_has_no_line_beside_one_that_has_it():
+def test_a_model_without_gold_has_no_line_next_to_one_that_has_it():
     axes = draw_aer([findings() | {"alignment": None}, findings("softmax")]).axes
     assert [[line.get_linestyle() for line in axis.lines] for axis in axes] == [["--"]] * 4
 

@@ -113,7 +113,7 @@ def test_an_answer_is_what_the_run_translates_and_its_record(server, runs, model
         np.testing.assert_allclose(site.dense(), other.dense(), atol=1e-5)
 
 
-def test_a_forced_target_is_what_the_heads_are_watched_writing(server):
+def test_a_forced_target_is_what_the_model_is_recorded_on(server):
     free, forced = ask(server, source=SOURCE), ask(server, source=SOURCE, target=TARGET)
     assert forced.example.forced
     assert forced.example.target.text == TARGET

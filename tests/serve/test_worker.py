@@ -57,7 +57,7 @@ def lines_of(owner, ran):
 
 @pytest.mark.parametrize("operation", [TranslateLines, TranslateSegments])
 def test_a_batch_that_nobody_waits_for_stops_at_the_next_token(translator, monkeypatch, operation):
-    """It would have written some 200; the next one, which somebody waits for, is translated."""
+    """It would have generated some 200; the next one, which somebody waits for, is translated."""
     queue = TaskQueue(batch_tokens=700)
     segment = Segment([LONG], [translator.source.encode(LONG)], 1)
     contents = [LONG if operation is TranslateLines else segment] * 3
@@ -79,7 +79,7 @@ def test_where_only_some_are_gone_the_rest_goes_on_without_them(translator, monk
     assert lines_of(stays, ran) == [each.text for each in translator.translate(sources, OPTIONS)]
 
 
-def test_heads_are_not_watched_for_those_who_are_gone(translator):
+def test_heads_are_not_recorded_for_those_who_are_gone(translator):
     pairs = [("Der Hund schläft.", "The dog sleeps."), ("Er ist müde.", "He is tired.")]
     first, second = RecordPairs().run(translator, pairs, 100, lambda index: index == 1)
     assert first is None

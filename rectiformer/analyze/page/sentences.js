@@ -18,7 +18,7 @@ function rangesOf(example, site, axis) {
 
 // {mass, nulls}: the mean weight that a query of sentence t gives to sentence s, over the chosen heads, as mass[t][s];
 // the share of rows of t that are null.
-export function sumSentences(example, site, heads) {
+function sumSentences(example, site, heads) {
   const [queries, keys] = ["query", "key"].map((axis) => rangesOf(example, site, axis));
   const sentenceOf = new Int32Array(site.keys).fill(-1);
   keys.forEach(([first, last], s) => sentenceOf.fill(s, first, last));

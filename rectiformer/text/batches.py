@@ -43,14 +43,9 @@ class Part(NamedTuple):
 class Pairs(Protocol):
     """Encoded sentence pairs, without special symbols."""
 
-    @property
-    def pairs(self) -> int: ...
-
-    @property
-    def source_lengths(self) -> np.ndarray: ...
-
-    @property
-    def target_lengths(self) -> np.ndarray: ...
+    pairs: int
+    source_lengths: np.ndarray
+    target_lengths: np.ndarray
 
     def source(self, index: int) -> np.ndarray: ...
 
@@ -60,9 +55,8 @@ class Pairs(Protocol):
 class Corpora(Pairs, Protocol):
     """Pairs to train on."""
 
-    @property
-    def parts(self) -> Sequence[Part]:
-        """The weighted corpora they come from; if empty, each pair is in an epoch once."""
+    parts: Sequence[Part]
+    """The weighted corpora they come from; if empty, each pair is in an epoch once."""
 
 
 @dataclass(frozen=True)

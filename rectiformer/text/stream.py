@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import select
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 
@@ -55,41 +55,22 @@ def read_stream(descriptor: int, check: Callable[[], None]) -> Iterator[bytes]:
         yield kept
 
 
-@dataclass(frozen=True)
 class Window:
-    """The current pairs, and the numbers of their lines."""
+    """The current pairs, in groups as they were read, and the numbers of their lines."""
 
-    lines: np.ndarray
-    sides: tuple[Ids, Ids]
-    starts: tuple[np.ndarray, np.ndarray]
-
-    @classmethod
-    def of(cls, groups: list[tuple[np.ndarray, list[Ids]]]) -> Window:
-        """The pairs of several groups, concatenated."""
-        joined = tuple(
-            Ids(*(np.concatenate(parts) for parts in zip(*(sides[side] for _, sides in groups), strict=True)))
-            for side in range(len(SIDES))
-        )
-        starts = tuple(np.append(0, np.cumsum(ids.lengths)) for ids in joined)
-        return cls(np.concatenate([lines for lines, _ in groups]), (joined[0], joined[1]), (starts[0], starts[1]))
-
-    @property
-    def pairs(self) -> int:
-        return len(self.lines)
-
-    @property
-    def source_lengths(self) -> np.ndarray:
-        return self.sides[0].lengths
-
-    @property
-    def target_lengths(self) -> np.ndarray:
-        return self.sides[1].lengths
+    def __init__(self, groups: Sequence[tuple[np.ndarray, Sequence[Ids]]]) -> None:
+        self.lines = np.concatenate([lines for lines, _ in groups])
+        self.pairs = len(self.lines)
+        parts = [[sides[index] for _, sides in groups] for index in range(len(SIDES))]
+        self._ids = [np.concatenate([ids.ids for ids in side]) for side in parts]
+        self.source_lengths, self.target_lengths = (np.concatenate([ids.lengths for ids in side]) for side in parts)
+        self._starts = [np.append(0, np.cumsum(lengths)) for lengths in (self.source_lengths, self.target_lengths)]
 
     def source(self, index: int) -> np.ndarray:
-        return self.sides[0].ids[self.starts[0][index] : self.starts[0][index + 1]]
+        return self._ids[0][self._starts[0][index] : self._starts[0][index + 1]]
 
     def target(self, index: int) -> np.ndarray:
-        return self.sides[1].ids[self.starts[1][index] : self.starts[1][index + 1]]
+        return self._ids[1][self._starts[1][index] : self._starts[1][index + 1]]
 
 
 class StreamPlan:
@@ -171,7 +152,7 @@ class StreamPlan:
         self._batches, self._window = [], None
         if not groups:
             raise StreamEndedError(f"standard input ended after {self._lines:,} lines: {self.counts.describe()}")
-        self._window = Window.of(groups)
+        self._window = Window(groups)
         self._batches = self._cut(self._window, before)
         for number, (rows, _) in enumerate(self._batches, first):
             self._lines_of[number] = self._window.lines[rows]

@@ -69,7 +69,18 @@ def score(
         system = {"hypotheses": hypotheses}
         return {name: compare(system, references, name, samples=samples, seed=seed)[0].score for name in metrics}
     check_lines("hypotheses", hypotheses, references)
-    return {name: score_once(hypotheses, references, name) for name in metrics}
+    scores = {}
+    for name in metrics:
+        metric = build_metric(name)
+        with quiet_sacrebleu():
+            result = metric.corpus_score(hypotheses, [references])
+        scores[name] = build_score(result.name, result.score, metric.get_signature(), hypotheses)
+    return scores
+
+
+def build_score(name: str, value: float, signature: object, hypotheses: Sequence[str], **interval: float) -> Score:
+    empty = sum(not line.strip() for line in hypotheses)
+    return Score(name=name, value=float(value), signature=str(signature), version=__version__, empty=empty, **interval)
 
 
 def by_level(documents: Sequence[Sequence[str]]) -> dict[str, list[str]]:
@@ -81,20 +92,6 @@ def by_level(documents: Sequence[Sequence[str]]) -> dict[str, list[str]]:
         "s-": [sentence for document in documents for sentence in document],
         "d-": [" ".join(document) for document in documents if document],
     }
-
-
-def score_once(hypotheses: Sequence[str], references: Sequence[str], name: str) -> Score:
-    """Score by one metric, without an interval."""
-    metric = build_metric(name)
-    with quiet_sacrebleu():
-        result = metric.corpus_score(hypotheses, [references])
-    return Score(
-        name=result.name,
-        value=float(result.score),
-        signature=str(metric.get_signature()),
-        version=__version__,
-        empty=count_empty(hypotheses),
-    )
 
 
 def compare(
@@ -115,29 +112,22 @@ def compare(
         raise DataError("no systems to compare; give at least one")
     for name, hypotheses in systems.items():
         check_lines(f"{name!r}", hypotheses, references)
-    check_resampling(samples, seed)
+    if samples < 2:
+        raise ArgumentError(f"samples = {samples}, but an interval needs at least 2; 1000 is usual")
+    if seed < 1:
+        raise ArgumentError(f"seed = {seed}, but it must be at least 1: sacreBLEU draws at random for 0")
     with quiet_sacrebleu(), sacrebleu_seed(seed):
         test = PairedTest(list(systems.items()), {metric: build_metric(metric)}, [references], "bs", samples)
         signatures, columns = test()
     [(name, signature)] = signatures.items()
     results: list[Any] = columns[name]
-    return [
-        Comparison(
-            system=system,
-            score=Score(
-                name=name,
-                value=float(result.score),
-                signature=str(signature),
-                version=__version__,
-                empty=count_empty(hypotheses),
-                low=float(result.mean - result.ci),
-                high=float(result.mean + result.ci),
-            ),
-            mean=float(result.mean),
-            p_value=p_value(result, results[0]),
-        )
-        for (system, hypotheses), result in zip(systems.items(), results, strict=True)
-    ]
+    comparisons = []
+    for (system, hypotheses), result in zip(systems.items(), results, strict=True):
+        interval = {"low": float(result.mean - result.ci), "high": float(result.mean + result.ci)}
+        score = build_score(name, result.score, signature, hypotheses, **interval)
+        p = p_value(result, results[0])
+        comparisons.append(Comparison(system=system, score=score, mean=float(result.mean), p_value=p))
+    return comparisons
 
 
 def p_value(result: Result, baseline: Result) -> float | None:
@@ -178,17 +168,6 @@ def check_documents(what: str, hypotheses: Sequence[Sequence[str]], references: 
                 f"{what}: document {number} has {len(ours)} sentences for {len(right)} references; nothing is scored, "
                 "because each reference needs exactly one line, if only an empty one"
             )
-
-
-def check_resampling(samples: int, seed: int) -> None:
-    if samples < 2:
-        raise ArgumentError(f"samples = {samples}, but an interval needs at least 2; 1000 is usual")
-    if seed < 1:
-        raise ArgumentError(f"seed = {seed}, but it must be at least 1: sacreBLEU draws at random for 0")
-
-
-def count_empty(lines: Sequence[str]) -> int:
-    return sum(not line.strip() for line in lines)
 
 
 @contextmanager

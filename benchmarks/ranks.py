@@ -2,10 +2,10 @@
 
     python benchmarks/ranks.py --out benchmarks/results/ranks.jsonl
 
-An update has four micro-batches of 32 sentences of 32 tokens a side, however many ranks share them. `bytes_sent` is of
-the sizes handed to the collectives: in an all-gather or a reduce-scatter among R ranks each sends R - 1 of R parts, and
-an all-reduce is one of either. `bytes_derived` is the formula of docs/scaling.md. With more ranks than cores the times
-say what the engines cost, not what they gain.
+An update has four micro-batches of 32 sentences of 32 tokens per side, however many ranks share them. `bytes_sent`
+counts the tensors handed to collectives: in an all-gather or a reduce-scatter among R ranks each sends R - 1 of R
+parts, and an all-reduce is one of either. `bytes_derived` is the formula of docs/scaling.md. With more ranks than
+cores the times say what the engines cost, not what they gain.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def main() -> None:
         for ranks in options.ranks:
             for engine in ("ddp", "fsdp")[: 1 if ranks == 1 else 2]:
                 with tempfile.TemporaryDirectory() as folder:
-                    told = (ranks, engine, size, options.updates, f"{folder}/meet", options.out)
-                    torch.multiprocessing.start_processes(work, told, nprocs=ranks, start_method="fork")
+                    arguments = (ranks, engine, size, options.updates, f"{folder}/meet", options.out)
+                    torch.multiprocessing.start_processes(work, arguments, nprocs=ranks, start_method="fork")
 
 
 if __name__ == "__main__":

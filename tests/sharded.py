@@ -43,11 +43,11 @@ class Case:
 
 
 SETTINGS = list(product(["float32", "bfloat16"], SHAPES, [False, True], [False, True]))
-CASES = [  # every third setting a variant, since gloo is slow where ranks share cores: each setting meets two variants
+CASES = [  # a third of the settings per variant, as gloo is slow where ranks share cores: each setting meets two
     Case(variant, *setting)
-    for number, variant in enumerate(RECTIFIED)
+    for offset, variant in enumerate(RECTIFIED)
     for index, setting in enumerate(SETTINGS)
-    if (index + number) % 3 == 0
+    if (index + offset) % 3 == 0
 ]
 
 FEWER_CASES = CASES[::6]  # for groups of half the ranks: each variant once or twice
@@ -83,7 +83,7 @@ def halves(rank, size):
 
 
 def bytes_sent():
-    """Of each collective of two calls and their gradients, by the sizes that are handed to torch."""
+    """Bytes sent by each collective of two calls and their gradients, by the tensors that are handed to torch."""
     sent, real = [], (dist.all_gather, dist.reduce_scatter)
     others = dist.get_world_size() - 1
 
@@ -130,7 +130,7 @@ def round_trip():
 
 
 def refusals(rank):
-    """What each rank is told when some or all of them call wrongly, and that they can go on afterwards."""
+    """What each rank raises when some or all of them call wrongly, and that they can go on afterwards."""
     q, k, v, _ = (shard_sequence(x) for x in grid_inputs(*SHAPES["self"]))
     last = rank == dist.get_world_size() - 1
     calls = {
@@ -153,10 +153,10 @@ def refusals(rank):
         "one odd to join": lambda: unshard_sequence(q[:, :, last:]),
         "one longer to join": lambda: unshard_sequence(torch.cat([q, q], 2) if last else q),
     }
-    return {name: told(call) for name, call in calls.items()}
+    return {name: error_of(call) for name, call in calls.items()}
 
 
-def told(call):
+def error_of(call):
     try:
         call()
     except (RectiformerError, AttributeError, TypeError) as error:

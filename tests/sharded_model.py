@@ -22,13 +22,13 @@ class Case:
     """A variant and sources of these lengths: none of theirs fills the last chunk, and one leaves a rank no key."""
 
     variant: str
-    order: str = "post"
+    norm: str = "post"
     lengths: tuple[int, ...] = (18, 5, 11)
     positions: str = "sequence"
     score_bias: str = "none"
 
     def __str__(self):
-        return f"{self.variant} {self.order}"
+        return f"{self.variant} {self.norm}"
 
 
 CASES = [
@@ -44,7 +44,7 @@ def build(case):
     torch.manual_seed(1)
     config = ModelConfig(
         hidden_size=16, num_heads=2, encoder_layers=2, decoder_layers=2, ffn_size=24, variant=case.variant,
-        norm=case.order, dropout=0.0, attention_dropout=0.0, tie_embeddings="none", positions=case.positions,
+        norm=case.norm, dropout=0.0, attention_dropout=0.0, tie_embeddings="none", positions=case.positions,
         score_bias=case.score_bias,
     )  # fmt: skip
     model = Transformer(config, VOCABULARY, VOCABULARY, separators=(4, 4)).eval()
@@ -86,7 +86,7 @@ def translate(model, case):
 def find(rank, size):
     """What this rank found, by name."""
     found = {str(case): use(case) for case in CASES}
-    found["refused"] = {name: told(call) for name, (call, _) in REFUSED.items()}
+    found["refused"] = {name: error_of(call) for name, (call, _) in REFUSED.items()}
     model = build(CASES[0])
     with sharded_source(model):
         pass
@@ -130,10 +130,10 @@ REFUSED = {
     ),
     "an observer": (lambda: shared(build(CASES[0]), observe), "no observer"),
 }
-"""What a rank may not do, and a part of what it is told."""
+"""What a rank may not do, and a part of the message."""
 
 
-def told(call):
+def error_of(call):
     try:
         call()
     except RectiformerError as error:

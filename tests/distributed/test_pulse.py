@@ -61,9 +61,9 @@ def stop_later():
 def test_a_stopped_rank_ends_the_others_with_one_line(ranks, tmp_path):
     waiting, _ = ranks(lambda: time.sleep(60), stop_later)
     assert exit_code(waiting) == LostRankError.exit_code
-    said = (tmp_path / "0.err").read_text()
-    assert said.startswith("rectiformer: rank 0: rank 1 has given no sign for 1 seconds: it is stopped")
-    assert said.count("\n") == 1
+    message = (tmp_path / "0.err").read_text()
+    assert message.startswith("rectiformer: rank 0: rank 1 has given no sign for 1 seconds: it is stopped")
+    assert message.count("\n") == 1
 
 
 def test_a_rank_that_never_came_is_lost_too(ranks):

@@ -17,7 +17,7 @@ RANKS = 2
 def work(rank, folder, port):
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     names = []
-    for _ in range(3):  # after a restart, rank 0 finds what rank 1 said before it
+    for _ in range(3):  # after a restart, rank 0 finds what rank 1 left before it
         time.sleep(0.2 * rank)
         names.append(name_start(store, rank, RANKS))
     start = dist.PrefixStore(names[-1], store)
@@ -25,14 +25,14 @@ def work(rank, folder, port):
     ranks = Ranks(rank, RANKS).new_group()
     drawn = [torch.full((3, 2), float(rank)), torch.full((), rank + 5.0)]
     ranks.broadcast(drawn)
-    found = {"names": names, "drawn": [tensor.flatten().tolist() for tensor in drawn], "no JSON": told(ranks, rank)}
+    found = {"names": names, "drawn": [tensor.flatten().tolist() for tensor in drawn], "no JSON": error_of(ranks, rank)}
     found["afterwards"] = ranks.all_gather_object(lambda: "ä" * (rank + 1))
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def told(ranks, rank):
-    """What a rank hears where rank 1 has something to say that JSON cannot hold."""
+def error_of(ranks, rank):
+    """What a rank raises where rank 1 has a value that JSON cannot hold."""
     try:
         ranks.all_gather_object(lambda: {1} if rank == 1 else 1)
     except Exception as error:
@@ -56,7 +56,7 @@ def test_a_restart_has_a_name_of_its_own_on_every_rank(found):
     assert len(set(found[0]["names"])) == 3
 
 
-def test_what_cannot_be_told_is_an_error_on_every_rank(found):
+def test_what_json_cannot_hold_is_an_error_on_every_rank(found):
     assert found[1]["no JSON"] == "TypeError: Object of type set is not JSON serializable"
     assert found[0]["no JSON"] == f"RectiformerError: rank 1 failed: {found[1]['no JSON']}"
     assert [each["afterwards"] for each in found] == [["ä", "ää"]] * 2

@@ -1,6 +1,6 @@
 """A process that trains on request. It forks a child for each run, so that torch is imported only once.
 
-Reads jobs, a JSON object a line; answers in JSON lines: {"pid": ...}, {"note": ...} and {"error": ...} of the child,
+Reads jobs as JSON lines; answers in such lines: {"pid": ...}, {"note": ...} and {"error": ...} of the child,
 and at its end {"exit": ...}, negative for a signal. `moments` of a job says when the child sends which signal to
 itself: {"advance 37": "SIGTERM"}, {"open valid/source.txt": "SIGKILL 2"} (the second time).
 """

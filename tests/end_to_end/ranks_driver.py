@@ -1,7 +1,7 @@
 """A process that trains on request with several ranks, which it forks with the environment that torchrun gives its own.
 
-Reads jobs, a JSON object a line; answers in JSON lines: {"pids": [...]}, {"note": ...} of rank 0, {"error": [rank,
-text]} of each rank that met one, and at the end {"exits": [...]}, negative for a signal. torch is imported only once.
+Reads jobs as JSON lines; answers in such lines: {"pids": [...]}, {"note": ...} of rank 0, {"error": [rank, text]} of
+each rank that raised one, and at the end {"exits": [...]}, negative for a signal. torch is imported only once.
 """
 
 import faulthandler

@@ -1,4 +1,4 @@
-"""A trained run translates a line the same whatever is translated beside it, with or without a cache."""
+"""A trained run translates a line the same whatever is translated along with it, with or without a cache."""
 
 import dataclasses
 import warnings

@@ -51,7 +51,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_fills_up_costs_nothing_but_time(launcher, straight, data, small_disk):
-    """A checkpoint has 0.35 MiB and all are kept, until one does not fit; then the old ones make room."""
+    """A checkpoint has 0.35 MiB and all are kept, until one does not fit; then the old ones free their space."""
     folder, options = small_disk / "run", {"data": data, "checkpoint_every": 1, "training_steps": 12}
     ended = launcher.train(folder, **options, checkpoint_keep=99)
     kept = steps_on_disk(folder)
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(launcher, s
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model_num_heads": 4}, "model.num_heads = 4 (was 2); undo this"),
         ({"vocabulary_size": 280}, "vocabulary.size = 280 (was 300); undo this"),
@@ -111,10 +111,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(launcher, s
         ),
     ],
 )
-def test_a_run_is_not_resumed_as_another(launcher, data, run, changes, said):
+def test_a_run_is_not_resumed_as_another(launcher, data, run, changes, message):
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     ended = launcher.train(run, data=data, **changes)
-    assert (ended.exit, said in ended.error) == (4, True)
+    assert (ended.exit, message in ended.error) == (4, True)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
 
@@ -157,8 +157,8 @@ def test_a_second_process_is_refused_and_the_lock_of_a_killed_one_taken_over(lau
     while len(read_metrics(folder / "metrics.jsonl")) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    for resume, said in ((True, f"in use by process {holder} on "), (False, "exists; use --resume")):
-        with pytest.raises(CheckpointError, match=said):
+    for resume, message in ((True, f"in use by process {holder} on "), (False, "exists; use --resume")):
+        with pytest.raises(CheckpointError, match=message):
             train(load_config(None, overrides()), folder, resume=resume, data=data)
     os.kill(holder, signal.SIGKILL)
     assert launcher.finish().exit == -signal.SIGKILL

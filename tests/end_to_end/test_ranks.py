@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from end_to_end.ranks import Ranks
+from end_to_end.ranks import RankLauncher
 from end_to_end.tiny import outcome, overrides, refuse, steps_on_disk
 
 from rectiformer.errors import CheckpointError
@@ -39,7 +39,7 @@ SECONDS = 20
 
 @pytest.fixture(scope="module")
 def ranks():
-    ranks = Ranks()
+    ranks = RankLauncher()
     yield ranks
     ranks.close()
 
@@ -71,8 +71,8 @@ def assert_equal(folder, expected, tolerance=1e-9):
     logs = [[each for each in read_metrics(path / "metrics.jsonl") if "loss" in each] for path in (folder, expected)]
     assert [each["step"] for each in logs[0]] == [each["step"] for each in logs[1]] == list(range(1, found.step + 1))
     for key in ("loss", "nll", "penalty", "grad_norm"):
-        numbers = [torch.tensor([each[key] for each in log]) for log in logs]
-        torch.testing.assert_close(*numbers, rtol=tolerance, atol=tolerance)
+        values = [torch.tensor([each[key] for each in log]) for log in logs]
+        torch.testing.assert_close(*values, rtol=tolerance, atol=tolerance)
 
 
 CASES = {
@@ -227,12 +227,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("options", "code", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_one_rank_meets_ends_all_alike(ranks, data, tmp_path, options, code, said):
+@pytest.mark.parametrize(("options", "code", "messages"), REFUSED.values(), ids=REFUSED)
+def test_what_one_rank_meets_ends_all_alike(ranks, data, tmp_path, options, code, messages):
     ended = ranks.train(tmp_path / "run", 2, data=data, **options)
     assert ended.exits == [code, code]
-    assert ended.errors.keys() == said.keys()
-    assert all(text in ended.errors[rank] and "\n" not in ended.errors[rank] for rank, text in said.items())
+    assert ended.errors.keys() == messages.keys()
+    assert all(text in ended.errors[rank] and "\n" not in ended.errors[rank] for rank, text in messages.items())
     assert not list(tmp_path.rglob("*.tmp"))
 
 

@@ -153,7 +153,7 @@ STOP_MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", STOP_MOMENTS.values(), ids=STOP_MOMENTS)
-def test_a_stop_is_heard_at_any_moment(launcher, straight, tmp_path, moment):
+def test_a_stop_is_obeyed_at_any_moment(launcher, straight, tmp_path, moment):
     folder = tmp_path / "run"
     ended = launcher.train(folder, moments={moment: "SIGTERM"})
     assert (ended.exit, "as asked" in ended.error, "\n" in ended.error) == (143, True, False)

@@ -43,7 +43,7 @@ def overrides(**changes):
 
 @dataclass
 class Ended:
-    """How a process ended, and what it said."""
+    """How a process ended, and what it reported."""
 
     exit: int = 0
     notes: list[str] = field(default_factory=list)
@@ -53,9 +53,11 @@ class Ended:
 class Launcher:
     """Trains in child processes of driver.py, one at a time."""
 
+    script = "driver.py"
+
     def __init__(self):
         self.driver = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("driver.py"))],
+            [sys.executable, str(Path(__file__).with_name(self.script))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,26 +74,25 @@ class Launcher:
             "failpoint": failpoint,
             "overrides": overrides(**changes),
         }
-        self.driver.stdin.write(json.dumps(job) + "\n")
-        self.driver.stdin.flush()
-        self.running = self._hear()["pid"]
+        self._send(job)
+        self.running = self._receive()["pid"]
         return self.running
 
     def finish(self):
         """Wait for the end of what was started."""
         ended = Ended()
         while self.running:
-            [(kind, value)] = self._hear().items()
-            if kind == "note":
+            [(event, value)] = self._receive().items()
+            if event == "note":
                 ended.notes.append(value)
-            elif kind == "error":
+            elif event == "error":
                 ended.error = value
             else:
                 ended.exit, self.running = value, 0
         return ended
 
-    def train(self, folder, **options):
-        self.start(folder, **options)
+    def train(self, *args, **options):
+        self.start(*args, **options)
         return self.finish()
 
     def close(self):
@@ -99,7 +100,11 @@ class Launcher:
             os.kill(self.running, signal.SIGKILL)
         self.driver.communicate()
 
-    def _hear(self):
+    def _send(self, job):
+        self.driver.stdin.write(json.dumps(job) + "\n")
+        self.driver.stdin.flush()
+
+    def _receive(self):
         line = self.driver.stdout.readline()
         assert line, "the driver has died"
         return json.loads(line)
@@ -128,4 +133,4 @@ def steps_on_disk(folder):
 
 
 def refuse(message):
-    raise AssertionError(f"said: {message}")
+    raise AssertionError(f"warned: {message}")

@@ -33,27 +33,27 @@ def damage_and_open(run, text):
     try:
         opened = open_run(run.path)
     except CheckpointError as error:
-        said = str(error)
+        message = str(error)
     else:
         assert opened.config == CONFIG
         return ""
-    assert said.startswith(f"{run.path / 'config.toml'} is ")
-    assert "delete the file: run.json holds what it said" in said
-    assert said.isprintable()
-    return said
+    assert message.startswith(f"{run.path / 'config.toml'} is ")
+    assert "delete the file: run.json holds what it said" in message
+    assert message.isprintable()
+    return message
 
 
-def flip(data, place):
+def flip(data, bit):
     flipped = bytearray(data)
-    flipped[place // 8] ^= 1 << place % 8
+    flipped[bit // 8] ^= 1 << bit % 8
     return bytes(flipped)
 
 
 def count_refused(run, flips):
     """How many of so many flipped bits of config.toml are refused; the others must mean the same."""
     text = (run.path / "config.toml").read_bytes()
-    places = random.Random(0).choices(range(8 * len(text)), k=flips)
-    return sum(damage_and_open(run, flip(text, place)) != "" for place in places)
+    bits = random.Random(0).choices(range(8 * len(text)), k=flips)
+    return sum(damage_and_open(run, flip(text, bit)) != "" for bit in bits)
 
 
 def test_a_flipped_bit_of_the_configuration_is_refused_or_means_nothing(run):
@@ -75,8 +75,8 @@ def test_a_configuration_cut_short_is_refused(run, share):
 def test_each_changed_key_is_named_with_both_values(run):
     text = (run.path / "config.toml").read_text()
     changed = text.replace("steps = 2000", "steps = 6000").replace("beta1 = 0.9", "beta1 = 0.8")
-    said = damage_and_open(run, changed.encode())
-    assert "training.steps = 6000 (saved: 2000), training.beta1 = 0.8 (saved: 0.9); undo that" in said
+    message = damage_and_open(run, changed.encode())
+    assert "training.steps = 6000 (saved: 2000), training.beta1 = 0.8 (saved: 0.9); undo that" in message
 
 
 def test_a_configuration_that_is_gone_is_written_again_on_resume(run):
@@ -96,8 +96,8 @@ def test_comments_in_the_configuration_stay_where_nothing_changes(run):
 
 def test_every_flipped_bit_of_the_record_is_refused(run):
     data = (run.path / "run.json").read_bytes()
-    for place in range(0, 8 * len(data), 331):
-        (run.path / "run.json").write_bytes(flip(data, place))
+    for bit in range(0, 8 * len(data), 331):
+        (run.path / "run.json").write_bytes(flip(data, bit))
         with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
             open_run(run.path)
 

@@ -1,4 +1,4 @@
-"""Health: numbers of known weights, heads that die, and a training that does not notice being looked at."""
+"""Health: measures of known weights, heads that die, and a training that does not notice being observed."""
 
 import math
 from dataclasses import astuple
@@ -27,11 +27,11 @@ from rectiformer.train.validation import (
 )
 from rectiformer.translate.score import symbols_of
 
-SIZES = {"hidden_size": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
+SMALL = {"hidden_size": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
 CONFIG = Config(
     data=DataConfig(sentences=120, valid_sentences=12),
     vocabulary=VocabularyConfig(size=120),
-    model=ModelConfig(**SIZES),
+    model=ModelConfig(**SMALL),
     training=TrainingConfig(steps=4, batch_tokens=200, device="cpu"),
     validation=ValidationConfig(every=2, sentences=2),
 )
@@ -49,7 +49,7 @@ def batch(prepared):
 
 def build(prepared, variant="rela-g"):
     torch.manual_seed(0)
-    config = ModelConfig(**SIZES, variant=variant)
+    config = ModelConfig(**SMALL, variant=variant)
     return Transformer(config, prepared.source.size, prepared.target.size, start=prepared.target.bos).eval()
 
 
@@ -64,9 +64,9 @@ def kill(attention, heads):
 
 
 def assert_alike(found, expected, error):
-    words, numbers = zip(*((astuple(each)[:1], astuple(each)[1:]) for each in (found, expected)), strict=True)
-    assert words[0] == words[1]
-    assert numbers[0] == pytest.approx(numbers[1], rel=error)
+    names, values = zip(*((astuple(each)[:1], astuple(each)[1:]) for each in (found, expected)), strict=True)
+    assert names[0] == names[1]
+    assert values[0] == pytest.approx(values[1], rel=error)
 
 
 def test_numbers_are_those_of_known_weights():

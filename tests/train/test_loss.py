@@ -216,7 +216,7 @@ def test_observers_are_gone_afterwards(fails):
     assert all(site.attention.row_observer is None for site in model.sites())
 
 
-PLACES = {
+SETTINGS = {
     "causal": {"causal": True},
     "cross": {"lengths": [20, 11]},
     "padded": {"key_lengths": [24, 7], "lengths": [20, 11]},
@@ -236,19 +236,19 @@ def dense_penalties(weights, visible, lengths, settings):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if variant.rectified])
-def test_gradients_of_penalties_are_the_reference_s(variant, place, fused, request):
+def test_gradients_of_penalties_are_the_reference_s(variant, setting, fused, request):
     if fused:
         request.getfixturevalue("interpreter")
     settings = config(mass_penalty=0.3, entropy_penalty=2.0)
-    asked = dict(PLACES[place])
-    heads, lengths = asked.pop("heads", 2), torch.tensor(asked.pop("lengths", [20, 20]))
+    arguments = dict(SETTINGS[setting])
+    heads, lengths = arguments.pop("heads", 2), torch.tensor(arguments.pop("lengths", [20, 20]))
     inputs = grid_inputs(2, heads, 2, 20, 24, 8, 8)
 
     def gradients(dtype, dense):
         q, k, v, _ = (tensor.to(dtype).requires_grad_() for tensor in inputs)
-        call = check_call(q, k, v, variant, **asked)
+        call = check_call(q, k, v, variant, **arguments)
         if dense:
             weights = reference_weights(q, k, call, precision=dtype)
             found = dense_penalties(weights, call.visibility.counts(q.device), lengths, settings)

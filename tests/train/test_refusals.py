@@ -28,7 +28,7 @@ SETTINGS = [
 ]
 DOCUMENTS = "data.grammar=documents"
 
-# What is refused, what is said of it, and what mends it.
+# What is refused, with which message, and what mends it.
 CASES = {
     "positions in sentences that nobody marks": (
         ["model.positions=sentence"],
@@ -79,7 +79,7 @@ CASES = {
         r'data\.segment_length needs documents: use data\.grammar = "documents"',
         [DOCUMENTS],
     ),
-    "a target model beside a shared one": (
+    "a target model next to a shared one": (
         ["vocabulary.target_model=no.model"],
         r"vocabulary\.target_model is given, but it needs vocabulary\.shared = false",
         ['vocabulary.target_model=""'],
@@ -125,9 +125,9 @@ def test_the_command_says_so_in_one_line(tmp_path, case, capsys):
         return run_main("train", "--out", out, *(word for each in (*SETTINGS, *changes) for word in ("--set", each)))
 
     assert run(*wrong) == 2
-    said = lines(capsys.readouterr().err)
-    assert len(said) == 1
-    assert re.search(message, said[0])
+    messages = lines(capsys.readouterr().err)
+    assert len(messages) == 1
+    assert re.search(message, messages[0])
     assert not list(tmp_path.iterdir())
     assert run(*wrong, *mended) == 0
 

@@ -36,10 +36,10 @@ SETTINGS = [
 
 class Notes(Silent):
     def __init__(self):
-        self.said = []
+        self.lines = []
 
     def note(self, message):
-        self.said.append(message)
+        self.lines.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_run_starts_with_the_best_weights_and_the_subwords_of_another(first, t
         first, "data.segment_length=64", "training.steps=1", "training.learning_rate=0", "model.dropout=0.2"
     )
     train(config, tmp_path / "run", reporter=notes)
-    assert f"started from {first}, step 6" in notes.said
+    assert f"started from {first}, step 6" in notes.lines
     assert open_run(tmp_path / "run").source.sha256 == open_run(first).source.sha256
     for name, tensor in weights(tmp_path / "run").items():  # at rate 0 and of the moving average
         assert torch.equal(tensor, weights(first)[name]), name
@@ -75,24 +75,24 @@ def test_what_is_resumed_goes_on_from_its_own_checkpoint(first, tmp_path):
     notes = Notes()
     changes = ("training.steps=3", "training.learning_rate=1e-3", "checkpoint.every=2")
     train(settings(first, *changes), tmp_path / "run", resume=True, reporter=notes)
-    assert "resumed at step 2" in notes.said
-    assert not [line for line in notes.said if line.startswith("started from")]
+    assert "resumed at step 2" in notes.lines
+    assert not [line for line in notes.lines if line.startswith("started from")]
     assert any(not torch.equal(tensor, half[name]) for name, tensor in weights(tmp_path / "run").items())
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"schedule": "cosine"}, "training.schedule = cosine"),
         ({"schedule": "constant", "penalty_warmdown": 0.5}, "training.penalty_warmdown"),
         ({"schedule": "constant"}, ""),
     ],
 )
-def test_a_new_length_is_warned_of_where_updates_depend_on_it(changes, said):
+def test_a_new_length_is_warned_of_where_updates_depend_on_it(changes, reason):
     old, new = (TrainingConfig(**changes, steps=steps) for steps in (100, 200))
     warning = describe_new_length(old, new)
-    assert said in warning
-    assert warning.startswith("training.steps = 200 (was 100) changes the updates from here on") == bool(said)
+    assert reason in warning
+    assert warning.startswith("training.steps = 200 (was 100) changes the updates from here on") == bool(reason)
     assert describe_new_length(old, old) == ""
 
 
@@ -150,12 +150,12 @@ def test_resuming_where_nothing_is_says_that_it_starts_anew(tmp_path):
     for expected in ([f"there is no checkpoint in {folder} to resume; training starts anew"], []):
         notes = Notes()
         train(config, folder, resume=True, reporter=notes)
-        assert [line for line in notes.said if "anew" in line] == expected
+        assert [line for line in notes.lines if "anew" in line] == expected
 
 
-@pytest.mark.parametrize(("warmup", "said"), [(1, False), (2, False), (5, True)])
+@pytest.mark.parametrize(("warmup", "warned"), [(1, False), (2, False), (5, True)])
 @pytest.mark.parametrize("schedule", ["noam", "inverse-sqrt", "constant", "linear", "wsd"])
-def test_a_warm_up_longer_than_the_training_is_said(tmp_path, schedule, warmup, said):
+def test_a_warm_up_longer_than_the_training_is_warned_of(tmp_path, schedule, warmup, warned):
     steps = ["training.steps=2", f"training.warmup={warmup}", f"training.schedule={schedule}"]
     notes = Notes()
     announce(load_config(None, [*SETTINGS, *steps]), tmp_path, False, notes)
@@ -163,10 +163,10 @@ def test_a_warm_up_longer_than_the_training_is_said(tmp_path, schedule, warmup, 
         "warning: training.warmup = 5 is more than training.steps = 2: the learning rate rises to the end and gets to "
         "40% of its peak; make one smaller or the other larger"
     )
-    assert notes.said == [line] * said
+    assert notes.lines == [line] * warned
 
 
 def test_the_warning_comes_before_the_text_is_prepared(tmp_path):
     notes = Notes()
     train(load_config(None, [*SETTINGS, "training.steps=1", "training.warmup=4"]), tmp_path / "run", reporter=notes)
-    assert "training.warmup = 4 is more than training.steps = 1" in notes.said[0]
+    assert "training.warmup = 4 is more than training.steps = 1" in notes.lines[0]

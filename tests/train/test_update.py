@@ -168,7 +168,7 @@ def test_without_a_finite_gradient_nothing_is_updated_any_more(bad):
     names = [name for name, _ in updater.model.named_parameters()]
     updater.update(1, [FIRST])
     updater.update(2, [FIRST])
-    memory = {name: tensor.clone() for name, tensor in optimizer_tensors(updater.optimizer, names).items()}
+    state = {name: tensor.clone() for name, tensor in optimizer_tensors(updater.optimizer, names).items()}
     finite = updater.model.output[5, 0].item()
     for step, value in [(3, bad), (4, finite), (5, bad)]:  # finite again, but it is too late
         with torch.no_grad():
@@ -178,7 +178,7 @@ def test_without_a_finite_gradient_nothing_is_updated_any_more(bad):
         assert torch.equal(weights(updater).nan_to_num(), before.nan_to_num())
         assert updater.read().bad_step == 3
     for name, tensor in optimizer_tensors(updater.optimizer, names).items():
-        assert torch.equal(tensor, memory[name]), name
+        assert torch.equal(tensor, state[name]), name
 
 
 def test_clipping_shortens_the_gradient_and_reports_its_length():

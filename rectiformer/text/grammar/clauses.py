@@ -47,7 +47,7 @@ ADJECTIVE, NOUN = 1, 2
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """A noun with what stands around it; a name where there is no determiner."""
+    """A noun with its determiner, adjective and relative clause; a name has no determiner."""
 
     key: int
     noun: Noun
@@ -60,16 +60,15 @@ class NounPhrase:
 
     @property
     def number(self) -> int:
-        """Which verb form agrees with it: that of er or that of wir."""
+        """The verb form that agrees: that of er or that of wir."""
         return 2 if self.plural else 1
 
     @property
     def gender(self) -> str:
-        """Gender as far as endings show it: "p" in the plural."""
+        """The gender that endings show: "p" in the plural."""
         return "p" if self.plural else self.noun.gender
 
     def german(self, case: str) -> Words:
-        """The German words in `case`."""
         words = [Word(noun_form(self.noun, case, self.plural), (self.key + NOUN,))]
         if self.determiner is None:
             return words
@@ -80,7 +79,6 @@ class NounPhrase:
         return [*words, COMMA, *self.relative[0], COMMA] if self.relative[0] else words
 
     def english(self, subject: bool = False) -> Words:
-        """The English words, the same in every case."""
         nouns = (self.noun.english_plural if self.plural else self.noun.english).split()
         words = [Word(noun, (self.key + NOUN,)) for noun in nouns]
         if self.determiner is None:
@@ -102,20 +100,16 @@ class PronounPhrase:
 
     @property
     def number(self) -> int:
-        """Which verb form agrees with it."""
         return self.pronoun.number
 
     @property
     def reflexive(self) -> str:
-        """Its reflexive pronoun."""
         return self.pronoun.reflexive
 
     def german(self, case: str) -> Words:
-        """The German pronoun in `case`."""
         return [Word(getattr(self.pronoun, case), (self.key,))]
 
     def english(self, subject: bool = False) -> Words:
-        """The English pronoun as subject or object."""
         return [Word(self.pronoun.subject if subject else self.pronoun.object, (self.key,))]
 
 
@@ -130,7 +124,6 @@ class RelativePhrase:
 
     @property
     def number(self) -> int:
-        """Which verb form agrees with it: that of its head."""
         return self.head.number
 
     def german(self, case: str) -> Words:
@@ -138,7 +131,6 @@ class RelativePhrase:
         return [Word(ARTICLES[case][self.head.gender], (self.key,))]
 
     def english(self, subject: bool = False) -> Words:
-        """Who of persons that act, otherwise that."""
         return [Word("who" if subject and self.head.noun.kind == "person" else "that", (self.key,))]
 
 
@@ -154,7 +146,6 @@ class Location:
     phrase: NounPhrase
 
     def german(self) -> Words:
-        """The German words, preposition and article merged where they can be."""
         first, *rest = self.phrase.german(self.preposition.case)
         merged = MERGED.get((self.preposition.german, first.text))
         if merged is not None:
@@ -162,11 +153,10 @@ class Location:
         return [Word(self.preposition.german, (self.key,)), first, *rest]
 
     def english(self) -> Words:
-        """The English words, of which the preposition may be three."""
         return [Word(text, (self.key,)) for text in self.preposition.english.split()] + self.phrase.english()
 
 
-# Keys inside a clause, counted from its own, which is that of the auxiliary. ADVERBIAL has room for three words.
+# Keys inside a clause, counted from its own, which is that of the auxiliary. ADVERBIAL leaves space for three words.
 VERB, PREFIX, NEGATION, ADVERBIAL, PREDICATE, PLEASE = 1, 2, 3, 4, 7, 8
 
 
@@ -188,7 +178,7 @@ class Clause:
     particle: str = ""
 
     def german(self, order: str = "second", front: str = "subject") -> Words:
-        """The German words, the finite verb "first", "second" after the constituent `front`, or "last"."""
+        """The German words, with the finite verb "first", "second" after the constituent `front`, or "last"."""
         finite, tail = self._german_verbs()
         constituents = list(self._constituents())
         if order == "last":
@@ -201,10 +191,10 @@ class Clause:
         return [*fronted, finite, *middle, *tail]
 
     def english(self, inverted: bool = False, early: bool = False, past: bool = False) -> Words:
-        """The English words: a question where `inverted`, the time first where `early`.
+        """The English words: a question if `inverted`, the time first if `early`.
 
         Args:
-            past: a German perfect is a simple past here, as it is beside an adverbial of a past time.
+            past: translate a German perfect as a simple past, as an adverbial of past time does.
         """
         auxiliary, main, particle = self._english_verbs(inverted, past or bool(self.adverbial and self.adverbial.past))
         subject = [] if self.mode == "imperative" else self.subject.english(subject=True)
@@ -226,11 +216,10 @@ class Clause:
         return words if early or role == "frequency" else words + time
 
     def _word(self, text: str) -> Word:
-        """The German verb in one piece."""
         return Word(text, (self.key + VERB, self.key + PREFIX))
 
     def _german_verbs(self) -> tuple[Word, Words]:
-        """The finite verb and what stands at the end of a main clause."""
+        """The finite verb, and the words at the end of a main clause."""
         verb, number, finite = self.verb, self.subject.number, (self.key,)
         if verb is None:
             return Word(AUXILIARIES["sein"][number], (self.key + VERB,)), []
@@ -246,7 +235,7 @@ class Clause:
         return Word(form, (self.key + VERB,)), [Word(verb.prefix, (self.key + PREFIX,))]
 
     def _constituents(self) -> Iterator[tuple[str, Words]]:
-        """What German puts around the verb: pronouns, then times, then nouns, then places."""
+        """The constituents around the verb, in German order: pronouns, times, nouns, places."""
         objects = [("indirect", self.indirect, "dat"), ("direct", self.direct, "acc" if self.verb else "nom")]
         if self.mode != "imperative":
             yield "subject", self.subject.german("nom")

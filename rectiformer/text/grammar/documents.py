@@ -29,9 +29,9 @@ NO_NOUN_FRAMES = ("none", "none", "reflexive")
 
 
 def draw_documents(count: int, seed: int, split: str = "train") -> Iterator[tuple[Pair, ...]]:
-    """`count` documents of 4 to 12 sentence pairs, with what depends on earlier sentences noted in each pair.
+    """`count` documents of 4 to 12 sentence pairs, with the words that depend on earlier sentences in `dependents`.
 
-    Document i depends on seed, split and i alone. Its sentences obey the same split as those of `draw_sentences`.
+    Document i depends only on seed, split and i. Its sentences are split like those of `draw_sentences`.
     """
     check_request(count, split)
     return (draw_document(Dice(f"document {seed} {split} {index}"), split) for index in range(count))
@@ -39,7 +39,7 @@ def draw_documents(count: int, seed: int, split: str = "train") -> Iterator[tupl
 
 @dataclass(frozen=True)
 class Topic:
-    """What a document speaks of. No two topics of a document have the same gender, so a pronoun means one of them."""
+    """What a document is about. Topics of a document differ in gender, so a pronoun is unambiguous."""
 
     noun: Noun
     pronoun: Pronoun
@@ -49,7 +49,7 @@ class Topic:
 
 
 def draw_document(dice: Dice, split: str) -> tuple[Pair, ...]:
-    """A document: topics are introduced and then spoken of, with sentences about none of them between."""
+    """A document: topics are introduced and then mentioned, with unrelated sentences in between."""
     waiting = draw_topics(dice)
     known: list[Topic] = []
     pairs: list[Pair] = []
@@ -80,7 +80,7 @@ def draw_topics(dice: Dice) -> list[Topic]:
 
 
 def draw_plain_topic(dice: Dice) -> Topic:
-    """A person or thing that a pronoun will stand for; persons as often as all else."""
+    """A person or thing that a pronoun will refer to; a person half of the time."""
     noun = dice.pick(nouns_of("person" if dice.chance(0.5) else INTRODUCED))
     return Topic(noun, anaphor(NounPhrase(0, noun)))
 
@@ -93,7 +93,7 @@ def draw_term(dice: Dice) -> Topic:
 
 
 def draw_introduction(dice: Dice, topic: Topic) -> Pair:
-    """The first sentence about a topic; of a term it says the sense."""
+    """The first sentence about a topic; for a term, it tells the sense."""
     return draw_meeting(dice, topic) if topic.sort is None else draw_definition(dice, topic, topic.sort)
 
 
@@ -107,7 +107,7 @@ def draw_meeting(dice: Dice, topic: Topic) -> Pair:
 
 
 def draw_definition(dice: Dice, topic: Topic, sort: Noun) -> Pair:
-    """What sort of thing a term is, said or reported."""
+    """What sort of thing a term is, stated or reported."""
     subject = draw_noun_phrase(dice, [topic.noun], DEFINITE, 0.0)
     clause = Clause(dice.key(), subject, direct=draw_noun_phrase(dice, [sort], (lexicon.A,), 0.8))
     if dice.chance(0.5):
@@ -117,7 +117,7 @@ def draw_definition(dice: Dice, topic: Topic, sort: Noun) -> Pair:
 
 
 def draw_mention(dice: Dice, topic: Topic) -> Pair:
-    """A later sentence about a topic, by pronoun or, where it is a term, often by name."""
+    """A later sentence about a topic, by pronoun or, for a term, often by name."""
     named, acts = topic.sort is not None and dice.chance(0.6), dice.chance(0.6)
     phrase: Phrase = PronounPhrase(dice.key(), topic.pronoun)
     if named:
@@ -128,7 +128,7 @@ def draw_mention(dice: Dice, topic: Topic) -> Pair:
 
 
 def draw_about(dice: Dice, phrase: Phrase, kind: str, acts: bool) -> Clause:
-    """A clause in which `phrase` is the only third person: as subject where it `acts`, otherwise as object."""
+    """A clause in which `phrase` is the only third person: as subject if it `acts`, else as object."""
     if not acts:
         return draw_action(dice, "acc", draw_speaker(dice), direct=phrase, direct_kind=kind, short=True)
     if dice.chance(0.4):
@@ -139,7 +139,7 @@ def draw_about(dice: Dice, phrase: Phrase, kind: str, acts: bool) -> Clause:
 
 
 def draw_aside(dice: Dice) -> Pair:
-    """A sentence of the speaker that names nothing a pronoun could stand for."""
+    """A sentence of the speaker that mentions nothing a pronoun could refer to."""
     clause = draw_action(dice, dice.pick(NO_NOUN_FRAMES), draw_speaker(dice), short=True)
     return pair_words(clause.german(), clause.english())
 
@@ -150,7 +150,7 @@ def draw_speaker(dice: Dice) -> PronounPhrase:
 
 
 def find_dependent(pair: Pair, topic: Topic, named: bool, acts: bool) -> Dependent:
-    """Where the English sentence names the topic, and what a translator without the document might write there."""
+    """Where the English sentence mentions the topic, and what a translator without context might write there."""
     if named:
         correct, wrong = topic.noun.english, [topic.rival]
     else:

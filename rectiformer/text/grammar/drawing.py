@@ -1,4 +1,4 @@
-"""Random phrases and clauses of the built-in grammar."""
+"""Random phrases and clauses of the grammar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rectiformer.text.grammar.lexicon import Adjective, Adverbial, Determiner, N
 
 Item = TypeVar("Item")
 
-# What is named twice is drawn twice as often.
+# An entry that is listed twice is drawn twice as often.
 DEFINITE = (lexicon.THE, lexicon.THE, lexicon.THE, lexicon.THIS, lexicon.MY, lexicon.OUR)
 SINGULAR = (*DEFINITE, lexicon.A, lexicon.A)
 PLURAL = (*DEFINITE, *lexicon.NUMBERS)
@@ -37,11 +37,11 @@ class Dice:
         return items[int(self._random() * len(items))]
 
     def chance(self, probability: float) -> bool:
-        """True as often as said."""
+        """True with this probability."""
         return self._random() < probability
 
     def key(self) -> int:
-        """The first of ten keys that nothing else in the sentence has."""
+        """The first of ten keys that are unique in the sentence."""
         self._key += 10
         return self._key
 
@@ -60,7 +60,7 @@ def adjectives_of(kind: str) -> tuple[Adjective, ...]:
 
 @cache
 def verbs_of(frame: str, subject: str = "", objects: str = "", active: bool = False) -> tuple[Verb, ...]:
-    """Verbs of a frame, for a kind of subject and of object where one is named; without stative ones if `active`."""
+    """Verbs of a frame that take a kind of subject and of object, if given; without stative ones if `active`."""
     return tuple(
         verb
         for verb in lexicon.VERBS
@@ -78,7 +78,7 @@ def adverbials_of(mode: str, roles: str) -> tuple[Adverbial, ...]:
 
 
 def anaphor(phrase: Phrase) -> Pronoun:
-    """The pronoun that speaks of the phrase again: "er" is he for a man and it for a table."""
+    """The pronoun that refers back to the phrase: "er" is he for a man and it for a table."""
     if isinstance(phrase, PronounPhrase):
         return phrase.pronoun
     assert isinstance(phrase, NounPhrase)
@@ -96,7 +96,7 @@ def kind_of(phrase: Phrase) -> str:
 def draw_noun_phrase(
     dice: Dice, nouns: Sequence[Noun], determiners: Sequence[Determiner] = (), adjective: float = 0.25
 ) -> NounPhrase:
-    """A noun, singular where `determiners` are given, sometimes with an adjective."""
+    """A noun phrase, singular if `determiners` are given, sometimes with an adjective."""
     noun = dice.pick(nouns)
     plural = not determiners and dice.chance(0.25)
     determiner = dice.pick(determiners or (PLURAL if plural else SINGULAR))
@@ -148,7 +148,7 @@ def draw_location(dice: Dice) -> Location:
 
 
 def draw_adverbial(dice: Dice, mode: str, negated: bool, manner: bool) -> Adverbial | None:
-    """A time, frequency or manner, or none. Negation stands with times only."""
+    """A time, frequency or manner, or none. Negation goes with times only."""
     if not dice.chance(0.5):
         return None
     roles = "time" if negated else "time habit frequency manner" if manner else "time habit frequency"
@@ -196,15 +196,15 @@ def draw_action(
     """What someone does.
 
     Args:
-        kind: of the subject, where a pronoun hides it.
-        direct: the object, of `direct_kind`, where it is not to be drawn.
-        short: no place.
+        kind: that of the subject, if a pronoun hides it.
+        direct: the object, of `direct_kind`, instead of a random one.
+        short: without a location.
     """
     verb = dice.pick(verbs_of(frame, kind, direct_kind))
     subject = subject or draw_subject(dice, verb.subjects)
     mode = dice.pick(modes)
     if mode == "present" and subject.number == 0:
-        mode = "perfect"  # every verb's own form for ich would be too rare to learn
+        mode = "perfect"  # each verb's form for ich would be too rare to learn
     modal = dice.pick(MODALS) if mode == "modal" else None
     negated = negatable and dice.chance(0.2) and (modal is None or modal.negatable)
     adverbial = draw_adverbial(dice, mode, negated, manner=not verb.stative)
@@ -227,7 +227,7 @@ def draw_action(
 def draw_clause(
     dice: Dice, frames: Sequence[str] = FRAMES, subject: Phrase | None = None, kind: str = "", short: bool = False
 ) -> Clause:
-    """A clause of one of the frames, "be" and "passive" among them, about `subject` where it is given."""
+    """A clause of one of the frames, including "be" and "passive", about `subject` if given."""
     frame = dice.pick(frames)
     if frame == "be":
         return draw_state(dice, subject, kind)

@@ -77,12 +77,12 @@ class Pair:
 
 
 def plain_text(words: Sequence[str]) -> str:
-    """Words as one line of text, punctuation attached."""
+    """The words as one line of text, punctuation attached."""
     return "".join(word if word in ".,?!" else f" {word}" for word in words)[1:]
 
 
 def split_of(source: str) -> str:
-    """The split a German sentence belongs to, whatever the seed: 1 in 20 is valid, 1 in 20 test."""
+    """The split of a German sentence, for every seed: 1 in 20 is valid, 1 in 20 test."""
     bucket = blake2b(source.encode(), digest_size=8).digest()[0] % 20
     return {0: "valid", 1: "test"}.get(bucket, "train")
 
@@ -120,13 +120,13 @@ def fits(pair: Pair, split: str) -> bool:
 
 
 def draw_sentences(count: int, seed: int, split: str = "train") -> Iterator[Pair]:
-    """`count` sentence pairs; pair i depends on seed, split and i alone. No two splits share a sentence."""
+    """`count` sentence pairs; pair i depends only on seed, split and i. No two splits share a sentence."""
     check_request(count, split)
     return (draw_sentence(Dice(f"sentence {seed} {split} {index}"), split) for index in range(count))
 
 
 def check_request(count: int, split: str) -> None:
-    """Refuse a negative count and a split that is none."""
+    """Raise an ArgumentError for a negative count or an unknown split."""
     if count < 0:
         raise ArgumentError(f"count = {count} is negative; ask for 0 or more")
     if split not in SPLITS:
@@ -141,7 +141,7 @@ def draw_sentence(dice: Dice, split: str) -> Pair:
 
 
 def draw_statement(dice: Dice) -> Pair:
-    """A main clause with any constituent in front that leaves the roles clear."""
+    """A main clause that starts with any constituent that leaves the roles clear."""
     clause = draw_clause(dice)
     if dice.chance(0.15):
         clause = replace(clause, particle=dice.pick(lexicon.STATEMENT_PARTICLES))
@@ -150,7 +150,7 @@ def draw_statement(dice: Dice) -> Pair:
 
 
 def fronts(clause: Clause) -> list[str]:
-    """Constituents that may take the subject's place before the verb; goals and "kein" sound odd there."""
+    """Constituents that may precede the verb instead of the subject; goals and "kein" sound odd there."""
     roles = ["location"] if clause.location is not None and clause.location.preposition not in GOALS else []
     if clause.adverbial is not None and clause.adverbial.role in ("time", "habit"):
         roles.append("adverbial")
@@ -163,14 +163,14 @@ def fronts(clause: Clause) -> list[str]:
 
 
 def is_marked(phrase: Phrase) -> bool:
-    """Whether nominative and accusative differ, so that the phrase shows its role wherever it stands."""
+    """Whether nominative and accusative differ, so that the phrase shows its role in any position."""
     if isinstance(phrase, PronounPhrase):
         return phrase.pronoun.nom != phrase.pronoun.acc
     return isinstance(phrase, NounPhrase) and phrase.gender == "m" and phrase.determiner is not None
 
 
 def draw_question(dice: Dice) -> Pair:
-    """A question, to be answered by yes or no, that an auxiliary opens."""
+    """A yes-no question that starts with an auxiliary."""
     frame, modes = dice.pick(SHORT_FRAMES), ("perfect", "modal")
     be = frame == "be"
     clause = draw_state(dice, negatable=False) if be else draw_action(dice, frame, negatable=False, modes=modes)
@@ -179,7 +179,7 @@ def draw_question(dice: Dice) -> Pair:
 
 
 def draw_word_question(dice: Dice) -> Pair:
-    """A question for time, place or reason, in which a German perfect asks for an English simple past."""
+    """A question for time, place or reason, where a German perfect becomes an English simple past."""
     german, english = dice.pick(lexicon.QUESTION_WORDS)
     clause = draw_action(dice, dice.pick(("acc", "acc", "dat", "dat acc", "none")), short=True, negatable=False)
     clause = replace(clause, adverbial=None, particle="denn" if dice.chance(0.3) else "")
@@ -206,7 +206,7 @@ def draw_command(dice: Dice) -> Pair:
 
 
 def draw_second(dice: Dice, first: Clause) -> Clause:
-    """A clause to follow another, more often than not about the same subject if its pronoun can mean nothing else."""
+    """A clause that follows another, mostly about the same subject if its pronoun is unambiguous."""
     if dice.chance(0.6) and is_clear(first):
         kind = kind_of(first.subject)
         frames = SHORT_FRAMES if kind in lexicon.BEINGS.split() else PREDICATE_FRAMES
@@ -214,13 +214,13 @@ def draw_second(dice: Dice, first: Clause) -> Clause:
     else:
         second = draw_clause(dice, SHORT_FRAMES, short=True)
         if isinstance(second.subject, PronounPhrase) and second.subject.pronoun not in (FIRST, FIRST_PLURAL):
-            return draw_second(dice, first)  # er or sie would seem to speak of the first clause
+            return draw_second(dice, first)  # er or sie would seem to refer to the first clause
     repeats = second.predicate is not None and second.predicate == first.predicate
     return draw_second(dice, first) if repeats else second
 
 
 def is_clear(clause: Clause) -> bool:
-    """Whether the subject's pronoun fits no other phrase of the clause that is called by another English pronoun."""
+    """Whether the subject's pronoun fits no other phrase of the clause that has another English pronoun."""
     pronoun = anaphor(clause.subject)
     phrases = [clause.direct, clause.indirect, clause.location.phrase if clause.location else None]
     others = [anaphor(phrase) for phrase in phrases if phrase is not None]
@@ -247,7 +247,7 @@ def draw_subordinate_last(dice: Dice) -> Pair:
 
 
 def draw_subordinate_first(dice: Dice) -> Pair:
-    """A verb-final clause in front, which takes the place before the main verb."""
+    """A verb-final clause in front of the main verb."""
     first = draw_clause(dice, SHORT_FRAMES, short=True)
     main = draw_second(dice, first)
     german, english = draw_conjunction(dice, first, main)
@@ -270,7 +270,7 @@ def report(outer: Clause, inner: Clause) -> Pair:
 
 
 def draw_relative(dice: Dice) -> Pair:
-    """A statement about someone or something that a relative clause tells apart."""
+    """A statement about someone or something that a relative clause identifies."""
     head = draw_noun_phrase(dice, nouns_of(f"{lexicon.BEINGS} thing text"), adjective=0.2)
     pronoun = RelativePhrase(dice.key(), head)
     kind = head.noun.kind

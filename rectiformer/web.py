@@ -175,7 +175,6 @@ class Guard:
         self.headers = raw_headers(image_sources)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
@@ -284,7 +283,6 @@ class Lingering:
         self.app, self.seconds = app, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and hold back the end of its response until its body was read."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         unread, held = True, False

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.analyze.capture import model_card
-from rectiformer.analyze.memory_meter import MemorySummary
-from rectiformer.analyze.meters import DistanceSummary, Diversity, HeadMeter, HeadSummary, LengthSummary, length_edges
+from rectiformer.analyze.meters import (
+    DistanceSummary,
+    Diversity,
+    HeadMeter,
+    HeadSummary,
+    LengthSummary,
+    MemorySummary,
+    length_edges,
+)
 from rectiformer.analyze.record import SITES, ModelCard
 from rectiformer.analyze.segments import Document, JoinedPairs, cut_documents, take, two_sides
 from rectiformer.analyze.survey import (
@@ -21,7 +28,6 @@ from rectiformer.analyze.survey import (
     DistanceSurvey,
     ModelSurvey,
     Pair,
-    Progress,
     SiteMeter,
     Survey,
     check_pairs,
@@ -253,11 +259,18 @@ def survey_model(
             warn(f"{kind} attention is {model.config.variant_at(kind)!r}, which has no weights; it is left out")
     survey, cross = ModelSurvey(model, length_edges(own.source_lengths + 1)), CrossSurvey(model)
     shuffling = [others] if others is not None and cross.sites else []
-    count = Progress(own.pairs * (1 + len(further) + len(shuffling)), progress)
+    done, total = 0, own.pairs * (1 + len(further) + len(shuffling))
+
+    def advance(sentences: int) -> None:
+        nonlocal done
+        done += sentences
+        if progress is not None:
+            progress(done, total)
+
     for each in (survey, *further):
-        run_survey(each, translator, own, count.advance)
+        run_survey(each, translator, own, advance)
     for pairs in shuffling:
-        run_survey(cross, translator, pairs, count.advance)
+        run_survey(cross, translator, pairs, advance)
     meters = [meter.heads for meter in survey.sites if meter.site.kind == "cross"]
     return Findings(
         model=model_card(model, model_name),
@@ -274,7 +287,6 @@ def survey_model(
 
 
 def describe_site(meter: SiteMeter) -> SiteFindings:
-    """The findings of one attention site."""
     site = meter.site
     return SiteFindings(
         kind=site.kind,
@@ -286,12 +298,10 @@ def describe_site(meter: SiteMeter) -> SiteFindings:
 
 
 def describe_lengths(meter: SiteMeter) -> LengthFindings:
-    """The findings of one attention site by length of the source."""
     return LengthFindings(kind=meter.site.kind, layer=meter.site.layer, **vars(meter.lengths.result()))
 
 
 def describe_cross(meters: Sequence[HeadMeter]) -> CrossFindings:
-    """The findings of the cross-attention of all layers."""
     layers = [meter.pooled().result() for meter in meters]
     return CrossFindings([layer.null_rate[0] for layer in layers], [layer.mass[0] for layer in layers])
 

@@ -1,10 +1,12 @@
-"""What is measured of attention, summed up batch by batch.
+"""What is measured of attention and of feed-forward memories, summed up batch by batch.
 
-Zeros, rows of nothing, row mass and entropy per head; how much the heads differ; how far cross-attention reaches.
+Attention: zeros, rows of nothing, row mass and entropy per head; how much the heads differ; how far cross-attention
+reaches in documents. Memories: output variance, top scores, similarity of values, use of slots.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,11 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rectiformer.ops.weights import AttentionStats
 
 BINS = 8
+BLOCK_CELLS = 1 << 18
+"""Weights to give to a meter at once, which holds about five copies in float64."""
+NOWHERE = -1
+"""The sentence index of what is in no sentence: separators, the end, padding."""
+TOP_SHARES = (0.002, 0.01, 0.1)
+"""Shares of the slots, for which `top_score_ratio` is measured."""
+MEMORY_CELLS = 1 << 20
+"""Weights sorted at once."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,8 @@ class HeadSummary:
     """Mean number of keys that a query weighs."""
 
 
-class SumMeter:
-    """Sums that can be merged with those of another meter."""
+class Meter:
+    """Sums over what was observed; ranks exchange their states and merge them."""
 
     totals: Tensor
 
@@ -51,7 +62,7 @@ class SumMeter:
         self.totals += torch.tensor(state, dtype=torch.float64)
 
 
-class HeadMeter(SumMeter):
+class HeadMeter(Meter):
     """Sums over queries, per head."""
 
     def __init__(self, heads: int) -> None:
@@ -76,7 +87,6 @@ class HeadMeter(SumMeter):
         return pooled
 
     def result(self) -> HeadSummary:
-        """The summary; 0 for each measure without data."""
         rows, visible, nonzero, null, mass, entropy = self.totals
         per_row = torch.stack([null, mass, rows - null, nonzero]) / rows.clamp_min(1)
         null_rate, mean_mass, active, nonzero_keys = per_row.tolist()
@@ -101,7 +111,7 @@ class LengthSummary:
     """Rows of weights in each bin."""
 
 
-class LengthMeter:
+class LengthMeter(Meter):
     """One meter per bin of source lengths.
 
     Args:
@@ -120,16 +130,13 @@ class LengthMeter:
                 meter.update(stats, real & inside[:, None])
 
     def state(self) -> list[list[list[float]]]:
-        """All that it has seen, as `merge` takes it."""
         return [meter.state() for meter in self.bins]
 
     def merge(self, state: list[list[list[float]]]) -> None:
-        """Add the state of a meter with the same bins."""
         for meter, its in zip(self.bins, state, strict=True):
             meter.merge(its)
 
     def result(self) -> LengthSummary:
-        """The summary; 0 for an empty bin."""
         found = [meter.pooled().result() for meter in self.bins]
         return LengthSummary(
             lengths=self.edges,
@@ -143,10 +150,6 @@ def length_edges(lengths: Sequence[int] | np.ndarray, bins: int = BINS) -> list[
     """Edges of at most `bins` bins that share these lengths about equally; none of them is empty."""
     starts = np.unique(np.quantile(lengths, np.arange(bins) / bins, method="lower"))
     return [*(int(start) for start in starts), int(np.max(lengths)) + 1]
-
-
-BLOCK_CELLS = 1 << 18
-"""Weights to give to a meter at once, which holds about five copies in float64."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class Diversity:
     """Mean Jaccard index of the keys that two heads weigh, of all pairs of heads that attend to something."""
 
 
-class DiversityMeter(SumMeter):
+class DiversityMeter(Meter):
     """Sums over queries. Rows are absolute weights divided by their sum."""
 
     def __init__(self) -> None:
@@ -192,7 +195,6 @@ class DiversityMeter(SumMeter):
         self.totals += torch.stack([part.double() for part in sums]).cpu()
 
     def result(self) -> Diversity:
-        """The summary."""
         js, js_zero, overlap = (self.totals[:3] / self.totals[3:6].clamp_min(1)).tolist()
         dropped = float(self.totals[6] / self.totals[7].clamp_min(1))
         return Diversity(js=js, js_zero=js_zero, dropped=dropped, support_overlap=overlap)
@@ -220,10 +222,6 @@ def mean_jaccard(support: Tensor, active: Tensor) -> Tensor:
     return total / (active * (active - 1)).clamp_min(1)
 
 
-NOWHERE = -1
-"""The sentence index of what is in no sentence: separators, the end, padding."""
-
-
 @dataclass(frozen=True)
 class DistanceSummary:
     """Where the absolute weights of all rows and heads go: shares that add up to 1, or 0 without weights.
@@ -243,7 +241,7 @@ class DistanceSummary:
     """Share of rows that attend to nothing."""
 
 
-class DistanceMeter(SumMeter):
+class DistanceMeter(Meter):
     """Sums over rows of weights, by how many sentences apart query and key are."""
 
     def __init__(self) -> None:
@@ -262,8 +260,119 @@ class DistanceMeter(SumMeter):
         self.totals += torch.stack([*mass, null, rows]).cpu()
 
     def result(self) -> DistanceSummary:
-        """The summary; 0 for each measure without data."""
         mass, (null, rows) = self.totals[:4], self.totals[4:].tolist()
         total = float(mass.sum())
         aligned, neighbors, farther, between = (mass / total).tolist() if total else [0.0] * 4
         return DistanceSummary(aligned, neighbors, farther, between, null / max(1, rows))
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """One memory over all tokens that it saw."""
+
+    variance_ratio: float
+    """Variance of the memory's output over that of the residual stream it is added to."""
+    top_score_ratio: dict[str, float]
+    """Share of a token's total weight in its largest weights, by their share of the slots (at least one slot); the mean
+    over tokens that have weights."""
+    anisotropy: float
+    """Mean cosine of two different values."""
+    slots: int
+    used_slots: float
+    """Share of slots to which some token gives a weight other than exactly 0."""
+    usage_entropy: float
+    """Entropy (nats) of the weights of all tokens over the slots; log(slots) if they are spread evenly."""
+
+
+class VarianceMeter:
+    """The variance of all values seen, without the cancellation that sums of squares would bring."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+
+    def update(self, x: Tensor) -> None:
+        if x.numel():
+            x = x.double()
+            mean = x.mean()
+            self.merge(x.numel(), float(mean), float((x - mean).square().sum()))
+
+    def result(self) -> float:
+        return self.squares / max(1, self.count)
+
+    def state(self) -> tuple[int, float, float]:
+        return self.count, self.mean, self.squares
+
+    def merge(self, count: int, mean: float, squares: float) -> None:
+        if not count:
+            return
+        step, total = mean - self.mean, self.count + count
+        self.squares += squares + step**2 * self.count * count / total
+        self.mean += step * count / total
+        self.count = total
+
+
+class MemoryMeter(Meter):
+    """Sums over tokens of one memory, whose `values` [N, E] are read for the result."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.kept = [max(1, round(share * len(values))) for share in TOP_SHARES]
+        self.output, self.residual = VarianceMeter(), VarianceMeter()
+        self.top = torch.zeros(len(TOP_SHARES), dtype=torch.float64)
+        self.tokens = 0
+        self.used = torch.zeros(len(values), dtype=torch.bool)
+        self.usage = torch.zeros(len(values), dtype=torch.float64)
+
+    def update(self, weights: Tensor, output: Tensor, residual: Tensor) -> None:
+        """Add T tokens: their weights [T, N], the memory's output [T, E], the residual stream [T, E]."""
+        self.output.update(output)
+        self.residual.update(residual)
+        for block in weights.split(max(1, MEMORY_CELLS // len(self.values))):
+            block = block.double()
+            self.used |= (block != 0).any(0).cpu()
+            self.usage += block.sum(0).cpu()
+            total = block.sum(-1)
+            weighed = total > 0
+            held = block[weighed].topk(max(self.kept)).values.cumsum(-1) / total[weighed, None]
+            self.top += held[:, [count - 1 for count in self.kept]].sum(0).cpu()
+            self.tokens += int(weighed.sum())
+
+    def state(self) -> list[Any]:
+        sums = (self.top, self.used, self.usage)
+        return [self.output.state(), self.residual.state(), self.tokens, *(each.tolist() for each in sums)]
+
+    def merge(self, state: list[Any]) -> None:
+        output, residual, tokens, top, used, usage = state
+        self.output.merge(*output)
+        self.residual.merge(*residual)
+        self.tokens += tokens
+        self.top += torch.tensor(top, dtype=torch.float64)
+        self.used |= torch.tensor(used)
+        self.usage += torch.tensor(usage, dtype=torch.float64)
+
+    def result(self) -> MemorySummary:
+        ratios = (self.top / max(1, self.tokens)).tolist()
+        residual, total = self.residual.result(), float(self.usage.sum())
+        return MemorySummary(
+            variance_ratio=self.output.result() / residual if residual else 0.0,
+            top_score_ratio={str(share): ratio for share, ratio in zip(TOP_SHARES, ratios, strict=True)},
+            anisotropy=anisotropy(self.values),
+            slots=len(self.values),
+            used_slots=float(self.used.double().mean()),
+            usage_entropy=math.log(total) - float(torch.special.xlogy(self.usage, self.usage).sum()) / total
+            if total
+            else 0.0,
+        )
+
+
+def anisotropy(values: Tensor) -> float:
+    """Mean cosine of two different rows of values [N, E], in N E steps: the squared sum of unit vectors has all pairs.
+
+    Rows of zeros have no direction and are left out; fewer than two others give 0.
+    """
+    values = values.detach().double()
+    directions = F.normalize(values[values.any(-1)], dim=-1)
+    count = len(directions)
+    if count < 2:
+        return 0.0
+    return (float(directions.sum(0).square().sum()) - count) / (count * (count - 1))

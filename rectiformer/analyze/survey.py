@@ -8,14 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rectiformer.analyze.memory_meter import MemoryMeter
-from rectiformer.analyze.meters import BLOCK_CELLS, DistanceMeter, DiversityMeter, HeadMeter, LengthMeter
+from rectiformer.analyze.meters import (
+    BLOCK_CELLS,
+    DistanceMeter,
+    DiversityMeter,
+    HeadMeter,
+    LengthMeter,
+    MemoryMeter,
+    Meter,
+)
 from rectiformer.analyze.segments import JoinedPairs
 from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import DataError
@@ -35,18 +42,6 @@ from rectiformer.translate.translator import Translator, cut_batches
 Pair = tuple[str, str]
 Text = TypeVar("Text")
 BATCH_TOKENS = 4096
-
-
-class Meter(Protocol):
-    """Sums over observations that can be merged."""
-
-    def state(self) -> Any:
-        """The sums, as JSON values."""
-        ...
-
-    def merge(self, state: Any) -> None:
-        """Add the state of another meter of the same."""
-        ...
 
 
 class Survey(Protocol):
@@ -71,7 +66,6 @@ class SiteMeter:
         self.diversity = DiversityMeter()
 
     def update(self, seen: Observation, batch: Batch) -> None:
-        """Add what the attention did with a batch."""
         real = real_queries(self.site.kind, batch).to(seen.q.device)
         stats = seen.stats()
         self.heads.update(stats, real)
@@ -89,7 +83,6 @@ class LayerMemory:
         self.meter = MemoryMeter(layer.memory.values)
 
     def update(self, batch: Batch, seen: MemoryObservation, residual: Tensor) -> None:
-        """Add what the memory did with a batch."""
         real = real_queries(self.side, batch).to(residual.device)
         self.meter.update(seen.weights()[real], seen.output[real], residual[real])
 
@@ -102,14 +95,12 @@ class ModelSurvey:
         self.memories = [LayerMemory(*each) for each in memory_layers(model)]
 
     def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
-        """The contexts in which the model adds this batch to the meters."""
         for meter in self.sites:
             yield observing(meter.site.attention, partial(meter.update, batch=batch))
         for memory in self.memories:
             yield observing_memory(memory.layer, partial(memory.update, batch))
 
     def all_meters(self) -> list[Meter]:
-        """Every meter."""
         of_sites = [meter for each in self.sites for meter in (each.heads, each.lengths, each.diversity)]
         return [*of_sites, *(each.meter for each in self.memories)]
 
@@ -122,7 +113,6 @@ class CrossSurvey:
         self.meters = [HeadMeter(site.attention.num_heads) for site in self.sites]
 
     def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
-        """The contexts in which the model adds this batch to the meters."""
 
         def add(seen: Observation, meter: HeadMeter) -> None:
             meter.update(seen.stats(), real_queries("cross", batch).to(seen.q.device))
@@ -131,7 +121,6 @@ class CrossSurvey:
             yield observing(site.attention, partial(add, meter=meter))
 
     def all_meters(self) -> list[Meter]:
-        """Every meter."""
         return list(self.meters)
 
 
@@ -144,11 +133,9 @@ class DistanceSurvey:
         self.meters = [DistanceMeter() for _ in self.sites]
 
     def all_meters(self) -> list[Meter]:
-        """Every meter."""
         return list(self.meters)
 
     def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
-        """The contexts in which the model adds this batch to the meters."""
         keys, queries = (
             torch.from_numpy(self.joined.sentence_ids(side, batch.pairs, ids.shape[1]))
             for side, ids in enumerate((batch.source, batch.target))
@@ -161,18 +148,6 @@ class DistanceSurvey:
 
         for site, meter in zip(self.sites, self.meters, strict=True):
             yield observing(site.attention, partial(add, meter=meter))
-
-
-class Progress:
-    """Counts sentences and reports the count."""
-
-    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
-        self.done, self.total, self.tell = 0, total, tell
-
-    def advance(self, sentences: int) -> None:
-        self.done += sentences
-        if self.tell is not None:
-            self.tell(self.done, self.total)
 
 
 def run_survey(survey: Survey, translator: Translator, encoded: EncodedPairs, advance: Callable[[int], None]) -> None:

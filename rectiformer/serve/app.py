@@ -199,7 +199,6 @@ class Gate:
         self.app, self.path, self.refuse = app, path, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or turn it away."""
         asked = scope["type"] == "http" and scope["path"] == self.path and scope["method"] == "POST"
         refusal = self.refuse() if asked else None
         app = self.app if refusal is None else refusal.response()

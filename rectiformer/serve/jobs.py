@@ -43,7 +43,6 @@ class TranslateLines:
     def run(
         self, translator: Translator, contents: Sequence[str], batch_tokens: int, is_wanted: Wanted
     ) -> list[Translation]:
-        """Their translations."""
         return translator.translate(
             contents, self.options, batch_tokens=batch_tokens, too_long="error", warn=ignore, is_wanted=is_wanted
         )
@@ -143,7 +142,6 @@ class Extras:
         return [Task(each, (source, target), length, key) for each in operations if each is not None]
 
     def receive(self, task: Task, result: Any) -> None:
-        """Store the result of such a task."""
         if isinstance(task.operation, AlignPairs):
             self.links[task.key] = (*task.content, result)
         else:
@@ -184,7 +182,6 @@ class SentencesJob:
         self.translations: dict[int, Translation] = {}
 
     def begin(self) -> list[Task]:
-        """One task per sentence."""
         operation = TranslateLines(self.options)
         return [
             Task(operation, line, length + 1, index)  # the end counts as a token too
@@ -201,7 +198,6 @@ class SentencesJob:
         return self.extras.begin(task.key, task.content, result.text, length)
 
     def answer(self) -> dict[str, Any]:
-        """The translations in the order of the sentences."""
         return {
             "translations": [
                 self._translation(self.translations[index]) | self.extras.alignment(index)
@@ -243,7 +239,6 @@ class DocumentsJob:
         self.extras = extras
 
     def begin(self) -> list[Task]:
-        """One task per segment."""
         return [
             task
             for number, draft in enumerate(self.drafts)

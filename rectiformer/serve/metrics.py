@@ -42,7 +42,6 @@ class Metrics:
         Gauge(f"rectiformer_{name}", about, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
-        """All metrics, in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -53,7 +52,6 @@ class Counting:
         self.app, self.metrics, self.path = app, metrics, path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
         if scope["type"] != "http" or scope["path"] != self.path:
             return await self.app(scope, receive, send)
         since = time.perf_counter()

@@ -94,7 +94,6 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        """Whether the model's thread runs."""
         return self.worker.alive
 
     async def answer(self, job: Job, gone: asyncio.Future[Any]) -> dict[str, Any]:

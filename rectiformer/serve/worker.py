@@ -167,7 +167,6 @@ class Worker:
         return self._takes and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start taking batches."""
         self._thread.start()
 
     def join(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rectiformer.analyze.memory_meter import TOP_SHARES
+from rectiformer.analyze.meters import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.corpora import held_out
 from rectiformer.studies.figures import Lines, add_point, draw_panels, lines_against

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rectiformer.analyze.memory_meter import MemoryMeter, VarianceMeter, anisotropy
+from rectiformer.analyze.meters import MemoryMeter, VarianceMeter, anisotropy
 from rectiformer.analyze.survey import observing_memory
 from rectiformer.config import ModelConfig
 from rectiformer.model.layers import EncoderLayer

@@ -16,6 +16,8 @@ from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 from rectiformer.web import INVALID, OVER_LIMIT, RefusalError
 
+OVERLAP = 2
+"""Sentences by which segments of a document overlap."""
 REQUEST_EXAMPLES = {
     "sentences": {"value": {"sentences": ["Der Hund schläft."], "beam": 4}},
     "alignments": {"value": {"sentences": ["Der Hund schläft."], "alignments": True, "nbest": 2}},
@@ -157,9 +159,6 @@ def body_schema(limits: Limits) -> dict[str, Any]:
             "content": {"application/json": {"schema": schema, "examples": REQUEST_EXAMPLES}},
         }
     }
-
-
-OVERLAP = 2
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from rectiformer.serve.jobs import Task, TranslateLines
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
+LOG = logging.getLogger(__name__)
+
 
 class Owner:
     """Who waits for tasks."""
@@ -108,9 +110,6 @@ class TaskQueue:
         return batch
 
 
-LOG = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The result of a task, or why there is none."""
@@ -131,7 +130,7 @@ class BatchResult:
     seconds: float
 
 
-def give_memory_back() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system: glibc keeps that of tensors of up to 32 MiB, which adds up with a beam."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
     if trim is not None:
@@ -183,7 +182,7 @@ class Worker:
                 tokens = sum(entry.task.length for entry in batch)
                 self._tell_done(BatchResult(outcomes, tokens, time.perf_counter() - since))
                 if not self.queue:  # it takes milliseconds, and nobody waits now
-                    give_memory_back()
+                    trim_heap()
         finally:
             self._takes = False  # before `ended` is called, so that whoever is admitted until then hears of it
             self._tell_ended()

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rectiformer.analyze.capture import record_pairs
 from rectiformer.analyze.findings import AlignmentFindings, Findings, analyze
+from rectiformer.analyze.html_report import write_report
 from rectiformer.analyze.record import AttentionRecord, Example
-from rectiformer.analyze.report import write_report
+from rectiformer.analyze.recording import record_pairs
 from rectiformer.config import Config
 from rectiformer.errors import RectiformerError
 from rectiformer.measure.alignment import Links, rows_for

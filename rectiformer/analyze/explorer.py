@@ -19,9 +19,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from rectiformer.analyze.capture import capture_examples, model_card
+from rectiformer.analyze.html_report import PAGE, live_html
 from rectiformer.analyze.record import AttentionRecord, to_json
-from rectiformer.analyze.report import PAGE, live_html
+from rectiformer.analyze.recording import capture_examples, model_card
 from rectiformer.analyze.switching import Head, switched_off, without_heads
 from rectiformer.connections import BACKLOG, LimitedServer
 from rectiformer.errors import ArgumentError, RectiformerError

@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rectiformer.analyze.capture import model_card
 from rectiformer.analyze.meters import (
     DistanceSummary,
     Diversity,
@@ -22,6 +21,7 @@ from rectiformer.analyze.meters import (
     length_edges,
 )
 from rectiformer.analyze.record import SITES, ModelCard
+from rectiformer.analyze.recording import model_card
 from rectiformer.analyze.segments import Document, JoinedPairs, cut_documents, take, two_sides
 from rectiformer.analyze.survey import (
     CrossSurvey,

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rectiformer.analyze.capture import site_records
 from rectiformer.analyze.record import (
     AttentionRecord,
     Example,
@@ -27,6 +26,7 @@ from rectiformer.analyze.record import (
     check_example,
     write_record,
 )
+from rectiformer.analyze.recording import site_records
 from rectiformer.analyze.survey import observing
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.model.attention import Observation, RectifiedAttention
@@ -127,7 +127,7 @@ class Seen:
 
     def show(self, source: Sequence[Sequence[str]] = (), target: Sequence[Sequence[str]] = ()) -> Shown:
         """The report, for a notebook; the arguments are those of `record`."""
-        from rectiformer.analyze.report import report_html
+        from rectiformer.analyze.html_report import report_html
 
         return Shown(report_html([self.record(source, target)]))
 

@@ -114,8 +114,8 @@ class View:
 
     def check(self, translator: Translator, run: Path) -> None:
         """ArgumentError where the model lacks what is to be shown."""
-        from rectiformer.analyze.capture import choose_sites
         from rectiformer.analyze.record import SITES
+        from rectiformer.analyze.recording import choose_sites
         from rectiformer.ops.variants import find_variant
 
         sites, config = self.sites or SITES, translator.model.config
@@ -142,8 +142,8 @@ class View:
 
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
-        from rectiformer.analyze.capture import record_documents, record_pairs, sample
         from rectiformer.analyze.record import SITES
+        from rectiformer.analyze.recording import record_documents, record_pairs, sample
         from rectiformer.analyze.segments import take
 
         if shown is not None:
@@ -247,7 +247,7 @@ def write_files(found: list[Findings], records: list[AttentionRecord], outputs: 
             written.append(numbered(outputs.record, number))
             write_record(records[number], written[-1])
     if outputs.report:
-        from rectiformer.analyze.report import write_report
+        from rectiformer.analyze.html_report import write_report
 
         title = f"{' vs. '.join(each.model.name for each in found)}: {found[0].data.name}"
         written.append(write_report(outputs.report, records, contents, title))
@@ -446,7 +446,7 @@ def cut_test_set(test: TestSet, translators: list[Translator], names: list[str])
 
 def choose_segments(cuts: list[Cut], count: int, seed: int) -> list[Cut]:
     """A sample of the run with the longest segments, and those of each run that hold the last sentence of these."""
-    from rectiformer.analyze.capture import sample
+    from rectiformer.analyze.recording import sample
     from rectiformer.analyze.segments import matching_segments
 
     longest = min(cuts, key=len, default=[])

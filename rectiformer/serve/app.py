@@ -18,12 +18,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rectiformer.analyze.capture import model_card
+from rectiformer.analyze.recording import model_card
 from rectiformer.errors import ArgumentError
 from rectiformer.measure.alignment import steps_of
 from rectiformer.serve.jobs import AlignPairs
 from rectiformer.serve.limits import Limits
-from rectiformer.serve.metrics import Counting, Metrics
+from rectiformer.serve.monitoring import Counting, Metrics
 from rectiformer.serve.requests import (
     ErrorAnswer,
     JobMaker,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rectiformer.analyze.capture import capture_examples
 from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, to_json
+from rectiformer.analyze.recording import capture_examples
 from rectiformer.measure.alignment import Link
 from rectiformer.measure.words import word_spans
 from rectiformer.text.documents import Window

@@ -13,7 +13,7 @@ from typing import Any
 from rectiformer.errors import RectiformerError
 from rectiformer.serve.jobs import Job
 from rectiformer.serve.limits import Limits
-from rectiformer.serve.metrics import Metrics
+from rectiformer.serve.monitoring import Metrics
 from rectiformer.serve.worker import BatchResult, Outcome, Owner, TaskQueue, Worker
 from rectiformer.translate.translator import Translator
 from rectiformer.web import BUSY, FAILED, INVALID, LATE, UNAVAILABLE, RefusalError

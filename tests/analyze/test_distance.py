@@ -8,9 +8,9 @@ import pytest
 import torch
 from closeness import peak_allocation
 
-from rectiformer.analyze.capture import record_documents
 from rectiformer.analyze.findings import analyze, analyze_documents
 from rectiformer.analyze.meters import NOWHERE, DistanceMeter
+from rectiformer.analyze.recording import record_documents
 from rectiformer.analyze.segments import JoinedPairs, cut_documents, matching_segments, take, two_sides
 from rectiformer.analyze.survey import DistanceSurvey, run_survey
 from rectiformer.config import ModelConfig, VocabularyConfig

@@ -273,7 +273,7 @@ def test_what_was_seen_says_so_and_is_saved(tmp_path):
 
 
 def test_a_notebook_shows_the_report_in_a_frame_of_its_own():
-    from rectiformer.analyze.report import report_html
+    from rectiformer.analyze.html_report import report_html
 
     attention = RectifiedAttention(8, 2)
     with observe(attention) as seen:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rectiformer.analyze.capture import record_documents, record_pairs
 from rectiformer.analyze.record import read_record, to_json, write_record
+from rectiformer.analyze.recording import record_documents, record_pairs
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import DataError
 from rectiformer.model.transformer import Transformer

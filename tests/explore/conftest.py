@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rectiformer.analyze.html_report import write_report
 from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
-from rectiformer.analyze.report import write_report
 from rectiformer.measure.alignment import Links
 
 LAYERS, HEADS = 2, 3

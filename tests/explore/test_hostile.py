@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from explore.reading import make_findings
 
-from rectiformer.analyze.report import report_html
+from rectiformer.analyze.html_report import report_html
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [

@@ -5,8 +5,8 @@ import time
 import numpy as np
 from explore.reading import drawn_edges, settle
 
+from rectiformer.analyze.html_report import BUDGET, write_report
 from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
-from rectiformer.analyze.report import BUDGET, write_report
 
 
 def long_record(length=8192, layers=6, heads=8, per_row=8):

@@ -9,9 +9,9 @@ import re
 import numpy as np
 import pytest
 
-from rectiformer.analyze import report
+from rectiformer.analyze import html_report as report
+from rectiformer.analyze.html_report import live_html, report_html, write_report
 from rectiformer.analyze.record import from_json, to_json
-from rectiformer.analyze.report import live_html, report_html, write_report
 from rectiformer.errors import ArgumentError, DataError
 
 

@@ -19,8 +19,8 @@ from end_to_end.tiny import overrides
 pytest.importorskip("fastapi", reason='needs fastapi: pip install "rectiformer[serve]"')
 pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "rectiformer[serve]"')
 
-from rectiformer.analyze.capture import record_pairs
 from rectiformer.analyze.record import from_json
+from rectiformer.analyze.recording import record_pairs
 from rectiformer.analyze.switching import Head, switched_off
 from rectiformer.connections import bind
 from rectiformer.errors import ArgumentError

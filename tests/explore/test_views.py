@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from explore.reading import SITES, drawn_edges, edges_of, make_findings, settle, words_of_pieces
 
-from rectiformer.analyze.report import write_report
+from rectiformer.analyze.html_report import write_report
 from rectiformer.measure.alignment import alignment_error, count_links, links_from_steps, rows_for, strongest
 from rectiformer.measure.words import merge_links
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from rectiformer.analyze.capture import capture_examples
 from rectiformer.analyze.record import from_json
+from rectiformer.analyze.recording import capture_examples
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.serve.app import Served, build_app
 from rectiformer.serve.limits import Limits

@@ -10,9 +10,9 @@ import pytest
 import torch
 from closeness import peak_allocation
 
-from rectiformer.analyze.capture import model_card, record_pairs
 from rectiformer.analyze.observe import observe
 from rectiformer.analyze.record import read_record, to_json, write_record
+from rectiformer.analyze.recording import model_card, record_pairs
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.measure.alignment import Links

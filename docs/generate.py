@@ -23,7 +23,7 @@ def variants_table() -> str:
             for name, option in variant.options.items()
         ]
         norm = "none" if variant.output_norm == "none" else f"`{variant.output_norm}`"
-        norm += "; keys centered in translators" if variant.centered else ""
+        norm += "; keys centered in translators" if variant.center_keys else ""
         cells = [f"`{variant.name}`", f"`{variant.formula}`", variant.scale, norm, "; ".join(options) or "none"]
         rows.append([*cells, variant.paper, variant.use, ", ".join(variant.implementations)])
     return markdown(header, rows)

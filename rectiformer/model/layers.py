@@ -67,7 +67,7 @@ def centers_keys(config: ModelConfig, kind: str) -> bool:
     if kind == "decoder":
         return False
     if config.center_keys == "auto":
-        return find_variant(config.variant_at(kind)).centered
+        return find_variant(config.variant_at(kind)).center_keys
     return config.center_keys == "yes"
 
 
@@ -82,7 +82,7 @@ def find_score_bias(config: ModelConfig, variant: str) -> float | None:
 def find_start(config: ModelConfig, variant: str) -> float | None:
     """Initial value of the variant's learned gamma or alpha, or None for the option's own default."""
     name = LearnedOption.name_in(find_variant(variant))
-    return (getattr(config, f"{name}_init") if name else 0.0) or find_variant(variant).learned_start or None
+    return (getattr(config, f"{name}_init") if name else 0.0) or find_variant(variant).learned_init or None
 
 
 def find_sharing(config: ModelConfig, variant: str, shared: dict[str, LearnedOption]) -> str | LearnedOption:

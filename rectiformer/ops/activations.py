@@ -1,4 +1,4 @@
-"""How scores become weights, one function a variant, and the few other parts that rows of the table are made of.
+"""How scores become weights, one function per variant, and the few other parts that variants are made of.
 
 x is a block of scores [B, H, M, N] in which hidden cells hold 0. What a function returns for hidden cells does not
 matter, as long as it is finite: `reference.py` overwrites them.
@@ -19,12 +19,12 @@ Value = float | int | Tensor
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowContext:
     """What a weight function may know besides the scores."""
 
     visible: Tensor | None
-    """Broadcasts to the scores; None when all keys are seen. Rows that see nothing are marked all-visible here, so that
-    no function has to guard against them; their weights are zeroed afterwards."""
+    """Broadcasts to the scores; None when all keys are seen. Rows that see nothing are all-visible here, so that no
+    function has to guard against them; their weights are zeroed afterwards."""
     count: Tensor
     """Keys each row sees, at least 1, as a float of shape [B|1, H|1, M, 1]."""
     options: Mapping[str, Value]
@@ -38,13 +38,14 @@ class RowScale:
     factor: Callable[[Mapping[str, Value]], Value] = lambda options: 1.0
 
     def head_factor(self, options: Mapping[str, Value], dtype: torch.dtype) -> Value:
-        """The part that no count enters: one number or, where an option is a tensor, one a head in `dtype`."""
+        """The part that no count enters: one number or, where an option is a tensor, one per head in `dtype`."""
         wide = {name: value.to(dtype) if isinstance(value, Tensor) else value for name, value in options.items()}
         return self.factor(wide)
 
-    def __call__(self, rows: Rows) -> Tensor:
-        counts = rows.count ** -self.exponent(rows.options)
-        return counts * _per_head(self.head_factor(rows.options, counts.dtype))
+    def __call__(self, count: Tensor, options: Mapping[str, Value]) -> Tensor:
+        """The factors, for rows that see `count` [B|1, H|1, M, 1] keys, at least 1."""
+        power = count ** -self.exponent(options)
+        return power * _per_head(self.head_factor(options, power.dtype))
 
 
 def dot_scores(q: Tensor, k: Tensor) -> Tensor:
@@ -71,20 +72,20 @@ def _per_head(value: Value) -> Value:
     return value[:, None, None] if isinstance(value, Tensor) and value.dim() == 1 else value
 
 
-def _only_visible(x: Tensor, rows: Rows, hidden: float = -torch.inf) -> Tensor:
+def _only_visible(x: Tensor, rows: RowContext, hidden: float = -torch.inf) -> Tensor:
     return x if rows.visible is None else torch.where(rows.visible, x, hidden)
 
 
-def softmax_weights(x: Tensor, rows: Rows) -> Tensor:
+def softmax_weights(x: Tensor, rows: RowContext) -> Tensor:
     return _only_visible(x, rows).softmax(-1)
 
 
-def softmax_off_by_one(x: Tensor, rows: Rows) -> Tensor:
+def softmax_off_by_one(x: Tensor, rows: RowContext) -> Tensor:
     with_null_slot = F.pad(_only_visible(x, rows), (1, 0))
     return with_null_slot.softmax(-1)[..., 1:]
 
 
-def top_softmax(x: Tensor, rows: Rows) -> Tensor:
+def top_softmax(x: Tensor, rows: RowContext) -> Tensor:
     shown = _only_visible(x, rows)
     with torch.no_grad():
         keep = min(int(rows.options["keep"]), x.shape[-1])
@@ -92,60 +93,59 @@ def top_softmax(x: Tensor, rows: Rows) -> Tensor:
     return torch.where(shown < smallest_kept, -torch.inf, shown).softmax(-1)  # NaN is not below anything, and stays
 
 
-def self_adjust(x: Tensor, rows: Rows) -> Tensor:
+def self_adjust(x: Tensor, rows: RowContext) -> Tensor:
     return x * softmax_weights(x, rows)
 
 
-def self_adjust_normalized(x: Tensor, rows: Rows) -> Tensor:
+def self_adjust_normalized(x: Tensor, rows: RowContext) -> Tensor:
     low = _only_visible(x, rows, torch.inf).amin(-1, keepdim=True).clamp_max(0)
     high = _only_visible(x, rows).amax(-1, keepdim=True).clamp_min(0)
     span = high - low
     return (x - low) / torch.where(span > 0, span, 1) * softmax_weights(x, rows)
 
 
-def cog(x: Tensor, rows: Rows) -> Tensor:
+def cog(x: Tensor, rows: RowContext) -> Tensor:
     return x.sign() * softmax_weights(x.abs(), rows)
 
 
-def identity(x: Tensor, rows: Rows) -> Tensor:
+def identity(x: Tensor, rows: RowContext) -> Tensor:
     return x
 
 
-def gelu_weights(x: Tensor, rows: Rows) -> Tensor:
-    return torch.nn.functional.gelu(x)
+def gelu_weights(x: Tensor, rows: RowContext) -> Tensor:
+    return F.gelu(x)
 
 
-def leaky_weights(x: Tensor, rows: Rows) -> Tensor:
+def leaky_weights(x: Tensor, rows: RowContext) -> Tensor:
     return torch.where(x > 0, x, 0.01 * x)
 
 
-def sigmoid_weights(x: Tensor, rows: Rows) -> Tensor:
+def sigmoid_weights(x: Tensor, rows: RowContext) -> Tensor:
     return torch.sigmoid(x - rows.count.log())
 
 
-def polynomial(x: Tensor, rows: Rows) -> Tensor:
-    degree = len(
-        range(int(rows.options["degree"]))
-    )  # known to torch.compile, which has no gradient of a symbolic power
+def polynomial(x: Tensor, rows: RowContext) -> Tensor:
+    # A length is known to torch.compile, which has no gradient of a symbolic power.
+    degree = len(range(int(rows.options["degree"])))
     return x**degree * rows.count.rsqrt()
 
 
-def sparsemax_weights(x: Tensor, rows: Rows) -> Tensor:
+def sparsemax_weights(x: Tensor, rows: RowContext) -> Tensor:
     return sparsemax(x, rows.visible)
 
 
-def entmax15_weights(x: Tensor, rows: Rows) -> Tensor:
+def entmax15_weights(x: Tensor, rows: RowContext) -> Tensor:
     return entmax15(x, rows.visible)
 
 
-def entmax_weights(x: Tensor, rows: Rows) -> Tensor:
+def entmax_weights(x: Tensor, rows: RowContext) -> Tensor:
     alpha = _per_head(rows.options["alpha"])
     if not isinstance(alpha, Tensor):  # filled on the device: a CUDA graph cannot capture a copy from the host
         alpha = torch.full((), alpha, dtype=x.dtype, device=x.device)
     return entmax(x, rows.visible, alpha.to(x))
 
 
-def inhibition(x: Tensor, rows: Rows) -> Tensor:
+def inhibition(x: Tensor, rows: RowContext) -> Tensor:
     return torch.relu(-x)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rectiformer.ops.activations import Rows
+from rectiformer.ops.activations import RowContext
 from rectiformer.ops.call import AttentionCall, Visibility
 from rectiformer.ops.dropout import keep_cells
 
@@ -35,13 +35,13 @@ def clear_padding(kv: Tensor, visibility: Visibility) -> Tensor:
     return torch.where(real[:, None, :, None], kv, 0)
 
 
-def visible_rows(call: AttentionCall, like: Tensor) -> tuple[Tensor | None, Rows]:
+def row_context(call: AttentionCall, like: Tensor) -> tuple[Tensor | None, RowContext]:
     """The visibility mask, and what weight functions may know of each row."""
     visibility = call.seen
     seen = visibility.mask(like.device)
     safe = None if seen is None else seen | ~seen.any(-1, keepdim=True)
     count = visibility.counts(like.device).clamp_min(1).to(like.dtype)[..., None]
-    return seen, Rows(safe, count, call.options)
+    return seen, RowContext(safe, count, call.options)
 
 
 def reference_weights(q: Tensor, k: Tensor, call: AttentionCall, precision: torch.dtype | None = None) -> Tensor:
@@ -56,7 +56,7 @@ def weigh(x: Tensor, call: AttentionCall) -> Tensor:
     """Weights of scaled scores [B, H, M, N] by the variant's own formula, the bias added and hidden keys left out."""
     if call.attn_bias is not None:
         x = x + call.attn_bias.to(x.dtype)
-    seen, rows = visible_rows(call, x)
+    seen, rows = row_context(call, x)
     if seen is None:
         return call.variant.weights(x, rows)
     return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
@@ -104,4 +104,4 @@ def scale_rows(out: Tensor, call: AttentionCall, counts: Tensor | None = None) -
         return out
     counts = call.seen.counts(out.device) if counts is None else counts
     count = counts.clamp_min(1)[..., None].to(torch.promote_types(out.dtype, torch.float32))
-    return out * call.variant.row_scale(Rows(None, count, call.options))
+    return out * call.variant.row_scale(count, call.options)

@@ -16,32 +16,8 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, unknown_name
-from rectiformer.ops.activations import (
-    Rows,
-    RowScale,
-    Value,
-    cog,
-    dot_scores,
-    entmax15_weights,
-    entmax_weights,
-    gelu_weights,
-    identity,
-    inhibited_sum,
-    inhibition,
-    inverse_count,
-    leaky_weights,
-    negative_distance,
-    polynomial,
-    self_adjust,
-    self_adjust_normalized,
-    sigmoid_weights,
-    softmax_off_by_one,
-    softmax_weights,
-    sparsemax_weights,
-    top_softmax,
-    unit_variance,
-    weighted_sum,
-)
+from rectiformer.ops import activations
+from rectiformer.ops.activations import RowContext, RowScale, Value, dot_scores, weighted_sum
 
 BOUNDS: dict[str, Callable[[float], bool]] = {
     "a number above 0": lambda value: value > 0,
@@ -77,7 +53,7 @@ class Variant:
     paper: str
     use: str
     """When to choose it, in one sentence."""
-    weigh: Callable[[Tensor, Rows], Tensor] | None = None
+    weigh: Callable[[Tensor, RowContext], Tensor] | None = None
     """Scores to weights; None for rectified rows, which `power` and `row_scale` describe in full."""
     power: int = 0
     """A rectified row's weights are [x]+ ** power times its `row_scale`. 0: not rectified."""
@@ -87,9 +63,9 @@ class Variant:
     """The row scale in words, for the tables."""
     output_norm: str = "none"
     """Name in model/norms.py of the norm over the concatenated heads, before the output projection."""
-    centered: bool = False
+    center_keys: bool = False
     """Whether a translator subtracts from keys the mean of their sentence, unless it is told otherwise."""
-    learned_start: float = 0.0
+    learned_init: float = 0.0
     """Where a translator that learns the variant's number begins, unless it is told otherwise; 0: at the default."""
     options: Mapping[str, Option] = field(default_factory=dict)
     score: Callable[[Tensor, Tensor], Tensor] = dot_scores
@@ -112,12 +88,12 @@ class Variant:
         fused = ("fused",) if self.rectified else ("sdpa", "fused") if self.name == "softmax" else ()
         return ("reference", *products, *(("blocked",) if self.rectified else ()), *fused)
 
-    def weights(self, x: Tensor, rows: Rows) -> Tensor:
+    def weights(self, x: Tensor, rows: RowContext) -> Tensor:
         """Weights of a block of scores [B, H, M, N]; cells hidden in `rows` come out as anything finite."""
         if self.weigh is not None:
             return self.weigh(x, rows)
         rectified = torch.relu(x) if self.power == 1 else torch.relu(x).square()
-        return rectified if self.row_scale is None else rectified * self.row_scale(rows)
+        return rectified if self.row_scale is None else rectified * self.row_scale(rows.count, rows.options)
 
     def resolve_options(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """Defaults overlaid with what the caller gave; unknown names and senseless numbers are refused.
@@ -178,28 +154,28 @@ VARIANTS: dict[str, Variant] = {
             formula="exp(x) / sum exp(x)",
             paper="Vaswani et al. 2017 (1706.03762)",
             use="The baseline of both papers.",
-            weigh=softmax_weights,
+            weigh=activations.softmax_weights,
         ),
         Variant(
             name="sparsemax",
             formula="[x - tau]+, sum 1",
             paper="Martins, Astudillo 2016 (1602.02068)",
             use="The sparsest baseline on the simplex; learns slowly.",
-            weigh=sparsemax_weights,
+            weigh=activations.sparsemax_weights,
         ),
         Variant(
             name="entmax15",
             formula="[x/2 - tau]+^2, sum 1",
             paper="Peters et al. 2019 (1905.05702)",
             use="A milder sparse baseline on the simplex, often the best of its family.",
-            weigh=entmax15_weights,
+            weigh=activations.entmax15_weights,
         ),
         Variant(
             name="entmax",
             formula="[(alpha-1) x - tau]+^(1/(alpha-1)), sum 1",
             paper="Correia et al. 2019 (1909.00015)",
             use="When each head should learn how sparse to be between softmax and sparsemax.",
-            weigh=entmax_weights,
+            weigh=activations.entmax_weights,
             options={"alpha": Option(1.5, "1 is softmax, 2 is sparsemax", "a number above 1", "one-plus-sigmoid")},
         ),
         Variant(
@@ -232,10 +208,10 @@ VARIANTS: dict[str, Variant] = {
             paper="Shen et al. 2023 (2302.06461)",
             use="Long documents: output variance does not depend on how many keys a row sees.",
             power=1,
-            row_scale=unit_variance,
+            row_scale=activations.unit_variance,
             scale="1 / (gamma sqrt(n/2))",
-            centered=True,
-            learned_start=4.0,
+            center_keys=True,
+            learned_init=4.0,
             options={"gamma": Option(1.0, "temperature of the row scale", "a number above 0", "exp")},
         ),
         Variant(
@@ -244,7 +220,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Wortsman et al. 2023 (2309.08586)",
             use="Vision and other fixed-length inputs, where it matches softmax with no norm.",
             power=1,
-            row_scale=inverse_count,
+            row_scale=activations.inverse_count,
             scale="n^-a",
             options={"exponent": _EXPONENT},
         ),
@@ -254,7 +230,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Wortsman et al. 2023 (2309.08586); Hua et al. 2022 (2202.10447)",
             use="Sharper than ReLU: large scores count more, gradients vanish smoothly at zero.",
             power=2,
-            row_scale=inverse_count,
+            row_scale=activations.inverse_count,
             scale="n^-a",
             options={"exponent": _EXPONENT},
         ),
@@ -263,7 +239,7 @@ VARIANTS: dict[str, Variant] = {
             formula="1 / (1 + exp(-(x - log n)))",
             paper="Ramapuram et al. 2024 (2409.04431)",
             use="A smooth elementwise rival without exact zeros.",
-            weigh=sigmoid_weights,
+            weigh=activations.sigmoid_weights,
             scale="-log n inside",
         ),
         Variant(
@@ -271,35 +247,35 @@ VARIANTS: dict[str, Variant] = {
             formula="exp(x) / (1 + sum exp(x))",
             paper="Miller 2023, softmax off by one",
             use="Softmax that may attend to almost nothing; weights stay positive.",
-            weigh=softmax_off_by_one,
+            weigh=activations.softmax_off_by_one,
         ),
         Variant(
             name="self-adjust",
             formula="x softmax(x)",
             paper="Zheng et al. 2025 (2502.18277)",
             use="Softmax with gradients that do not vanish for confident rows; weights may be negative.",
-            weigh=self_adjust,
+            weigh=activations.self_adjust,
         ),
         Variant(
             name="self-adjust-norm",
             formula="(x - min(x,0)) / (max(x,0) - min(x,0)) softmax(x)",
             paper="Zheng et al. 2025 (2502.18277)",
             use="The normalized form of self-adjust: the factor stays between 0 and 1.",
-            weigh=self_adjust_normalized,
+            weigh=activations.self_adjust_normalized,
         ),
         Variant(
             name="cog",
             formula="sign(x) softmax(|x|)",
             paper="Lv et al. 2024 (2411.07176)",
             use="Signed weights: a head may subtract as well as add.",
-            weigh=cog,
+            weigh=activations.cog,
         ),
         Variant(
             name="polynomial",
             formula="x^p / sqrt(n)",
             paper="Saratchandran et al. 2024 (2410.18613)",
             use="An activation without exp or max, for studies of what softmax is needed for.",
-            weigh=polynomial,
+            weigh=activations.polynomial,
             scale="1 / sqrt(n)",
             options={"degree": Option(3, "the power p", "a whole number above 0")},
         ),
@@ -308,9 +284,9 @@ VARIANTS: dict[str, Variant] = {
             formula="sum_j [v_j - [scale |q - k_j|_1 - b]+]+",
             paper="Brannvall 2023 (2310.02041)",
             use="Attention by subtraction, for arithmetic without products; has no weights, slow here.",
-            weigh=inhibition,
-            score=negative_distance,
-            mix=inhibited_sum,
+            weigh=activations.inhibition,
+            score=activations.negative_distance,
+            mix=activations.inhibited_sum,
             hidden=torch.inf,
         ),
         Variant(
@@ -318,7 +294,7 @@ VARIANTS: dict[str, Variant] = {
             formula="softmax over the k largest x",
             paper="Zhao et al. 2019 (1912.11637)",
             use="A fixed number of keys for each query, whatever the scores say.",
-            weigh=top_softmax,
+            weigh=activations.top_softmax,
             options={"keep": Option(8, "how many keys keep a weight; ties are all kept", "a whole number above 0")},
         ),
         Variant(
@@ -326,7 +302,7 @@ VARIANTS: dict[str, Variant] = {
             formula="x",
             paper="Zhang et al. 2021, ablation",
             use="Linear attention with ReLA's norm and gate: what is left without the ReLU.",
-            weigh=identity,
+            weigh=activations.identity,
             output_norm="gated-rms",
         ),
         Variant(
@@ -334,7 +310,7 @@ VARIANTS: dict[str, Variant] = {
             formula="gelu(x)",
             paper="Zhang et al. 2021, ablation",
             use="A smooth ReLU in ReLA-g, for studies; small negative weights, no exact zeros.",
-            weigh=gelu_weights,
+            weigh=activations.gelu_weights,
             output_norm="gated-rms",
         ),
         Variant(
@@ -342,7 +318,7 @@ VARIANTS: dict[str, Variant] = {
             formula="x where x > 0, else x / 100",
             paper="Zhang et al. 2021, ablation",
             use="A ReLU that never closes in ReLA-g, for studies: no exact zeros, no dead heads.",
-            weigh=leaky_weights,
+            weigh=activations.leaky_weights,
             output_norm="gated-rms",
         ),
     ]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError
-from rectiformer.ops.activations import Rows, Value
+from rectiformer.ops.activations import Value
 from rectiformer.ops.attention import Window, check_call, transform_obstacle
 from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.long_rows import long_rows_attention, long_rows_obstacle
 from rectiformer.ops.plain import by_rows
-from rectiformer.ops.reference import mix_values, reference_weights
+from rectiformer.ops.reference import mix_values, reference_weights, scale_rows
 
 BLOCK_CELLS = 1 << 20
 """Weights computed at once where not all are kept."""
@@ -237,11 +237,7 @@ def fused_rows(
     """By the kernels for long sequences, whatever the length."""
     out, total, entropy = long_rows_attention(q, k, v, call, packing)
     visible = call.seen.counts(q.device) if packing is None else packed_counts(call, packing)
-    if call.variant.row_scale is None:
-        return out, RowStatistics(total, entropy, visible)
-    count = visible.clamp_min(1).float()[..., None]
-    scale = call.variant.row_scale(Rows(None, count, call.options)).squeeze(-1)
-    return out, RowStatistics(scale * total, entropy, visible)
+    return out, RowStatistics(scale_rows(total[..., None], call, visible).squeeze(-1), entropy, visible)
 
 
 def packed_counts(call: AttentionCall, packing: Packing) -> Tensor:

@@ -14,7 +14,7 @@ from end_to_end.tiny import overrides
 from rectiformer.analyze.record import read_record
 from rectiformer.cli import analyzing
 from rectiformer.measure.alignment import read_gold
-from rectiformer.runs import record as run_record
+from rectiformer.runs import folder as run_folder
 from rectiformer.toml import load_config, override_config
 from rectiformer.train.start import train
 from rectiformer.translate.align import alignment_table
@@ -148,9 +148,9 @@ def test_the_built_in_corpus_comes_with_links(world, rectiformer, monkeypatch):
 def test_a_run_of_other_text_is_not_measured_on_the_built_in_grammar(world, rectiformer, tmp_path):
     shutil.copytree(world / "rela-g", tmp_path / "run")
     for key, value, text in (("source", '["a.de", "b.de"]', "a.de, b.de"), ("stream", "true", "standard input")):
-        own = run_record.read_record(world / "rela-g")
+        own = run_folder.read_record(world / "rela-g")
         other = dataclasses.replace(own, config=override_config(own.config, [f"data.{key}={value}"]))
-        run_record.change_record(tmp_path / "run", run_record.read_record(tmp_path / "run"), other)
+        run_folder.change_record(tmp_path / "run", run_folder.read_record(tmp_path / "run"), other)
         found = rectiformer("analyze", world / "rela-g", "--compare", tmp_path / "run")
         line = f"{tmp_path / 'run'} was trained on {text}, not on the built-in grammar; name sentences of your own by "
         assert (found.code, found.out) == (2, "")

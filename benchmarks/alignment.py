@@ -26,7 +26,7 @@ from rectiformer.measure.alignment import (
     symmetrize,
 )
 from rectiformer.measure.words import given_spans, word_spans
-from rectiformer.translate.directions import align_backward, align_direction
+from rectiformer.translate.align import align_backward, align_direction
 from rectiformer.translate.translator import Translator
 
 Pairs = Sequence[tuple[str, str]]

@@ -23,7 +23,7 @@ from points import append_point, describe_machine
 from rectiformer.analyze.survey import forced_batches, observing, real_queries, weighing_sites
 from rectiformer.studies.measures import SHAPES, ShapeMeter
 from rectiformer.text.grammar import draw_sentences
-from rectiformer.translate.score import decode_forced
+from rectiformer.translate.evaluate import decode_forced
 from rectiformer.translate.translator import Translator
 
 

@@ -13,7 +13,7 @@ from commands import run_main
 from rectiformer.measure.alignment import FORMATS, HEURISTICS, alignment_error, read_gold, symmetrize, write_links
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
-from rectiformer.translate.directions import align_backward, align_direction
+from rectiformer.translate.align import align_backward, align_direction
 from rectiformer.translate.translator import Translator
 
 ROOT = Path(__file__).parent.parent

@@ -41,9 +41,8 @@ from rectiformer.measure.bleu import score
 from rectiformer.ops.variants import find_variant
 from rectiformer.translate.align import alignment_table
 from rectiformer.translate.documents import translate_documents
-from rectiformer.translate.evaluate import evaluate
+from rectiformer.translate.evaluate import EncodedPairs, evaluate
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import EncodedPairs
 from rectiformer.translate.translator import Translator
 
 FORMAT, VERSION = "rectiformer-findings", 1

@@ -26,8 +26,8 @@ from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import Batch, collate, shuffled
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.documents import translate_segments
+from rectiformer.translate.evaluate import decode_forced, symbols_of
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, piece_text
 
 

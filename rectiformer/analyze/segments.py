@@ -10,7 +10,7 @@ import numpy as np
 from rectiformer.errors import DataError
 from rectiformer.text.documents import build_segments, join_ids
 from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.translate.score import EncodedPairs
+from rectiformer.translate.evaluate import EncodedPairs
 from rectiformer.translate.translator import Translator
 
 Document = Sequence[tuple[str, str]]

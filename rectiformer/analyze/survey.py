@@ -36,7 +36,7 @@ from rectiformer.model.transformer import Site, Transformer
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import Batch, collate, shuffled
-from rectiformer.translate.score import EncodedPairs, decode_forced, symbols_of
+from rectiformer.translate.evaluate import EncodedPairs, decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 Pair = tuple[str, str]

@@ -53,7 +53,7 @@ def open_run_translator(run: Path, checkpoint: str, device: str, precision: str)
 def join_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
     """The processes that torchrun started, or this one alone, and the device of this one."""
     from rectiformer.distributed.ranks import init_ranks
-    from rectiformer.translate.device import find_device
+    from rectiformer.translate.translator import find_device
 
     with init_ranks(lambda: find_device(device)) as (ranks, own):
         yield ranks, str(own) if ranks.world_size > 1 else device
@@ -237,7 +237,7 @@ def document_chunks(
 ) -> Iterator[Chunk]:
     """The lines of documents, to be translated chunk by chunk; `how` as in `translate_documents`."""
     from rectiformer.text.documents import split_documents
-    from rectiformer.translate.documents import check_request, cut_chunks, translate_chunk
+    from rectiformer.translate.documents import check_request, chunk_documents, translate_document_chunk
 
     how["limit"] = check_request(translator, options, how["limit"], how["overlap"])
     unreadable: list[int] = []
@@ -246,11 +246,11 @@ def document_chunks(
     def work(chunk: DocumentChunk, own: list[DocumentLines], line: int, bad: list[int]) -> Iterator[str]:
         for number in bad:
             warn(f"line {number}: not UTF-8, so its translation is empty")
-        found = translate_chunk(translator, chunk, options, warn=warn, **how)
+        found = translate_document_chunk(translator, chunk, options, warn=warn, **how)
         yield from format_documents(zip(own, found, strict=True), line, as_json)
 
     line = 1
-    for chunk in cut_chunks((each.sentences for each in ahead), buffer):
+    for chunk in chunk_documents((each.sentences for each in ahead), buffer):
         own = list(islice(originals, len(chunk.documents)))
         yield partial(work, chunk, own, line, unreadable.copy())
         unreadable.clear()

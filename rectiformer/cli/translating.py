@@ -61,11 +61,10 @@ from rectiformer.errors import ArgumentError, CheckpointError
 if TYPE_CHECKING:
     from rectiformer.distributed.ranks import Ranks
     from rectiformer.measure.alignment import Link, Links
-    from rectiformer.translate.chunks import Chunk
-    from rectiformer.translate.directions import Direction
-    from rectiformer.translate.lines import LineChunk, Translation
+    from rectiformer.translate.align import Direction
+    from rectiformer.translate.chunks import Chunk, LineChunk
     from rectiformer.translate.options import SearchOptions
-    from rectiformer.translate.translator import Translator
+    from rectiformer.translate.translator import Translation, Translator
 
 RunOrExport = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder written by `rectiformer train`, or `export --to onnx`.")
@@ -170,7 +169,7 @@ def score(
         rectiformer score runs/other test.de test.nbest --nbest
     """
     from rectiformer.cli.output import to_json, write_all
-    from rectiformer.translate.score import score_pairs
+    from rectiformer.translate.evaluate import score_pairs
 
     numbered = read_nbest(source, target) if nbest else list(enumerate(read_pairs(source, target), 1))
     pairs = [pair for _, pair in numbered]
@@ -216,7 +215,7 @@ def align(
     """
     from rectiformer.cli.output import write_all
     from rectiformer.measure.alignment import check_heuristic, symmetrize, write_links
-    from rectiformer.translate.directions import align_backward, align_direction
+    from rectiformer.translate.align import align_backward, align_direction
 
     if not gold and (table or intervals or "best" in (layer, head, induction)):
         asked = "--intervals" if intervals else "--table and the best layer, head or induction"
@@ -286,21 +285,21 @@ class Job:
 
     def chunks(self, translator: Translator, lines: Iterable[str | None]) -> Iterator[Chunk]:
         """What is to be done, a chunk at a time; nothing is translated before a chunk is called."""
-        from rectiformer.translate.lines import cut_lines
+        from rectiformer.translate.chunks import chunk_lines
 
         buffer = 1 if self.at_once else 1000
         if self.documents != "none":
             return document_chunks(translator, lines, self.options, self.documents, self.as_json, buffer, **self.how)
         work = partial(self.write_chunk, translator)
-        return (partial(work, chunk) for chunk in cut_lines(lines, buffer, self.prefixes))
+        return (partial(work, chunk) for chunk in chunk_lines(lines, buffer, self.prefixes))
 
     def write_chunk(self, translator: Translator, chunk: LineChunk) -> Iterator[str]:
         """A text for each line."""
         from rectiformer.cli.output import to_json
-        from rectiformer.translate.align import to_records
-        from rectiformer.translate.lines import translate_chunk
+        from rectiformer.translate.chunks import translate_line_chunk
+        from rectiformer.translate.records import to_records
 
-        found = translate_chunk(translator, chunk, self.options, warn=warn, **self.how)
+        found = translate_line_chunk(translator, chunk, self.options, warn=warn, **self.how)
         if not self.as_json:
             return (format_candidates(each, self.options.nbest) for each in found)
         size = 1 if self.at_once else 64
@@ -415,7 +414,7 @@ def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | Non
     from rectiformer.cli.output import write_all
     from rectiformer.model.sharded import sharded_source
     from rectiformer.text.lines import read_lines
-    from rectiformer.translate.lines import stream_lines
+    from rectiformer.translate.chunks import stream_lines
 
     if ranks.world_size == 1:
         raise ArgumentError("--shard-source has several processes share each source, but this is one; use torchrun")

@@ -16,9 +16,9 @@ from rectiformer.measure.words import word_spans
 from rectiformer.text.documents import Window
 from rectiformer.translate.align import align_pairs
 from rectiformer.translate.documents import Draft, Found, Segment, search_segments
-from rectiformer.translate.lines import Candidate, Translation, finite
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.translator import Translator
+from rectiformer.translate.records import finite
+from rectiformer.translate.translator import Candidate, Translation, Translator
 
 Pair = tuple[str, str]
 Wanted = Callable[[int], bool]

@@ -22,10 +22,9 @@ from rectiformer.studies.recipes import BASE_SIZE, DOCUMENT_FOLDERS, DOCUMENTS
 from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
-from rectiformer.translate.device import hold_weights
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
-from rectiformer.translate.translator import find_device
+from rectiformer.translate.translator import find_device, hold_weights
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
 BEAM = 4

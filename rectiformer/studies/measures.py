@@ -24,9 +24,8 @@ from rectiformer.studies.corpora import Pair
 from rectiformer.studies.plan import Trained
 from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared
-from rectiformer.translate.evaluate import Evaluation, evaluate
+from rectiformer.translate.evaluate import Evaluation, decode_forced, evaluate, symbols_of
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 BEAM, PENALTY = 4, 0.6

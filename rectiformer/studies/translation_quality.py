@@ -39,8 +39,7 @@ from rectiformer.studies.measures import (
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import THRESHOLD, attention_settings
 from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
-from rectiformer.translate.align import Row
-from rectiformer.translate.directions import align_direction
+from rectiformer.translate.align import Row, align_direction
 from rectiformer.translate.translator import Translator
 
 ANALYZED = 1000

@@ -27,7 +27,7 @@ from rectiformer.train.saving import Saver, State, average_checkpoints
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.update import build_updater
 from rectiformer.train.validation import Validator, newly_dead, summarize_health
-from rectiformer.translate.score import symbols_of
+from rectiformer.translate.evaluate import symbols_of
 
 
 class Trainer:

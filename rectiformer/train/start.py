@@ -43,7 +43,7 @@ from rectiformer.train.reporting import Reporter, Silent
 from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.validation import require_validation
-from rectiformer.translate.device import find_device
+from rectiformer.translate.translator import find_device
 
 UNFINISHED = re.compile(
     r"(data|data\.again)\.tmp-[0-9]+|data\.again"

@@ -26,8 +26,8 @@ from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared
 from rectiformer.train.loss import batch_losses
 from rectiformer.translate.documents import translate_segments
+from rectiformer.translate.evaluate import symbols_of
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 EXTRA_LENGTH = 20

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from rectiformer.measure.alignment import (
     Link,
     Links,
     count_links,
+    flip,
     links_from_steps,
     score_counts,
     steps_of,
@@ -31,8 +30,7 @@ from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import weight_blocks
 from rectiformer.text.batches import collate
 from rectiformer.text.vocabulary import Piece
-from rectiformer.translate.lines import Translation, to_record
-from rectiformer.translate.score import EncodedPairs, decode_forced, fits, symbols_of
+from rectiformer.translate.evaluate import EncodedPairs, decode_forced, symbols_of
 from rectiformer.translate.translator import Translator, cut_batches
 
 AVERAGE = "average"
@@ -268,38 +266,60 @@ def ordinal(index: int | str) -> str:
     return index if isinstance(index, str) else str(index + 1)
 
 
-def to_records(
-    translator: Translator,
-    translations: Iterable[Translation],
-    *,
-    align: tuple[int, int | str, str] | None = None,
-    heads: bool = False,
-    buffer: int = 64,
-) -> Iterator[dict[str, Any]]:
-    """Records of translations, with alignments and weights of forced decoding if asked for.
+@dataclass(frozen=True)
+class Direction:
+    """What one model links, as (source word, target word) of the pairs it was given."""
 
-    A line too long to go through the model as a whole has neither, and its record a warning that says so.
+    links: list[set[Link]]
+    rows: list[Row]
+    """The errors of every layer, head and induction; none without gold links."""
+    best: Row | None
+    """The one of them that made the links."""
+
+
+def align_direction(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    gold: Sequence[Links] | None = None,
+    *,
+    layer: int | str = "",
+    head: int | str = "",
+    induction: str = "",
+    tokenized: bool = False,
+    batch_tokens: int = 4096,
+) -> Direction:
+    """Links of each (source, target) pair.
 
     Args:
-        align: layer, head and induction to align by, as in `align_pairs`.
-        heads: whether to add the weights of all heads.
-        buffer: translations that go through the model together; 1 answers each at once.
+        gold: with it, what is left empty or "best" is where the alignment error is least; without it, what is left
+            empty is the last layer, the average of its heads, and normal induction.
+        layer, head, induction: as in `align_pairs`.
     """
-    if align is None and not heads:
-        yield from map(to_record, translations)
-        return
-    if align is not None:
-        check_place(translator.model, *align[:2])
-    stream = iter(translations)
-    while chunk := list(islice(stream, buffer)):
-        pairs = [(translation.source, translation.text) for translation in chunk]
-        fitting = [fits(translator, pair) for pair in pairs]
-        weights = cross_weights(translator, list(compress(pairs, fitting)))
-        for translation, whole in zip(chunk, fitting, strict=True):
-            if not whole:
-                note = f"no alignment: a side has more than {translator.longest} subwords"
-                yield to_record(dataclasses.replace(translation, warnings=[*translation.warnings, note]))
-                continue
-            pair = next(weights)
-            links = None if align is None else WordLinker(pair).links(*align)
-            yield to_record(translation, links, pair if heads else None)
+    rows: list[Row] = []
+    best: Row | None = None
+    if gold is not None:
+        rows = alignment_table(translator, pairs, gold, tokenized=tokenized, batch_tokens=batch_tokens)
+        best = choose(rows, layer=or_else(layer, "best"), head=or_else(head, "best"), induction=induction or "best")
+        layer, head, induction = best.layer, best.head, best.induction
+    place: dict[str, Any] = {
+        "layer": or_else(layer, translator.model.config.decoder_layers - 1),
+        "head": or_else(head, AVERAGE),
+        "induction": induction or "normal",
+    }
+    links = align_pairs(translator, pairs, **place, tokenized=tokenized, batch_tokens=batch_tokens)
+    return Direction(links, rows, best)
+
+
+def align_backward(
+    translator: Translator, pairs: Sequence[tuple[str, str]], gold: Sequence[Links] | None = None, **options: Any
+) -> Direction:
+    """`align_direction` by a model from target to source; pairs, gold and the links found are source to target."""
+    turned = [(target, source) for source, target in pairs]
+    if gold is not None:
+        gold = [Links(frozenset(flip(each.sure)), frozenset(flip(each.possible))) for each in gold]
+    found = align_direction(translator, turned, gold, **options)
+    return Direction([flip(links) for links in found.links], found.rows, found.best)
+
+
+def or_else(asked: int | str, default: int | str) -> int | str:
+    return default if asked == "" else asked

@@ -1,4 +1,4 @@
-"""One input shared by processes chunk by chunk, in a folder: what one has finished stays, whichever of them dies.
+"""Lines in chunks, and one input shared by processes chunk by chunk: what one has finished stays, whichever dies.
 
 A chunk is whose process holds the kernel's lock on its claim, which the kernel drops when that process ends, however it
 does. A finished chunk is a file that appears at once. So there is nothing to clean up after a kill: the same command
@@ -7,22 +7,102 @@ again does the chunks that are missing, and so does any process that is still th
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
-from rectiformer.errors import ArgumentError
+from rectiformer.distributed.ranks import Ranks
+from rectiformer.errors import ArgumentError, DataError
 from rectiformer.files import failpoint, remove, replace_file, sync, write_failure
+from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.translator import Translation, Translator
 
 Chunk = Callable[[], Iterable[str]]
 """Translates some of the input when it is called: lines of output."""
 
 POLL_SECONDS = 0.2
+BUFFER_CHARACTERS = 2**20  # a buffer also ends here, so that long lines take no more memory than many short ones
+
+
+@dataclass(frozen=True)
+class LineChunk:
+    """Lines that are translated together; None stands for one that was not UTF-8."""
+
+    first_line: int
+    lines: list[str | None]
+    prefixes: list[str] | None = None
+
+
+def chunk_lines(
+    lines: Iterable[str | None], buffer: int = 1000, prefixes: Iterable[str] | None = None
+) -> Iterator[LineChunk]:
+    """The lines in chunks of up to `buffer`; DataError where prefixes are fewer or more."""
+    forced = None if prefixes is None else iter(prefixes)
+    done = 0
+    for chunk in take_chunks(lines, buffer):
+        given = None if forced is None else list(islice(forced, len(chunk)))
+        if given is not None and len(given) < len(chunk):
+            raise DataError(
+                f"only {done + len(given)} prefixes, but line {done + len(given) + 1} follows; give one each"
+            )
+        yield LineChunk(done + 1, chunk, given)
+        done += len(chunk)
+    if forced is not None and next(forced, None) is not None:
+        raise DataError(f"more than {done} prefixes for {done} lines; all lines are translated, check the prefixes")
+
+
+def translate_line_chunk(
+    translator: Translator, chunk: LineChunk, options: SearchOptions, *, warn: Callable[[str], None], **how: Any
+) -> Iterator[Translation]:
+    """A translation of each line of a chunk; `how` as in `Translator.translate`."""
+    translations = translator.translate(
+        [line or "" for line in chunk.lines],
+        options,
+        prefixes=chunk.prefixes,
+        first_line=chunk.first_line,
+        warn=warn,
+        **how,
+    )
+    for line, translation in zip(chunk.lines, translations, strict=True):
+        yield translation if line is not None else mark_unreadable(translation, warn)
+
+
+def mark_unreadable(translation: Translation, warn: Callable[[str], None]) -> Translation:
+    note = "not UTF-8, so its translation is empty"
+    warn(f"line {translation.line}: {note}")
+    return dataclasses.replace(translation, warnings=[note])
+
+
+def take_chunks(lines: Iterable[str | None], most: int) -> Iterator[list[str | None]]:
+    """Lines in lists of up to `most`, and of up to `BUFFER_CHARACTERS` and one line."""
+    chunk: list[str | None] = []
+    characters = 0
+    for line in lines:
+        chunk.append(line)
+        characters += len(line or "")
+        if len(chunk) >= most or characters >= BUFFER_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def stream_lines(ranks: Ranks, lines: Iterable[str | None], buffer: int = 1000) -> Iterator[str | None]:
+    """The lines that rank 0 reads, on every rank; all must take them to the same end."""
+    if ranks.world_size == 1:
+        yield from lines
+        return
+    chunks = take_chunks(lines, buffer)
+    while chunk := ranks.on_rank0(lambda: next(chunks, [])):
+        yield from chunk
 
 
 class WorkFolder:

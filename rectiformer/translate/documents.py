@@ -13,7 +13,7 @@ from typing import Any
 
 from rectiformer.errors import ArgumentError
 from rectiformer.text.documents import Window, build_windows, join_ids, split_ids
-from rectiformer.translate.lines import BUFFER_CHARACTERS
+from rectiformer.translate.chunks import BUFFER_CHARACTERS
 from rectiformer.translate.options import Hypothesis, SearchOptions
 from rectiformer.translate.translator import Part, Translator
 
@@ -96,11 +96,11 @@ def translate_documents(
     """
     how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences, "warn": warn}
     limit = check_request(translator, options, limit, overlap)
-    for chunk in cut_chunks(documents, buffer):
-        yield from translate_chunk(translator, chunk, options, limit=limit, overlap=overlap, **how)
+    for chunk in chunk_documents(documents, buffer):
+        yield from translate_document_chunk(translator, chunk, options, limit=limit, overlap=overlap, **how)
 
 
-def translate_chunk(
+def translate_document_chunk(
     translator: Translator,
     chunk: DocumentChunk,
     options: SearchOptions,
@@ -145,7 +145,7 @@ def check_request(translator: Translator, options: SearchOptions, limit: int | N
     return wanted
 
 
-def cut_chunks(documents: Iterable[Sequence[str]], most: int = 1000) -> Iterator[DocumentChunk]:
+def chunk_documents(documents: Iterable[Sequence[str]], most: int = 1000) -> Iterator[DocumentChunk]:
     """Documents in chunks of up to `most` sentences or `BUFFER_CHARACTERS`, and one document more."""
     chunk = DocumentChunk(1, 1, [])
     sentences = characters = 0

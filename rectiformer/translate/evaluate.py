@@ -1,19 +1,27 @@
-"""Translate and score: for `rectiformer evaluate`, and for validation while training."""
+"""How good translations are: metrics of a test set, and how probable given translations are under forced decoding."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from rectiformer.errors import DataError
 from rectiformer.measure.agreement import Agreement, count_agreement
 from rectiformer.measure.bleu import Score, check_lines, score
+from rectiformer.text.batches import Batch, Symbols, collate
 from rectiformer.text.grammar import draw_documents
+from rectiformer.text.prepared import Prepared
 from rectiformer.translate.documents import DocumentTranslation, translate_documents
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.translator import Translator
+from rectiformer.translate.translator import Translator, cut_batches, piece_text
 
 
 @dataclass(frozen=True)
@@ -114,3 +122,98 @@ def evaluate_agreement(
         segments=sum(each.segments for each in found),
         fallbacks=sum(each.fallbacks for each in found),
     )
+
+
+POSITIONS = 512  # whose logits are held at once; all of a batch over a large vocabulary would take gigabytes
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """Natural logarithms of probabilities; `tokens` are the target's subwords and the end symbol."""
+
+    log_probability: float
+    token_scores: list[float]
+    tokens: list[str]
+
+
+class EncodedPairs:
+    """The ids of sentence pairs, without special symbols; DataError if a side has more than `translator.longest`."""
+
+    def __init__(self, translator: Translator, pairs: Sequence[tuple[str, str]]) -> None:
+        self.sources = translator.source.encode_all([source for source, _ in pairs])
+        self.targets = translator.target.encode_all([target for _, target in pairs])
+        self.source_lengths = np.array([len(ids) for ids in self.sources], dtype=np.int64)
+        self.target_lengths = np.array([len(ids) for ids in self.targets], dtype=np.int64)
+        self.pairs = len(pairs)
+        for index, lengths in enumerate(zip(self.source_lengths, self.target_lengths, strict=True)):
+            if max(lengths) > translator.longest:
+                raise DataError(
+                    f"pair {index + 1}: {lengths[0]} source and {lengths[1]} target subwords, but at most "
+                    f"{translator.longest} are read at once; shorten or remove it"
+                )
+
+    @property
+    def padded_lengths(self) -> list[int]:
+        """The longer side of each pair, its end included."""
+        return (np.maximum(self.source_lengths, self.target_lengths) + 1).tolist()
+
+    def source(self, index: int) -> np.ndarray:
+        return np.array(self.sources[index], dtype=np.int64)
+
+    def target(self, index: int) -> np.ndarray:
+        return np.array(self.targets[index], dtype=np.int64)
+
+
+def fits(translator: Translator, pair: tuple[str, str]) -> bool:
+    """Whether both sides go through the model as a whole."""
+    source, target = pair
+    return max(len(translator.source.encode(source)), len(translator.target.encode(target))) <= translator.longest
+
+
+def symbols_of(holder: Translator | Prepared) -> Symbols:
+    """The special ids that batches for these vocabularies need."""
+    source, target = holder.source, holder.target
+    return Symbols(source.pad, source.eos, target.pad, target.bos, target.eos)
+
+
+def score_pairs(translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096) -> list[PairScore]:
+    """Score each (source, target) pair; an empty target scores its end alone, an empty source is one.
+
+    Args:
+        batch_tokens: padded tokens of the longer side in a batch.
+    """
+    encoded, symbols = EncodedPairs(translator, pairs), symbols_of(translator)
+    lengths = encoded.padded_lengths
+    end = piece_text(translator.target, translator.target.eos)
+    results: dict[int, PairScore] = {}
+    for indices in cut_batches(sorted(range(len(pairs)), key=lambda index: -lengths[index]), lengths, batch_tokens):
+        rows = score_batch(translator, collate(encoded, np.array(indices), symbols))
+        for index, scores in zip(indices, rows, strict=True):
+            tokens = [piece.text for piece in translator.target.pieces(pairs[index][1])]
+            results[index] = PairScore(math.fsum(scores), scores, [*tokens, end])
+    return [results[index] for index in range(len(pairs))]
+
+
+def score_batch(translator: Translator, batch: Batch) -> list[list[float]]:
+    """Log probability of every target token of every row, its end included."""
+    real = torch.arange(batch.target.shape[1]) < batch.target_lengths[:, None]  # [B, M]
+    with translator.inference():
+        states = decode_forced(translator, batch)[real.to(translator.device)]  # [T, E]
+        ids = batch.target[real].to(translator.device)  # [T]
+        parts = zip(states.split(POSITIONS), ids.split(POSITIONS), strict=True)
+        scores = torch.cat([target_scores(translator.model.logits(part), named) for part, named in parts])
+    return [row.tolist() for row in scores.cpu().split(batch.target_lengths.tolist())]
+
+
+def decode_forced(translator: Translator, batch: Batch) -> Tensor:
+    """The decoder's states [B, M, E] for the targets of a batch."""
+    model, device, dtype = translator.model, translator.device, translator.precision
+    with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        lengths = batch.source_lengths.to(device)
+        return model.decode(batch.target_input.to(device), model.encode(batch.source.to(device), lengths))
+
+
+def target_scores(logits: Tensor, ids: Tensor) -> Tensor:
+    """Log probabilities [T] of ids [T] under logits [T, V]."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.log_softmax(-1).gather(1, ids[:, None]).squeeze(1)

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.beam import BeamState
-from rectiformer.translate.capture import capturable, search_static
+from rectiformer.translate.beam import BeamState, SampleState
+from rectiformer.translate.cuda_graphs import capturable, search_static
 from rectiformer.translate.options import ABANDONED, Hypothesis, SearchOptions, Specials, Task
-from rectiformer.translate.sampling import SampleState
 
 
 def search(

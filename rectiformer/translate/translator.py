@@ -16,14 +16,52 @@ from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.errors import ArgumentError, DataError, unknown_name
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.folder import load_model, open_run
-from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.translate.device import PRECISIONS, find_device, hold_weights
-from rectiformer.translate.lines import Candidate, Translation, split_pieces
+from rectiformer.text.vocabulary import Piece, Vocabulary
 from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
 from rectiformer.translate.search import search
 
 TOO_LONG = ("split", "cut", "error")
 LONGEST = 1024
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+FINAL = tuple(".!?…؟।")
+UNSPACED_FINAL = ("\u3002", "\uff01", "\uff1f", "\uff61")  # final marks of scripts that put no space after them
+CLOSING = "\"'»”\u2019\u203a)]}\u300d\u300f\uff09"  # quotes and brackets that may stand behind the end of a sentence
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the n best translations of a line."""
+
+    text: str
+    tokens: list[str]
+    """Its subwords, and the end symbol if it ended."""
+    score: float
+    """Log probability over length penalty; of a line in several parts, the sum of theirs."""
+    log_probability: float
+    token_scores: list[float]
+    """Log probability of each of `tokens`."""
+    ended: bool
+    """False if the search met its length limit first."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of one line; `candidates` has at least one, best first."""
+
+    line: int
+    source: str
+    candidates: list[Candidate]
+    warnings: list[str]
+
+    @property
+    def text(self) -> str:
+        """The best candidate."""
+        return self.candidates[0].text
+
+    @property
+    def score(self) -> float:
+        """The score of the best candidate."""
+        return self.candidates[0].score
 
 
 @dataclass(frozen=True)
@@ -311,3 +349,69 @@ def is_repetitive(ids: Sequence[int], times: int) -> bool:
 def piece_text(vocabulary: Vocabulary, id: int) -> str:
     """A subword as sentencepiece writes it."""
     return vocabulary._processor.id_to_piece(id)
+
+
+def split_pieces(line: str, pieces: Sequence[Piece], longest: int) -> list[list[int]]:
+    """The ids of `line` in groups of at most `longest`.
+
+    Cut behind the last sentence that fits, else at the last white space, else between characters.
+    """
+    groups = []
+    start = 0
+    while len(pieces) - start > longest:
+        places = range(start + longest, start, -1)
+        kinds = (ends_sentence, is_spaced, is_between_characters)
+        fitting = (place for fits in kinds for place in places if fits(line, pieces[place - 1], pieces[place]))
+        stop = next(fitting, places[0])  # a character spelled in more than `longest` bytes is cut too
+        groups.append([piece.id for piece in pieces[start:stop]])
+        start = stop
+    groups.append([piece.id for piece in pieces[start:]])
+    return groups
+
+
+def is_between_characters(line: str, left: Piece, right: Piece) -> bool:
+    """Whether no character is spelled partly in `left` and partly in `right`."""
+    return left.end <= right.start
+
+
+def is_spaced(line: str, left: Piece, right: Piece) -> bool:
+    """Whether white space begins `right`, or ends `left` in a vocabulary that has it there."""
+    ended = line[left.start : left.end]
+    suffixed = ended[-1:].isspace() and not ended.isspace()
+    return is_between_characters(line, left, right) and (line[right.start : right.start + 1].isspace() or suffixed)
+
+
+def ends_sentence(line: str, left: Piece, right: Piece) -> bool:
+    """Whether a final mark stands before the border, and white space at it if the script has any."""
+    mark = line[max(0, right.start - 16) : right.start].rstrip().rstrip(CLOSING)[-1:]
+    if mark in UNSPACED_FINAL:
+        return is_between_characters(line, left, right)
+    return mark in FINAL and is_spaced(line, left, right)
+
+
+def hold_weights(model: Transformer, dtype: torch.dtype) -> None:
+    """Hold every parameter in `dtype`, tied ones still tied; position signals stay as they are, exact.
+
+    For a model that learns no more: what projections are multiplied with is multiplied in.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    for site in model.sites():
+        site.attention.fold_projections()
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device itself, "auto" being a GPU if there is one; ArgumentError where it is not there."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"unknown device {device!r}; use auto, cpu or cuda") from error
+    if found.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device {str(device)!r} is not supported; use auto, cpu or cuda")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"device {str(device)!r}, but torch finds no GPU here; use auto or cpu")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device {str(device)!r}, but torch finds {torch.cuda.device_count()} GPUs, from cuda:0")
+    return found

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rectiformer.analyze.survey import forced_batches, memory_layers, observing, observing_memory, weighing_sites
-from rectiformer.translate.score import decode_forced
+from rectiformer.translate.evaluate import decode_forced
 
 
 def look_densely(translator, pairs, weigh=lambda kind, call: call.weights()[0]):

@@ -19,7 +19,7 @@ from rectiformer.measure.alignment import Links
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.align import alignment_table
-from rectiformer.translate.score import EncodedPairs
+from rectiformer.translate.evaluate import EncodedPairs
 from rectiformer.translate.translator import Translator
 
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]

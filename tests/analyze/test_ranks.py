@@ -13,7 +13,7 @@ from analyze.test_findings import PAIRS, build_translator
 from rectiformer.analyze.meters import DistanceMeter, length_edges
 from rectiformer.analyze.survey import CrossSurvey, ModelSurvey, add_over_ranks, forced_batches
 from rectiformer.distributed.ranks import SINGLE_PROCESS
-from rectiformer.translate.score import EncodedPairs, decode_forced
+from rectiformer.translate.evaluate import EncodedPairs, decode_forced
 
 
 def run(translator, survey, pairs):

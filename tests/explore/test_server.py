@@ -26,9 +26,9 @@ from rectiformer.connections import bind
 from rectiformer.errors import ArgumentError
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
-from rectiformer.translate.capture import capturable
+from rectiformer.translate.cuda_graphs import capturable
+from rectiformer.translate.evaluate import score_pairs
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import score_pairs
 from rectiformer.translate.translator import Translator
 
 SOURCE, TARGET = "Der Hund schläft.", "The dog sleeps."

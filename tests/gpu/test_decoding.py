@@ -10,9 +10,9 @@ from rectiformer.model.norms import OUTPUT_NORMS
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
-from rectiformer.translate.device import hold_weights
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
+from rectiformer.translate.translator import hold_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's own warnings
 DEVICE = "cuda"

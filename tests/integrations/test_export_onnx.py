@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from rectiformer.cli import app
 from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.integrations.export import hash_file
+from rectiformer.translate.evaluate import score_pairs
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import score_pairs
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

@@ -25,7 +25,7 @@ from rectiformer.train.validation import (
     site_health,
     summarize_health,
 )
-from rectiformer.translate.score import symbols_of
+from rectiformer.translate.evaluate import symbols_of
 
 SMALL = {"hidden_size": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
 CONFIG = Config(

@@ -10,7 +10,7 @@ from rectiformer.config import Config, DataConfig, ModelConfig, TrainingConfig, 
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.prepared import prepare
 from rectiformer.train.validation import EXTRA_LENGTH, Validation, Validator
-from rectiformer.translate.score import symbols_of
+from rectiformer.translate.evaluate import symbols_of
 
 MODEL = ModelConfig(
     hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16, dropout=0.5, tie_embeddings="none"

@@ -10,7 +10,7 @@ from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
-from rectiformer.translate.device import find_device, hold_weights
+from rectiformer.translate.translator import find_device, hold_weights
 
 WORDS, START = 23, 2
 SMALL = (

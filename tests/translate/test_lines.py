@@ -2,22 +2,24 @@
 
 import json
 import random
+import warnings
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rectiformer.translate.lines as lines_module
+import rectiformer.translate.chunks as chunks_module
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.lines import read_lines
 from rectiformer.text.vocabulary import Piece, Vocabulary
-from rectiformer.translate.align import align_pairs, to_records
-from rectiformer.translate.lines import Candidate, Translation, split_pieces, to_record, translate_stream
+from rectiformer.translate.align import align_pairs
+from rectiformer.translate.chunks import chunk_lines, translate_line_chunk
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.translator import Translator
+from rectiformer.translate.records import to_record, to_records
+from rectiformer.translate.translator import Candidate, Translation, Translator, split_pieces
 
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]
 QUICK = SearchOptions(beam=2, nbest=2, extra_length=3)
@@ -26,6 +28,12 @@ QUICK = SearchOptions(beam=2, nbest=2, extra_length=3)
 def generate_lines(count, seed=0):
     draw = random.Random(seed)
     return [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(count)]
+
+
+def translate_stream(translator, lines, buffer=1000, prefixes=None, warn=warnings.warn):
+    """Translations of lines as they come, as the command has them."""
+    for chunk in chunk_lines(lines, buffer, prefixes):
+        yield from translate_line_chunk(translator, chunk, QUICK, warn=warn)
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +48,18 @@ def translator():
 def test_a_stream_gives_what_a_list_gives(translator, buffer):
     lines = ["", *generate_lines(20), " ", "das"]
     assert [
-        (each.line, each.source, each.text) for each in translate_stream(translator, iter(lines), QUICK, buffer=buffer)
+        (each.line, each.source, each.text) for each in translate_stream(translator, iter(lines), buffer=buffer)
     ] == [(each.line, each.source, each.text) for each in translator.translate(lines, QUICK)]
 
 
 def test_a_stream_reads_no_further_than_its_buffer(translator, monkeypatch):
     taken = []
     endless = (taken.append(number) or "das Haus" for number in iter(int, 1))
-    assert next(translate_stream(translator, endless, QUICK, buffer=5)).line == 1
+    assert next(translate_stream(translator, endless, buffer=5)).line == 1
     assert len(taken) == 5
-    monkeypatch.setattr(lines_module, "BUFFER_CHARACTERS", 20)
+    monkeypatch.setattr(chunks_module, "BUFFER_CHARACTERS", 20)
     taken.clear()
-    next(translate_stream(translator, endless, QUICK, buffer=5))
+    next(translate_stream(translator, endless, buffer=5))
     assert len(taken) == 3  # 24 characters
 
 
@@ -61,7 +69,7 @@ def test_a_file_of_hostile_lines_gives_a_translation_each(translator, tmp_path, 
     raw = [b"\xef\xbb\xbfdas Haus", b"", b"caf\xe9", b"a\xe2\x80\xa8b\rc\xc2\x85d", b"a\0b", b"\r", b"der Hund"]
     path.write_bytes(b"\n".join(raw))  # no line feed at the end
     heard = []
-    found = list(translate_stream(translator, read_lines(str(path), bad_utf8), QUICK, warn=heard.append))
+    found = list(translate_stream(translator, read_lines(str(path), bad_utf8), warn=heard.append))
     assert [each.line for each in found] == list(range(1, 8))
     assert found[0].source == "das Haus"
     assert found[3].source == "a\u2028b\rc\x85d"
@@ -76,7 +84,7 @@ def test_a_file_of_hostile_lines_gives_a_translation_each(translator, tmp_path, 
 def test_a_stream_with_bad_utf8_names_the_byte(translator, tmp_path):
     path = tmp_path / "lines.txt"
     path.write_bytes(b"das Haus\ncaf\xe9\n")
-    stream = translate_stream(translator, read_lines(str(path)), QUICK, buffer=1)
+    stream = translate_stream(translator, read_lines(str(path)), buffer=1)
     assert next(stream).source == "das Haus"
     with pytest.raises(DataError, match=r"lines\.txt:2:4: not UTF-8 \(0xE9\)"):
         next(stream)
@@ -84,12 +92,12 @@ def test_a_stream_with_bad_utf8_names_the_byte(translator, tmp_path):
 
 def test_prefixes_go_with_their_lines_and_must_be_as_many(translator):
     lines, prefixes = generate_lines(5), ["der", "", "zwei", "am", "und"]
-    found = translate_stream(translator, lines, QUICK, buffer=2, prefixes=iter(prefixes))
+    found = translate_stream(translator, lines, buffer=2, prefixes=iter(prefixes))
     assert all(each.text.startswith(prefix) for each, prefix in zip(found, prefixes, strict=True))
     with pytest.raises(DataError, match="only 3 prefixes, but line 4 follows"):
-        list(translate_stream(translator, lines, QUICK, buffer=2, prefixes=prefixes[:3]))
+        list(translate_stream(translator, lines, buffer=2, prefixes=prefixes[:3]))
     with pytest.raises(DataError, match="more than 5 prefixes for 5 lines"):
-        list(translate_stream(translator, lines, QUICK, buffer=2, prefixes=[*prefixes, ""]))
+        list(translate_stream(translator, lines, buffer=2, prefixes=[*prefixes, ""]))
 
 
 def test_a_record_is_json_and_holds_everything():

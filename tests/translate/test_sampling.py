@@ -7,8 +7,8 @@ import torch
 
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
+from rectiformer.translate.beam import gumbel, narrow
 from rectiformer.translate.options import SearchOptions, Specials
-from rectiformer.translate.sampling import gumbel, narrow
 from rectiformer.translate.search import search
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)

@@ -6,15 +6,14 @@ import random
 import pytest
 import torch
 
-import rectiformer.translate.score as score_module
+import rectiformer.translate.evaluate as evaluate_module
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import DataError
 from rectiformer.measure.bleu import score
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.vocabulary import Vocabulary
-from rectiformer.translate.evaluate import evaluate
+from rectiformer.translate.evaluate import evaluate, score_pairs
 from rectiformer.translate.options import SearchOptions
-from rectiformer.translate.score import score_pairs
 from rectiformer.translate.translator import Translator
 
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]
@@ -67,7 +66,7 @@ def test_scores_are_the_model_s_own(translator, pair):
 @pytest.mark.parametrize("batch_tokens", [1, 50, 4096])
 @pytest.mark.parametrize("positions", [3, 512])
 def test_neither_batches_nor_padding_matter(translator, monkeypatch, batch_tokens, positions):
-    monkeypatch.setattr(score_module, "POSITIONS", positions)
+    monkeypatch.setattr(evaluate_module, "POSITIONS", positions)
     pairs = [*pairs_of(20), ("", ""), ("das", ""), *pairs_of(3)]
     found = score_pairs(translator, pairs, batch_tokens)
     for pair, each in zip(pairs, found, strict=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from recomputing import recomputing
 
-import rectiformer.translate.capture as capture
+import rectiformer.translate.cuda_graphs as cuda_graphs
 from rectiformer import VARIANTS, ArgumentError
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
@@ -52,7 +52,7 @@ def assert_same(ours, theirs):
 
 def search_static(model, sources, options, **others):
     with torch.inference_mode():
-        return capture.search_static(model, Task(sources, options, SPECIALS, **others), capture=False)
+        return cuda_graphs.search_static(model, Task(sources, options, SPECIALS, **others), capture=False)
 
 
 class Leaving:
@@ -145,7 +145,7 @@ def test_fixed_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
     options = SearchOptions(beam=beam, nbest=beam, extra_length=60, length_penalty=1.0, max_repeats=max_repeats)
     eager = search(model, sources, options, SPECIALS)
     assert_same(search_static(model, sources, options), eager)
-    shapes = {(shape.sentences, shape.capacity) for shape in capture.KEPT[model].steps}
+    shapes = {(shape.sentences, shape.capacity) for shape in cuda_graphs.KEPT[model].steps}
     assert {capacity for _, capacity in shapes} >= {32, 64}
     assert len({sentences for sentences, _ in shapes}) > 1
     assert {best[0].ended for best in eager} == {True, False}
@@ -161,7 +161,7 @@ def test_every_driver_counts_in_sentences():
     assert_same(search(model, sources, cached, SPECIALS), found)
     for _ in range(2):  # the second time in shapes that have been used
         assert_same(search_static(model, sources, cached), found)
-    assert len({shape.capacity for shape in capture.KEPT[model].steps}) > 1
+    assert len({shape.capacity for shape in cuda_graphs.KEPT[model].steps}) > 1
     assert {h.ids.count(SEPARATOR) for best in found for h in best} >= {0, 1, 2}
 
 
@@ -198,22 +198,22 @@ def test_kept_shapes_serve_later_batches_and_other_penalties():
         sources = random_sources(6, seed=seed)
         options = SearchOptions(beam=4, nbest=4, extra_length=30, length_penalty=penalty)
         assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
-    kept = dict(capture.KEPT[model].steps)
+    kept = dict(cuda_graphs.KEPT[model].steps)
     search_static(model, random_sources(6), SearchOptions(nbest=4, extra_length=30))
-    assert dict(capture.KEPT[model].steps) == kept
+    assert dict(cuda_graphs.KEPT[model].steps) == kept
 
 
 def test_kept_shapes_go_when_weights_move_or_the_model_dies():
     model, options = build_model(), SearchOptions(extra_length=3)
     search_static(model, random_sources(2), options)
-    before = list(capture.KEPT[model].steps.values())
+    before = list(cuda_graphs.KEPT[model].steps.values())
     with torch.no_grad():
         model.output.mul_(2)  # in place: the weights stay where they are
     search_static(model, random_sources(2), options)
-    assert list(capture.KEPT[model].steps.values()) == before
+    assert list(cuda_graphs.KEPT[model].steps.values()) == before
     model.output = torch.nn.Parameter(model.output.detach().clone())
     assert_same(search_static(model, random_sources(2), options), search(model, random_sources(2), options, SPECIALS))
-    assert not set(capture.KEPT[model].steps.values()) & set(before)
+    assert not set(cuda_graphs.KEPT[model].steps.values()) & set(before)
     alive = weakref.ref(model)
     del model
     gc.collect()
@@ -221,11 +221,11 @@ def test_kept_shapes_go_when_weights_move_or_the_model_dies():
 
 
 def test_kept_shapes_stay_within_their_bytes(monkeypatch):
-    monkeypatch.setattr(capture, "KEPT_BYTES", 1)
+    monkeypatch.setattr(cuda_graphs, "KEPT_BYTES", 1)
     model, sources = build_model(eos=6.0), random_sources(9, longest=40)
     options = SearchOptions(extra_length=60)
     assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
-    assert len(capture.KEPT[model].steps) == 1
+    assert len(cuda_graphs.KEPT[model].steps) == 1
 
 
 @pytest.mark.parametrize("driver", ["eager", "fixed", "sampled"])
@@ -271,11 +271,11 @@ def test_a_model_in_training_mode_is_refused():
 
 
 def test_what_cannot_be_captured_is_known():
-    assert capture.capturable(build_model())
-    assert not capture.capturable(build_model(memory="sigma-moe"))
+    assert cuda_graphs.capturable(build_model())
+    assert not cuda_graphs.capturable(build_model(memory="sigma-moe"))
     watched = build_model()
     next(watched.sites()).attention.observer = print
-    assert not capture.capturable(watched)
+    assert not cuda_graphs.capturable(watched)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_batch_that_nobody_wants_stops_at_once(driver, monkeypatch):
     model, sources, options = build_model(), random_sources(3), SearchOptions(extra_length=300)
     steps, leaving = steps_of(model, monkeypatch), Leaving({0: 9, 1: 9, 2: 9})
     assert driver(model, sources, options, borders=[100] * 3, is_wanted=leaving) == [[ABANDONED]] * 3
-    assert 1 <= len(steps) <= 4 * capture.LOOK
+    assert 1 <= len(steps) <= 4 * cuda_graphs.LOOK
 
 
 def test_what_nobody_wants_from_the_start_is_not_even_encoded(monkeypatch):

@@ -37,10 +37,10 @@ class JoinedPairs(EncodedPairs):
             [join(vocabulary, each[side]) for each in encoded] for side, vocabulary in enumerate(vocabularies)
         )
         for number, lengths in enumerate(zip(map(len, self.sources), map(len, self.targets), strict=True), 1):
-            if max(lengths) > translator.longest:
+            if max(lengths) > translator.max_length:
                 raise DataError(
                     f"document {number}: {lengths[0]} source and {lengths[1]} target subwords, but at most "
-                    f"{translator.longest} are read at once; cut it"
+                    f"{translator.max_length} are read at once; cut it"
                 )
         self.source_lengths = np.array([len(ids) for ids in self.sources], dtype=np.int64)
         self.target_lengths = np.array([len(ids) for ids in self.targets], dtype=np.int64)
@@ -78,7 +78,7 @@ def cut_documents(translators: Sequence[Translator], documents: Sequence[Documen
         for side, vocabulary in enumerate((each.source, each.target))
     ]
     lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int64).reshape(len(sides), len(pairs)).T
-    longest = min(each.longest for each in translators)
+    longest = min(each.max_length for each in translators)
     starts = [0, *accumulate(map(len, documents))]
     for number, (first, last) in enumerate(pairwise(starts), 1):
         for index in range(first, last):
@@ -87,7 +87,7 @@ def cut_documents(translators: Sequence[Translator], documents: Sequence[Documen
                     f"document {number}, sentence {index - first + 1}: {most} subwords, but at most {longest} are read "
                     "at once; shorten or remove it"
                 )
-    return build_segments(lengths, starts[:-1], [min(longest, *(each.segment for each in translators))])
+    return build_segments(lengths, starts[:-1], [min(longest, *(each.segment_length for each in translators))])
 
 
 def join(vocabulary: Vocabulary, ids: Sequence[Sequence[int]]) -> list[int]:

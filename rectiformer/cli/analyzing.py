@@ -86,7 +86,7 @@ def analyze_command(
         test = read_test_set(source, target, gold, form, tokenized, seed, documents)
         translators = [open_run_translator(folder, checkpoint, own_device, precision) for folder in runs]
         for folder, translator in zip(runs, translators, strict=True):
-            translator.longest, translator.ranks = max_length or translator.longest, ranks
+            translator.max_length, translator.ranks = max_length or translator.max_length, ranks
             view.check(translator, folder)
         names = distinct_names(runs)
         tests = [with_own_translations(test, each) if test.own else test for each in translators]
@@ -431,16 +431,16 @@ def cut_test_set(test: TestSet, translators: list[Translator], names: list[str])
 
     if not test.documents:
         return []
-    trained = [each for each in translators if each.segment]
-    if len({each.segment for each in trained}) > 1:
-        lengths = " and ".join(f"{each.segment:,}" for each in trained)
-        least = min(each.segment for each in trained)
+    trained = [each for each in translators if each.segment_length]
+    if len({each.segment_length for each in trained}) > 1:
+        lengths = " and ".join(f"{each.segment_length:,}" for each in trained)
+        least = min(each.segment_length for each in trained)
         warn(f"the runs were trained on segments of {lengths} subwords; to be compared, both read those of {least:,}")
     cuts = []
     for name, translator in zip(names, translators, strict=True):
-        if not translator.segment:
+        if not translator.segment_length:
             warn(f"{name} was trained on sentences (data.segment_length = 0), so it reads each one by itself")
-        cuts.append(cut_documents(trained if translator.segment else [translator], test.documents))
+        cuts.append(cut_documents(trained if translator.segment_length else [translator], test.documents))
     return cuts
 
 

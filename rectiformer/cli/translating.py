@@ -142,7 +142,7 @@ def translate(
     with join_ranks(device) as (ranks, own_device):
         with only_rank0_prints(ranks):
             translator = open_translator(run, checkpoint, own_device, precision)
-        translator.longest = max_length or translator.longest
+        translator.max_length = max_length or translator.max_length
         run_job(job, translator, ranks, out, [file, prefix], shard_source)
 
 
@@ -310,7 +310,7 @@ class Job:
         import rectiformer
 
         text = hash_lines(file, self.bad_utf8)
-        kept = {**asdict(self), "file": text, "longest": translator.longest, "device": translator.device.type}
+        kept = {**asdict(self), "file": text, "max_length": translator.max_length, "device": translator.device.type}
         kept |= {"rectiformer": rectiformer.__version__, "weights": translator.fingerprint()}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 

@@ -35,14 +35,14 @@ def export_ctranslate2(translator: Translator, out: Path, report: Report = lambd
     """Write folder `out` with model.bin, config.json, vocabularies, source.model, target.model and export.json.
 
     Tokens are sentencepiece's subwords; CTranslate2 adds the end of the source by itself. Sequences may have up to
-    twice `translator.longest` tokens.
+    twice `translator.max_length` tokens.
     """
     require_packages("CTranslate2", "ctranslate2", "ctranslate2")
     require_new(out)
     require_exportable(translator.model.config, "ctranslate2")
     source, target = translator.source, translator.target
     specials = Specials(pad=target.pad, unk=target.unk, bos=target.bos, eos=target.eos)
-    positions = 2 * translator.longest
+    positions = 2 * translator.max_length
     with export_folder(out) as folder:
         report("translating the model into CTranslate2's layers")
         write_model(translator.model, name_tokens(source), name_tokens(target), specials, folder, positions)

@@ -58,7 +58,7 @@ def export_transformers(translator: Translator, out: Path, report: Report = lamb
     require_exportable(model.config, "transformers")
     attention = find_registered(find_variant(model.config.variant_at("cross")))
     require_same_symbols(translator)
-    positions = 2 * translator.longest
+    positions = 2 * translator.max_length
     files = {
         "config.json": to_json(configure(translator, attention, positions)),
         "generation_config.json": to_json(configure_generation(translator)),
@@ -151,7 +151,7 @@ def configure_generation(translator: Translator) -> dict[str, Any]:
         "eos_token_id": target.eos,
         "pad_token_id": target.pad,
         "min_new_tokens": 1,
-        "max_length": translator.longest,
+        "max_length": translator.max_length,
         "num_beams": 4,
         "length_penalty": 0.6,
     }
@@ -161,7 +161,7 @@ def configure_tokenizer(translator: Translator) -> dict[str, Any]:
     """tokenizer_config.json."""
     return {
         "tokenizer_class": "MarianTokenizer",
-        "model_max_length": translator.longest,
+        "model_max_length": translator.max_length,
         "separate_vocabs": True,
         "bos_token": "<s>",
         "eos_token": "</s>",

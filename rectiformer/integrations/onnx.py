@@ -60,12 +60,12 @@ def export_onnx(translator: Translator, out: Path, report: Report = lambda line:
     """Write folder `out` with encoder.onnx, decoder.onnx, source.model, target.model and export.json.
 
     The graphs are compared with the model before the folder appears; what ONNX cannot express is an ArgumentError. They
-    accept sequences of up to twice `translator.longest` tokens.
+    accept sequences of up to twice `translator.max_length` tokens.
     """
     require_packages("ONNX", "onnx", "onnx", "onnxscript", "onnxruntime")
     require_new(out)
     require_exportable(translator.model.config, "onnx")
-    model, positions = translator.model.eval(), 2 * translator.longest
+    model, positions = translator.model.eval(), 2 * translator.max_length
     if (model.output.device.type, model.output.dtype) != ("cpu", torch.float32):
         raise ArgumentError(f"the model is {model.output.dtype} on {model.output.device}; load it as fp32 on the cpu")
     with export_folder(out) as folder:
@@ -120,12 +120,15 @@ class OnnxTranslator(Translator):
         try:
             source = Vocabulary.load(folder / "source.model", record["source"]["sha256"])
             target = Vocabulary.load(folder / "target.model", record["target"]["sha256"])
-            positions, longest, segment = (int(record[name]) for name in ("positions", "longest", "segment"))
+            names = ("positions", "max_length", "segment_length")
+            positions, max_length, segment_length = (int(record[name]) for name in names)
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(folder / "export.json", f"it does not describe a translator ({error!r})") from error
         graphs = OnnxTransformer(folder, source.size, target.size, positions, threads)
         # Beam search needs less of a model than a Transformer has: what OnnxTransformer has.
-        super().__init__(cast(Transformer, graphs), source, target, longest=longest, segment=segment)
+        super().__init__(
+            cast(Transformer, graphs), source, target, max_length=max_length, segment_length=segment_length
+        )
         self.origin = str(record.get("fingerprint"))
 
     def fingerprint(self) -> str:

@@ -175,7 +175,7 @@ def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
         variants=card.variants,
         layers=card.layers,
         heads=card.heads,
-        segment=served.translator.segment,
+        segment=served.translator.segment_length,
         aligns=maker.align is not None,
         limits=dataclasses.asdict(served.limits),
     )

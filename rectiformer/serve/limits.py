@@ -52,7 +52,7 @@ class Limits(WebLimits):
 
     def check_model(self, translator: Translator) -> None:
         """ArgumentError if a sentence within the limits could be too long for the model."""
-        longest = translator.longest - SearchOptions.extra_length
+        longest = translator.max_length - SearchOptions.extra_length
         if self.max_sentence_tokens > longest:
             raise ArgumentError(
                 f"max_sentence_tokens = {self.max_sentence_tokens}, but this model translates at most {longest} "

@@ -60,9 +60,9 @@ class Prepared:
         self.source = Vocabulary.load(folder / "source.model", hashes["source"])
         shared = hashes["source"] == hashes["target"]
         self.target = self.source if shared else Vocabulary.load(folder / "target.model", hashes["target"])
-        self.segment: int = manifest.get("segment", 0)
+        self.segment_length: int = manifest.get("segment", 0)
         splits = {
-            name: Encoded(folder / name, self.source, self.target, self.segment > 0, verify)
+            name: Encoded(folder / name, self.source, self.target, self.segment_length > 0, verify)
             for name in manifest["splits"]
         }
         self.valid = splits.pop("valid", None)
@@ -91,7 +91,7 @@ class Prepared:
             return []
         texts, found = iter(self.valid_text), []
         for index in range(self.valid.pairs):
-            borders = np.count_nonzero(self.valid.source(index) == self.source.separator) if self.segment else 0
+            borders = np.count_nonzero(self.valid.source(index) == self.source.separator) if self.segment_length else 0
             pairs = list(islice(texts, int(borders) + 1))
             found.append(([source for source, _ in pairs], [target for _, target in pairs]))
         return found

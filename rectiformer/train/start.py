@@ -283,9 +283,9 @@ def are_one(config: Config, vocabularies: Vocabularies) -> bool:
 
 def require_same_segments(config: Config, prepared: Prepared) -> None:
     """ConfigError where data was cut into other segments than those to train on."""
-    if prepared.segment != config.data.segment_length:
+    if prepared.segment_length != config.data.segment_length:
         raise ConfigError(
-            f"{prepared.folder} was prepared with data.segment_length = {prepared.segment}, but here it is "
+            f"{prepared.folder} was prepared with data.segment_length = {prepared.segment_length}, but here it is "
             f"{config.data.segment_length}; use the same for both"
         )
 

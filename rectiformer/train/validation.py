@@ -107,7 +107,7 @@ class Validator:
             "batch_tokens": max(1, self.config.training.batch_tokens // beam),
             "progress": lambda *_: self.check(),
         }
-        if not self.prepared.segment:
+        if not self.prepared.segment_length:
             texts = self.prepared.valid_text[:most]
             found = self.translator.translate([source for source, _ in texts], warn=lambda _: None, **how)
             return [each.text for each in found], [target for _, target in texts]

@@ -136,8 +136,8 @@ def check_request(translator: Translator, options: SearchOptions, limit: int | N
         raise ArgumentError(f"nbest = {options.nbest}, but a document has one translation; leave it at 1")
     if overlap < 0 or (limit is not None and limit < 1):
         raise ArgumentError(f"overlap = {overlap} and limit = {limit}; they must be at least 0 and 1")
-    wanted = translator.segment if limit is None else limit
-    if wanted and not translator.segment:
+    wanted = translator.segment_length if limit is None else limit
+    if wanted and not translator.segment_length:
         raise ArgumentError(
             f"segments of {wanted} subwords, but this model knows single sentences only: it was trained with "
             "data.segment_length = 0; leave the limit out"

@@ -137,7 +137,7 @@ class PairScore:
 
 
 class EncodedPairs:
-    """The ids of sentence pairs, without special symbols; DataError if a side has more than `translator.longest`."""
+    """The ids of sentence pairs, without special symbols; DataError if a side has more than `translator.max_length`."""
 
     def __init__(self, translator: Translator, pairs: Sequence[tuple[str, str]]) -> None:
         self.sources = translator.source.encode_all([source for source, _ in pairs])
@@ -146,10 +146,10 @@ class EncodedPairs:
         self.target_lengths = np.array([len(ids) for ids in self.targets], dtype=np.int64)
         self.pairs = len(pairs)
         for index, lengths in enumerate(zip(self.source_lengths, self.target_lengths, strict=True)):
-            if max(lengths) > translator.longest:
+            if max(lengths) > translator.max_length:
                 raise DataError(
                     f"pair {index + 1}: {lengths[0]} source and {lengths[1]} target subwords, but at most "
-                    f"{translator.longest} are read at once; shorten or remove it"
+                    f"{translator.max_length} are read at once; shorten or remove it"
                 )
 
     @property
@@ -167,7 +167,7 @@ class EncodedPairs:
 def fits(translator: Translator, pair: tuple[str, str]) -> bool:
     """Whether both sides go through the model as a whole."""
     source, target = pair
-    return max(len(translator.source.encode(source)), len(translator.target.encode(target))) <= translator.longest
+    return max(len(translator.source.encode(source)), len(translator.target.encode(target))) <= translator.max_length
 
 
 def symbols_of(holder: Translator | Prepared) -> Symbols:

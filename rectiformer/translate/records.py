@@ -44,7 +44,7 @@ def to_records(
         weights = cross_weights(translator, list(compress(pairs, fitting)))
         for translation, whole in zip(chunk, fitting, strict=True):
             if not whole:
-                note = f"no alignment: a side has more than {translator.longest} subwords"
+                note = f"no alignment: a side has more than {translator.max_length} subwords"
                 yield to_record(dataclasses.replace(translation, warnings=[*translation.warnings, note]))
                 continue
             pair = next(weights)

@@ -21,7 +21,7 @@ from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
 from rectiformer.translate.search import search
 
 TOO_LONG = ("split", "cut", "error")
-LONGEST = 1024
+MAX_LENGTH = 1024
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 FINAL = tuple(".!?…؟।")
 UNSPACED_FINAL = ("\u3002", "\uff01", "\uff1f", "\uff61")  # final marks of scripts that put no space after them
@@ -80,8 +80,8 @@ class Translator:
     Args:
         device: where the model is moved to; "auto" takes a GPU if there is one.
         precision: "fp32", or "bf16" for matrix products.
-        longest: most subwords of a source that goes through the model at once.
-        segment: most subwords of several sentences of a document at once; 0 where each is translated by itself.
+        max_length: most subwords of a source that goes through the model at once.
+        segment_length: most subwords of several sentences of a document at once; 0 where each is translated by itself.
     """
 
     ranks: Ranks = SINGLE_PROCESS
@@ -95,18 +95,18 @@ class Translator:
         *,
         device: str | torch.device = "cpu",
         precision: str = "fp32",
-        longest: int = LONGEST,
-        segment: int = 0,
+        max_length: int = MAX_LENGTH,
+        segment_length: int = 0,
     ) -> None:
         if precision not in PRECISIONS:
             raise ArgumentError(unknown_name("precision", precision, PRECISIONS))
-        if longest < 1:
-            raise ArgumentError(f"longest = {longest}, but it must be at least 1")
+        if max_length < 1:
+            raise ArgumentError(f"max_length = {max_length}, but it must be at least 1")
         self.device = find_device(device)
         self.model = model.to(self.device)
         self.source, self.target = source, target
         self.precision = PRECISIONS[precision]
-        self.longest, self.segment = longest, segment
+        self.max_length, self.segment_length = max_length, segment_length
 
     @classmethod
     def from_run(
@@ -120,10 +120,11 @@ class Translator:
         """The translator of a run folder, its weights held in `precision`; `checkpoint` as in `load_model`."""
         run = open_run(Path(folder))
         model, _ = load_model(run, checkpoint, notice=notice)
-        segment = run.config.data.segment_length
+        segment_length = run.config.data.segment_length
         translator = cls(
             model, run.source, run.target,
-            device=device, precision=precision, longest=max(LONGEST, segment), segment=segment,
+            device=device, precision=precision,
+            max_length=max(MAX_LENGTH, segment_length), segment_length=segment_length,
         )  # fmt: skip
         translator.narrow()
         return translator
@@ -174,7 +175,7 @@ class Translator:
             prefixes: how each translation has to begin; "" leaves it free.
             first_line: the number of lines[0], for messages and for the seeds of sampling.
             warn: told of each line that did not go through the model as a whole.
-            too_long: what to do with more than `longest` subwords. "split" translates parts, cut after a sentence if
+            too_long: what to do with more than `max_length` subwords. "split" translates parts, cut after a sentence if
                 possible and else at white space, and joins them with spaces; "cut" drops the rest.
             progress: told how many sentences are done, and of how many, after each batch.
             is_wanted: whether lines[n] is still wanted, as in `search`; one that is not is left empty and not ended.
@@ -207,25 +208,27 @@ class Translator:
         ]
 
     def fit(self, line: str, ids: list[int], number: int, too_long: str, notes: list[str]) -> list[list[int]]:
-        """The ids of a line in groups of at most `longest`, with a note if that changes anything."""
-        if len(ids) <= self.longest:
+        """The ids of a line in groups of at most `max_length`, with a note if that changes anything."""
+        if len(ids) <= self.max_length:
             return [ids]
         if too_long == "error":
             raise DataError(
-                f"line {number}: {len(ids)} subwords, but at most {self.longest} are translated at once; shorten it, "
-                'or choose "split" or "cut" for lines that are too long'
+                f"line {number}: {len(ids)} subwords, but at most {self.max_length} are translated at once; shorten "
+                'it, or choose "split" or "cut" for lines that are too long'
             )
         if too_long == "cut":
-            notes.append(f"{len(ids)} subwords, cut to the first {self.longest}")
-            return [ids[: self.longest]]
-        groups = split_pieces(line, self.source.pieces(line), self.longest)
-        notes.append(f"{len(ids)} subwords, more than {self.longest}; translated in {len(groups)} parts")
+            notes.append(f"{len(ids)} subwords, cut to the first {self.max_length}")
+            return [ids[: self.max_length]]
+        groups = split_pieces(line, self.source.pieces(line), self.max_length)
+        notes.append(f"{len(ids)} subwords, more than {self.max_length}; translated in {len(groups)} parts")
         return groups
 
     def _prefix(self, text: str, number: int) -> list[int]:
         ids = self.target.encode(text)
-        if len(ids) > self.longest:
-            raise DataError(f"line {number}: its prefix has {len(ids)} subwords, but at most {self.longest} are forced")
+        if len(ids) > self.max_length:
+            raise DataError(
+                f"line {number}: its prefix has {len(ids)} subwords, but at most {self.max_length} are forced"
+            )
         return ids
 
     def search_all(

@@ -34,7 +34,7 @@ def main():
         variant="rela-g", hidden_size=512, num_heads=8, encoder_layers=1, decoder_layers=2, ffn_size=2048
     )
     translator = Translator(
-        Transformer(config, vocabulary.size, vocabulary.size), vocabulary, vocabulary, longest=TOKENS
+        Transformer(config, vocabulary.size, vocabulary.size), vocabulary, vocabulary, max_length=TOKENS
     )
     while len(vocabulary.encode(" ".join(words))) >= TOKENS:
         words.pop()

@@ -36,12 +36,12 @@ VOCABULARIES = {
 DOCUMENTS = [list(zip(draw_lines(size, size), draw_lines(size, 50 + size), strict=True)) for size in (7, 1, 4, 5)]
 
 
-def build(variant="rela-g", segment=40, separator=True, longest=1000):
+def build(variant="rela-g", segment=40, separator=True, max_length=1000):
     torch.manual_seed(0)
     words = VOCABULARIES[separator]
     sizes = {"hidden_size": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16}
     model = Transformer(ModelConfig(variant=variant, **sizes), words.size, words.size)
-    return Translator(model, words, words, segment=segment, longest=longest)
+    return Translator(model, words, words, segment_length=segment, max_length=max_length)
 
 
 def measure(weights, queries, keys):
@@ -128,7 +128,7 @@ def test_segments_fit_every_model_and_stay_inside_documents():
     for segment in take(DOCUMENTS, together):
         joined = JoinedPairs(small, two_sides([segment]))
         assert len(segment) == 1 or max(joined.padded_lengths) <= 20
-    assert cut_documents([build(longest=20)], DOCUMENTS) == together
+    assert cut_documents([build(max_length=20)], DOCUMENTS) == together
 
 
 def test_the_segment_of_another_run_holds_the_last_sentence():
@@ -140,11 +140,11 @@ def test_documents_that_cannot_be_measured_are_refused_in_one_line():
         analyze_documents(build(), [])
     documents = [*DOCUMENTS, [("das", "das"), ("das", "Haus " * 60)]]
     with pytest.raises(DataError, match=r"^document 5, sentence 2: \d+ subwords, but at most 50 are read at once"):
-        analyze_documents(build(longest=50), documents)
+        analyze_documents(build(max_length=50), documents)
 
 
 def test_a_document_never_has_all_its_weights_in_memory():
-    translator = build(segment=10**6, longest=10**6)
+    translator = build(segment=10**6, max_length=10**6)
     translator.model.double()
 
     def peak(sentences):

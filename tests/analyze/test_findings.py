@@ -45,7 +45,7 @@ def build_translator(variant="rela-g", **changes):
         "dropout": 0.1,
     }
     model = Transformer(ModelConfig(variant=variant, **{**sizes, **changes}), VOCABULARY.size, VOCABULARY.size)
-    return Translator(model, VOCABULARY, VOCABULARY, longest=3000)
+    return Translator(model, VOCABULARY, VOCABULARY, max_length=3000)
 
 
 def train(translator, steps=60):

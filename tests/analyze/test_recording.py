@@ -36,11 +36,11 @@ def vocabulary():
     return Vocabulary.train(generate_lines(200), VocabularyConfig(size=340, byte_fallback=True))
 
 
-def build_translator(vocabulary, variant="rela-g", longest=80, **sizes):
+def build_translator(vocabulary, variant="rela-g", max_length=80, **sizes):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "ffn_size": 16, **sizes}
     model = Transformer(ModelConfig(variant=variant, **sizes), vocabulary.size, vocabulary.size).double()
-    return Translator(model, vocabulary, vocabulary, longest=longest)
+    return Translator(model, vocabulary, vocabulary, max_length=max_length)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_record_of_a_model_survives_its_file(translator, tmp_path):
 
 
 def test_a_long_pair_in_blocks_is_the_same_as_at_once(vocabulary):
-    translator = build_translator(vocabulary, longest=700, num_heads=4)
+    translator = build_translator(vocabulary, max_length=700, num_heads=4)
     line = " ".join(generate_lines(130, 3))
     example = record_pairs(translator, [(line, line)], sites=["cross", "decoder"], layers=[1]).examples[0]
     expected = weights_by_hand(translator, line, line)
@@ -117,7 +117,7 @@ def test_a_long_pair_in_blocks_is_the_same_as_at_once(vocabulary):
 
 def test_memory_is_that_of_what_is_not_zero(vocabulary):
     """Heads that weigh few of 950 keys: not even one attention's dense weights may ever be held."""
-    translator = build_translator(vocabulary, longest=1200, hidden_size=64, num_heads=8, decoder_layers=1)
+    translator = build_translator(vocabulary, max_length=1200, hidden_size=64, num_heads=8, decoder_layers=1)
     for site in translator.model.sites():  # a query and a key that point away from each other
         site.attention.input_bias.data[:64], site.attention.input_bias.data[64:128] = 1.5, -1.5
     line = " ".join(generate_lines(200, 3))

@@ -22,7 +22,7 @@ def translator(request):
     vocabulary = Vocabulary.train(LINES * 20, VocabularyConfig(size=60), separator=request.param)
     sizes = {"hidden_size": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "ffn_size": 16}
     model = Transformer(ModelConfig(variant="rela-g", **sizes), vocabulary.size, vocabulary.size)
-    return Translator(model, vocabulary, vocabulary, longest=100)
+    return Translator(model, vocabulary, vocabulary, max_length=100)
 
 
 def test_sentences_are_where_their_pieces_and_words_are(translator):

@@ -74,7 +74,7 @@ def assert_portable(folder):
 def refuse_what_graphs_cannot(translator):
     with pytest.raises(ArgumentError, match="use the run folder"):
         score_pairs(translator, [("Der Hund schläft.", "The dog sleeps.")])
-    translator.longest = 4096
+    translator.max_length = 4096
     with pytest.raises(ArgumentError, match=r"a sequence of \d+ tokens, but the graphs were exported for 2048"):
         translator.translate(["Hund " * 3000], SearchOptions())
 

@@ -195,7 +195,7 @@ def test_validation_segments_have_their_sentences(segmented):
 
 def test_prepared_segments_open_again_and_say_so(segmented):
     again = Prepared.open(segmented.folder)
-    assert again.segment == 48
+    assert again.segment_length == 48
     summary = again.manifest["splits"]["train-0"]
     assert summary["pairs"] == summary["counts"]["segments"] == again.train[0].pairs
     assert f" documents, {again.train[0].pairs} segments; " in Counts(**summary["counts"]).describe()

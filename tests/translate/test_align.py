@@ -50,7 +50,7 @@ def build_translator(vocabularies, variant="rela-g", order="post"):
         norm=order,
     )
     model = Transformer(config, *(vocabulary.size for vocabulary in vocabularies)).double()
-    return Translator(model, *vocabularies, longest=80)
+    return Translator(model, *vocabularies, max_length=80)
 
 
 @pytest.fixture(scope="module")

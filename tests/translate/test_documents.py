@@ -69,13 +69,13 @@ def words():
     return Vocabulary.train(draw_lines(200), VocabularyConfig(size=60, byte_fallback=False), separator=True)
 
 
-def build(words, segment=LIMIT, kind=Translator, longest=40):
+def build(words, segment=LIMIT, kind=Translator, max_length=40):
     torch.manual_seed(0)
     model = Transformer(SMALL, words.size, words.size, start=words.bos).double()
     with torch.no_grad():
         model.output.mul_(4)  # sure of something
         model.output[words.eos].mul_(2)  # and ending now and then
-    return kind(model, words, words, longest=longest, segment=segment)
+    return kind(model, words, words, max_length=max_length, segment_length=segment)
 
 
 def always(translator, token):
@@ -162,7 +162,7 @@ def test_a_model_that_copies_gives_the_document_back_however_it_is_cut(groups, o
 
 
 COPIER = build(
-    Vocabulary.train(draw_lines(200), VocabularyConfig(size=60), separator=True), kind=Copying, longest=10**6
+    Vocabulary.train(draw_lines(200), VocabularyConfig(size=60), separator=True), kind=Copying, max_length=10**6
 )
 
 
@@ -216,7 +216,7 @@ def test_translations_may_be_longer_by_as_much_a_sentence_as_a_sentence_may(word
 
 
 def test_a_sentence_longer_than_the_model_takes_is_split_not_cut(words):
-    translator = build(words, kind=Copying, longest=20)
+    translator = build(words, kind=Copying, max_length=20)
     line = "das kleine Haus steht am alten Fluss. " * 8
     (found,) = translate(translator, [["der Hund", line.strip(), "zwei"]])
     assert found.sentences == ["der Hund", line.strip(), "zwei"]
@@ -301,7 +301,7 @@ def test_data_prepared_with_other_segments_is_refused(segmented, tmp_path):
 
 def test_agreement_is_counted_on_documents_of_the_grammar(segmented):
     model = Transformer(SMALL, segmented.source.size, segmented.target.size, start=segmented.target.bos)
-    translator = Translator(model, segmented.source, segmented.target, segment=64)
+    translator = Translator(model, segmented.source, segmented.target, segment_length=64)
     found = evaluate_agreement(translator, 3, SearchOptions(beam=1, extra_length=2), warn=lambda _: None)
     documents = list(draw_documents(3, 1, "test"))
     assert found.counts["all"].total == sum(len(pair.dependents) for document in documents for pair in document)

@@ -41,7 +41,7 @@ def translator():
     words = Vocabulary.train(generate_lines(200), VocabularyConfig(size=60))
     torch.manual_seed(0)
     config = ModelConfig(hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=2, ffn_size=16)
-    return Translator(Transformer(config, words.size, words.size).double(), words, words, longest=60)
+    return Translator(Transformer(config, words.size, words.size).double(), words, words, max_length=60)
 
 
 @pytest.mark.parametrize("buffer", [1, 7, 1000])

@@ -33,7 +33,7 @@ def translator():
     config = ModelConfig(
         hidden_size=16, num_heads=2, encoder_layers=1, decoder_layers=1, ffn_size=16, tie_embeddings="none"
     )
-    return Translator(Transformer(config, source.size, target.size).double(), source, target, longest=80)
+    return Translator(Transformer(config, source.size, target.size).double(), source, target, max_length=80)
 
 
 def pairs_of(count):

@@ -47,7 +47,7 @@ def generate_lines(count, seed=0):
     return [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) + draw.choice([".", "!", ""]) for _ in range(count)]
 
 
-def build_translator(longest=40, **vocabulary):
+def build_translator(max_length=40, **vocabulary):
     """A random model in float64, so that the sizes of batches, which round differently, decide no tie."""
     words = Vocabulary.train(generate_lines(200), VocabularyConfig(**({"size": 60} | vocabulary)))
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def build_translator(longest=40, **vocabulary):
     with torch.no_grad():
         model.output.mul_(4)  # an untrained model is near uniform; this one is sure of something
         model.output[words.eos].mul_(2)  # and ends now and then
-    return Translator(model, words, words, longest=longest)
+    return Translator(model, words, words, max_length=max_length)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_samples_do_not_depend_on_batches_but_on_line_numbers(translator):
 
 def test_equal_parts_of_a_split_line_draw_their_own_samples(translator):
     sentence = "das Haus steht am Fluss. "
-    fitting = translator.longest // len(translator.source.encode(sentence))
+    fitting = translator.max_length // len(translator.source.encode(sentence))
     [found] = translator.translate(
         [sentence * fitting * 3], SearchOptions(sample=True, extra_length=3), warn=lambda message: None
     )
@@ -151,7 +151,7 @@ def test_n_best_are_sorted_and_blank_lines_have_one(translator):
 
 
 def test_a_line_of_100k_subwords_is_split_and_changes_no_other():
-    translator = build_translator(longest=100)
+    translator = build_translator(max_length=100)
     sentence = "das kleine Haus steht am alten Fluss. "
     subwords = len(translator.source.encode(sentence))
     long = sentence * (100_000 // subwords + 1)
@@ -282,8 +282,8 @@ def test_arguments_without_sense_are_refused(translator):
         Translator(model, words, words, precision="bf61")
     with pytest.raises(ArgumentError, match="unknown device 'gpu'; use auto, cpu or cuda"):
         Translator(model, words, words, device="gpu")
-    with pytest.raises(ArgumentError, match="longest = 0"):
-        Translator(model, words, words, longest=0)
+    with pytest.raises(ArgumentError, match="max_length = 0"):
+        Translator(model, words, words, max_length=0)
     with pytest.raises(ArgumentError, match="unknown value of too_long 'spilt'; did you mean 'split'"):
         translator.translate(["a"], QUICK, too_long="spilt")
     with pytest.raises(ArgumentError, match="batch_tokens = 0"):

@@ -6,11 +6,13 @@ score changes sign by rounding, and gradients, which jump where one does, can be
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from rectiformer.ops.attention import check_call, run
+from rectiformer.ops.call import UNBOUNDED
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.variants import VARIANTS
 
@@ -77,3 +79,14 @@ def peak_allocation(work: Callable[[], object]) -> int:
             held += event.nbytes()
             peak = max(peak, held)
     return peak
+
+
+def kernel_arguments(q, k, v, **given):
+    """Arguments of the operators of the short and long kernels, in order; what is not given is off."""
+    from rectiformer.ops.gpu.common import KernelCall
+
+    off = dict.fromkeys(field.name for field in fields(KernelCall))
+    off |= {"power": 1, "scale": 0.5, "dropout_p": 0.0, "row_exponent": 0.0, "row_factor": 1.0}
+    off |= {"window_left": UNBOUNDED, "window_right": UNBOUNDED, "max_queries": q.shape[2], "max_keys": k.shape[2]}
+    assert given.keys() <= off.keys()
+    return list((off | {"q": q, "k": k, "v": v} | given).values())

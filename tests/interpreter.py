@@ -12,7 +12,7 @@ import pytest
 import torch
 
 INTERPRETED = find_spec("triton") is not None and not torch.cuda.is_available()
-KERNELS = sorted((Path(__file__).parent.parent / "rectiformer" / "ops" / "kernels").glob("[a-z]*.py"))
+KERNELS = sorted((Path(__file__).parent.parent / "rectiformer" / "ops" / "gpu").glob("[a-z]*.py"))
 
 if INTERPRETED:
     with pytest.MonkeyPatch.context() as environment:
@@ -21,7 +21,7 @@ if INTERPRETED:
         from triton.runtime import interpreter
 
         for path in KERNELS:
-            import_module(f"rectiformer.ops.kernels.{path.stem}")
+            import_module(f"rectiformer.ops.gpu.{path.stem}")
     assert isinstance(tl.sum, interpreter.InterpretedFunction), "Triton was imported before, without its interpreter"
 
     # The interpreter keeps NaN in every maximum; a GPU's plain one takes the number, and so must a test of kernels.

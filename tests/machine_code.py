@@ -112,19 +112,19 @@ def attend(how, variant, sizes, dtype="bfloat16", heads=(4, 4), **arguments):
 
 def launch_short():
     """Every pair of block sizes; the features in turn, so that each meets each size of block."""
-    from rectiformer.ops.short import short_attention
+    from rectiformer.ops.gpu.short import short_attention
 
-    for place, (M, N) in enumerate(product(BLOCKS, BLOCKS)):
+    for index, (M, N) in enumerate(product(BLOCKS, BLOCKS)):
         cases = [
             ("softmax", {"key_lengths": [N, N - 3]}),
             ("rela", {"key_lengths": [N, N - 3]}),
             ("reluformer", {"causal": True}),
             ("relu2", {"dropout_p": 0.1}),
         ]
-        for variant, arguments in (cases[place % 2], cases[2 + place // 2 % 2]):
+        for variant, arguments in (cases[index % 2], cases[2 + index // 2 % 2]):
             attend(short_attention, variant, (M, N, 64), **arguments)
         if max(M, N) == 64:
-            attend(short_attention, *cases[place % 2][:1], (M, N, 128))
+            attend(short_attention, *cases[index % 2][:1], (M, N, 128))
             attend(short_attention, "softmax", (M, N, 64), "float16")
             attend(short_attention, "rela", (M, N, 64), heads=(4, 2))
 
@@ -133,7 +133,7 @@ def launch_long():
     """What tests/gpu has for long sequences, once each."""
     import torch
 
-    from rectiformer.ops.long import long_attention
+    from rectiformer.ops.gpu.long import long_attention
 
     for D in (64, 128):
         for variant, arguments in (
@@ -151,36 +151,36 @@ def launch_decode():
     import torch
 
     from rectiformer.ops.call import AttentionCall, Visibility
-    from rectiformer.ops.decode import fused_decoding
+    from rectiformer.ops.gpu.decode import fused_decoding
     from rectiformer.ops.variants import VARIANTS
 
-    for variant, (heads, key_heads, queries, room) in product(
+    for variant, (heads, key_heads, queries, capacity) in product(
         ("rela", "softmax"), ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000))
     ):
         q = torch.zeros(4, heads, queries, 64, dtype=torch.bfloat16)
-        keys, values = (torch.zeros(4, key_heads, room, 64, dtype=torch.bfloat16) for _ in range(2))
-        seen = Visibility(queries, room, key_lengths=torch.full((1,), room - 3), first=room - queries)
-        fused_decoding(q, keys, values, AttentionCall(VARIANTS[variant], seen, {}, 0.125), *[None] * 5)
+        keys, values = (torch.zeros(4, key_heads, capacity, 64, dtype=torch.bfloat16) for _ in range(2))
+        seen = Visibility(queries, capacity, key_lengths=torch.full((1,), capacity - 3), first=capacity - queries)
+        fused_decoding(q, keys, values, AttentionCall(VARIANTS[variant], seen, {}, 0.125))
 
 
 def launch_simplex():
     """Rows of one warp and of many, with and without lengths."""
     import torch
 
-    from rectiformer.ops.simplex_rows import simplex, simplex_backward
+    from rectiformer.ops.gpu.simplex import simplex, simplex_backward
 
     for power, keys in product((1, 2), (17, 500, 2048)):
         scores = torch.zeros(2, 4, 3, keys, dtype=torch.bfloat16)
         for lengths in (None, torch.full((2,), keys - 3)):
-            simplex(scores, lengths, 0.125, power, [0, keys, 0])
+            simplex(scores, lengths, 0.125, power, 0, keys, 0)
         simplex_backward(scores, scores, 0.125, power)
 
 
-def launch_cache_rows():
+def launch_cached_products():
     """Heads of one size and of two, one key head for each query head and one for two, with and without ancestors."""
     import torch
 
-    from rectiformer.ops.cache_rows import cache_mix, cache_scores
+    from rectiformer.ops.gpu.decode import cache_mix, cache_scores
 
     for dtype, (heads, queries, D, Dv), indexed in product(
         (torch.bfloat16, torch.float32), ((4, 1, 64, 64), (8, 3, 200, 136)), (False, True)
@@ -198,7 +198,7 @@ PARTS = {
     "long": launch_long,
     "decode": launch_decode,
     "simplex": launch_simplex,
-    "cache_rows": launch_cache_rows,
+    "cached_products": launch_cached_products,
 }
 
 

@@ -33,22 +33,20 @@ LAYERS = [
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts.split()}
 INSIDE_OPS = [
-    "shapes simplex dropout kernels",
+    "shapes simplex dropout",
     "activations",
     "variants",
     "call",
     "reference",
-    "autograd launching",
-    "simplex_rows",
-    "cpu plain tilings",
-    "long_launch",
-    "fused_norm",
-    "short long add_norm",
-    "fused decode long_rows",
-    "attention cache_rows",
+    "autograd gpu",
+    "cpu plain norm",
+    "attention",
     "weights varlen cached distributed",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
+INSIDE_GPU = ["common", "short long simplex norm", "long_backward decode"]
+"""Files that are loaded when first needed: `gpu` itself imports none of them, and they all may import it."""
+RANK_IN_GPU = {name: rank for rank, names in enumerate(INSIDE_GPU) for name in names.split()}
 
 
 def imported_modules(path):
@@ -76,6 +74,19 @@ def test_imports_inside_ops_point_one_way(path):
     ]
     upward = {other for other in inside if RANK_IN_OPS[other] >= RANK_IN_OPS[path.stem]}
     assert not upward, f"ops/{path.stem} may not import {sorted(upward)}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "ops" / "gpu").glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_imports_of_kernels_point_one_way(path):
+    modules = [
+        node.module.split(".")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body  # not those inside functions
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("rectiformer.ops.")
+    ]
+    upward = {module[3] for module in modules if module[2] == "gpu" and len(module) > 3}
+    upward = {other for other in upward if RANK_IN_GPU[other] >= RANK_IN_GPU[path.stem]}
+    upward |= {module[2] for module in modules if RANK_IN_OPS[module[2]] >= RANK_IN_OPS["attention"]}
+    assert not upward, f"ops/gpu/{path.stem} may not import {sorted(upward)}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))

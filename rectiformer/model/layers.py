@@ -13,7 +13,7 @@ from rectiformer.model.dropout import Dropout
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import LearnedOption
 from rectiformer.model.rotary import Rotation, SentenceRotary
-from rectiformer.ops.add_norm import add_norm
+from rectiformer.ops.norm import add_norm
 from rectiformer.ops.variants import find_variant
 
 EPSILON = 1e-8

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
-from rectiformer.ops.attention import transform_obstacle
-from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
+from rectiformer.ops.norm import plain_rms_norm, rms_norm
 
 EPSILON = 1e-8
 """Added to the mean square, inside the root."""
@@ -38,7 +37,7 @@ class RMSNorm(nn.Module):
             nn.init.ones_(self.gain)
 
     def forward(self, z: Tensor) -> Tensor:
-        return rms_norm(z, self.gain, None)
+        return rms_norm(z, self.gain, None, EPSILON)
 
 
 class GatedRMSNorm(nn.Module):
@@ -55,7 +54,7 @@ class GatedRMSNorm(nn.Module):
         uniform_vector_(self.gate)  # near zero, so every gate starts about half open
 
     def forward(self, z: Tensor) -> Tensor:
-        return rms_norm(z, self.gain, self.gate)
+        return rms_norm(z, self.gain, self.gate, EPSILON)
 
 
 class HeadRMSNorm(nn.Module):
@@ -74,12 +73,6 @@ class HeadRMSNorm(nn.Module):
         apart = z.unflatten(-1, (self.heads, -1))
         ones = self.gain.new_ones(apart.shape[-1])
         return plain_rms_norm(apart, ones, None, EPSILON).flatten(-2) * self.gain.to(z.dtype)
-
-
-def rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None) -> Tensor:
-    """[sigmoid(gate z)] gain z / sqrt(mean(z^2) + epsilon), by the kernels where they can run."""
-    fused = kernels_suit(z, gain, gate) and not transform_obstacle()
-    return (fused_rms_norm if fused else plain_rms_norm)(z, gain, gate, EPSILON)
 
 
 def uniform_vector_(vector: Tensor) -> Tensor:

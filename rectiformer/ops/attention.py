@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,15 +15,14 @@ from rectiformer.ops.activations import Value
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
 from rectiformer.ops.cpu import blocked_attention, blocked_obstacle
 from rectiformer.ops.dropout import drop_seed
-from rectiformer.ops.fused import fused_attention, fused_obstacle
-from rectiformer.ops.launching import transforms_active
-from rectiformer.ops.long_launch import describable
+from rectiformer.ops.gpu import fused_attention, fused_obstacle, short_obstacle, transforms_active
 from rectiformer.ops.plain import by_rows, products_attention, rows_at_once, sdpa_attention, sdpa_obstacle
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
-from rectiformer.ops.short import short_obstacle
-from rectiformer.ops.tilings import Tiling, find_tiling
 from rectiformer.ops.variants import Variant, find_variant, is_finite, is_readable
+
+if TYPE_CHECKING:
+    from rectiformer.ops.gpu.long import Tiling  # which imports Triton
 
 BACKENDS = ("auto", "reference", "blocked", "products", "sdpa", "fused")
 PLAIN = ("reference", "products")
@@ -412,7 +411,7 @@ def explain(
     declined = {name: why for name in faster if (why := why_not(name, q, k, v, call))}
     if taken != "fused":
         return Explanation(taken, "", {}, declined, reason)
-    long_instead = short_obstacle(q, k, v, call)
+    long_instead = short_obstacle(q, v, call)
     if not long_instead:
         return Explanation(taken, "short", {}, declined, reason)
     declined |= {"short": long_instead}
@@ -433,15 +432,19 @@ def why_not(name: str, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> 
 
 def tilings(q: Tensor, v: Tensor, call: AttentionCall) -> dict[str, Tiling]:
     """Tiles of the kernels that a call and its gradient run."""
+    from rectiformer.ops.gpu.long import find_tiling
+
     edges = call.visibility.banded
     names = ["forward", "keys", "queries", *(["bias"] if call.attn_bias is not None else [])]
     return {name: find_tiling(name, q, v, edges and name != "bias") for name in names}
 
 
 def notes(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[str, ...]:
+    from rectiformer.ops.gpu.long import copy_engine_reads
+
     found = []
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not describable(tensor):
+        if not copy_engine_reads(tensor):
             found.append(f"{name} is read without the tensor copy engine: its rows are not whole units of 16 bytes")
     if call.counts_cells:
         found.append("every tile of bias or mask is read: causal, window and key_lengths cost less than a mask")

@@ -14,9 +14,9 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
 from rectiformer.ops.attention import Window, check_options, check_window, run, transform_obstacle
-from rectiformer.ops.cache_rows import cache_attention, cache_suits
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
-from rectiformer.ops.decode import OutputNorm, decode_obstacle, fused_decoding, norm_heads
+from rectiformer.ops.gpu import cached_products_suit, decode_obstacle
+from rectiformer.ops.norm import OutputNorm, norm_heads
 from rectiformer.ops.shapes import describe, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import find_variant
 
@@ -64,7 +64,11 @@ def decode_attention(
     if decode_obstacle(q, k_cache, v_cache, call) or transform_obstacle():
         out = plain_decoding(q, k_cache, v_cache, call, new_kv, ancestors)
         return out if norm is None else norm_heads(out, norm)
-    return fused_decoding(q, k_cache, v_cache, call, new_kv, ancestors, norm, splits, skip)
+    from rectiformer.ops.gpu.decode import fused_decoding
+
+    return fused_decoding(
+        q, k_cache, v_cache, call, new=new_kv, ancestors=ancestors, norm=norm, splits=splits, skip=skip
+    )
 
 
 def check_decoding(
@@ -119,8 +123,10 @@ def plain_decoding(
         mask = (torch.arange(seen.keys, device=q.device) >= (lengths - 1 - seen.left)[:, None])[:, None, None]
     visibility = Visibility(seen.queries, seen.keys, key_lengths=lengths, attn_mask=mask, first=seen.first)
     call = replace(call, visibility=visibility)
-    if cache_suits(q, k_cache, v_cache, call):
-        return cache_attention(q, k_cache, v_cache, call, seen.left, ancestors)
+    if cached_products_suit(q, k_cache, v_cache, call):
+        from rectiformer.ops.gpu.decode import cached_products
+
+        return cached_products(q, k_cache, v_cache, call, seen.left, ancestors)
     if ancestors is not None:
         k_cache, v_cache = follow(k_cache, ancestors), follow(v_cache, ancestors)
     return run(q, k_cache, v_cache, call, "auto")

@@ -17,9 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from rectiformer.ops.call import AttentionCall
-from rectiformer.ops.launching import transforms_active
+from rectiformer.ops.gpu import simplex_suits, transforms_active
 from rectiformer.ops.reference import clear_padding, dropout_factor, repeat_heads, weigh, working_dtype
-from rectiformer.ops.simplex_rows import kernels_suit, simplex_weights
 
 MOST_HELD = 1 << 32
 """Bytes that one call may keep for its gradient; where it would keep more, it goes by rows."""
@@ -33,8 +32,12 @@ def products_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> 
     k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
     v = repeat_heads(clear_padding(v, call.visibility), q.shape[1])
     products = q @ k.mT  # [B, H, M, N]
-    by_kernel = kernels_suit(q, call) and not transforms_active()
-    weights = simplex_weights(products, call) if by_kernel else plain_weights(products, call)
+    if simplex_suits(q, call) and not transforms_active():
+        from rectiformer.ops.gpu.simplex import simplex_weights
+
+        weights = simplex_weights(products, call)
+    else:
+        weights = plain_weights(products, call)
     if call.dropout_p:
         weights = weights.to(working_dtype(q.dtype))
         drop = dropout_factor(call, weights)

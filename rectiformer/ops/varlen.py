@@ -11,7 +11,7 @@ from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
 from rectiformer.ops.attention import Window, check_call, run, transform_obstacle
 from rectiformer.ops.call import AttentionCall, Packing, Visibility
-from rectiformer.ops.fused import fused_attention, fused_obstacle
+from rectiformer.ops.gpu import fused_attention, fused_obstacle
 from rectiformer.ops.shapes import match_shapes
 
 

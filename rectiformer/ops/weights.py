@@ -14,7 +14,7 @@ from rectiformer.errors import ArgumentError
 from rectiformer.ops.activations import Value
 from rectiformer.ops.attention import Window, check_call, transform_obstacle
 from rectiformer.ops.call import AttentionCall, Packing
-from rectiformer.ops.long_rows import long_rows_attention, long_rows_obstacle
+from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.plain import by_rows
 from rectiformer.ops.reference import mix_values, reference_weights, scale_rows
 
@@ -224,7 +224,7 @@ def attention_with_rows(
     """
     if not call.variant.has_weights:
         raise ArgumentError(f"variant {call.variant.name!r} subtracts instead of weighing, so its rows have no sums")
-    if not (long_rows_obstacle(q, k, v, call) or transform_obstacle()):
+    if not (row_sums_obstacle(q, k, v, call) or transform_obstacle()):
         return fused_rows(q, k, v, call, packing)
     if packing is None:
         return plain_rows(q, k, v, call)
@@ -235,7 +235,9 @@ def fused_rows(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None
 ) -> tuple[Tensor, RowStatistics]:
     """By the kernels for long sequences, whatever the length."""
-    out, total, entropy = long_rows_attention(q, k, v, call, packing)
+    from rectiformer.ops.gpu.long import row_sums_attention
+
+    out, total, entropy = row_sums_attention(q, k, v, call, packing)
     visible = call.seen.counts(q.device) if packing is None else packed_counts(call, packing)
     return out, RowStatistics(scale_rows(total[..., None], call, visible).squeeze(-1), entropy, visible)
 

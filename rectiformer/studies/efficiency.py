@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rectiformer.config import Config
 from rectiformer.model.transformer import Transformer
-from rectiformer.ops import add_norm, fused_norm, launching
+from rectiformer.ops import gpu
 from rectiformer.studies.corpora import EVERY
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import BASE_SIZE, DOCUMENT_FOLDERS, DOCUMENTS
@@ -139,15 +139,11 @@ def measure_updates(
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """Take no fused kernel, as where Triton is not installed."""
-    modules: Sequence[Any] = (launching, fused_norm, add_norm)
-    before = [module.TRITON for module in modules]
-    for module in modules:
-        module.TRITON = False
+    installed, gpu.TRITON = gpu.TRITON, False
     try:
         yield
     finally:
-        for module, had in zip(modules, before, strict=True):
-            module.TRITON = had
+        gpu.TRITON = installed
 
 
 def build_update(config: Config, load: Load, device: torch.device) -> Callable[[], object]:

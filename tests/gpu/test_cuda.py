@@ -5,7 +5,8 @@ import torch
 from closeness import assert_no_worse, grid_inputs, outputs_and_gradients
 
 from rectiformer import VARIANTS, attention, attention_stats, attention_varlen, attention_weights
-from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
+from rectiformer.ops.gpu import rms_norm_suits
+from rectiformer.ops.norm import plain_rms_norm, rms_norm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -113,7 +114,7 @@ def test_norm_kernels_match_the_formula(gated, dtype):
         return [out, *torch.autograd.grad(out, (z, gain, *gate), upstream)]
 
     exact, eager = results(plain_rms_norm, torch.float64), results(plain_rms_norm, dtype)
-    ours, again = results(fused_rms_norm, dtype), results(fused_rms_norm, dtype)
+    ours, again = results(rms_norm, dtype), results(rms_norm, dtype)
     for name, fast, repeated, plain, true in zip(
         ["out", "d_z", "d_gain", "d_gate"], ours, again, eager, exact, strict=False
     ):
@@ -123,6 +124,6 @@ def test_norm_kernels_match_the_formula(gated, dtype):
 
 def test_norms_use_the_kernels():
     z, gain = torch.randn(3, 24, device="cuda"), torch.ones(24, device="cuda")
-    assert kernels_suit(z, gain, None)
-    assert not kernels_suit(z.double(), gain, None)
-    assert not kernels_suit(z, torch.ones(23, device="cuda"), None)
+    assert rms_norm_suits(z, gain, None)
+    assert not rms_norm_suits(z.double(), gain, None)
+    assert not rms_norm_suits(z, torch.ones(23, device="cuda"), None)

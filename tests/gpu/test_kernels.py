@@ -6,14 +6,12 @@ from closeness import assert_matches_reference, assert_no_worse, grid, grid_inpu
 
 from rectiformer import RectifiedAttention, attention, attention_varlen
 from rectiformer.ops import cached, plain
-from rectiformer.ops.add_norm import add_norm
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import decode_attention, follow, plain_decoding
 from rectiformer.ops.call import AttentionCall, Visibility
-from rectiformer.ops.decode import OutputNorm
-from rectiformer.ops.long_rows import long_rows_obstacle
+from rectiformer.ops.gpu import SIMPLEX_POWERS, row_sums_obstacle
+from rectiformer.ops.norm import OutputNorm, add_norm
 from rectiformer.ops.reference import reference_attention, reference_weights
-from rectiformer.ops.simplex_rows import POWERS
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.weights import attention_with_rows
 
@@ -109,7 +107,7 @@ def row_results(inputs, dtype, fused, variant, causal, key_lengths, dropout_p):
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     call = check_call(q, k, v, variant, causal=causal, key_lengths=key_lengths, dropout_p=dropout_p, seed=3)
     if fused:
-        assert not long_rows_obstacle(q, k, v, call)
+        assert not row_sums_obstacle(q, k, v, call)
         out, rows = attention_with_rows(q, k, v, call)
         found = out, rows.mass, rows.entropy
     else:
@@ -323,10 +321,10 @@ def test_a_hundred_reruns_are_bitwise_equal(length, variant):
 
 
 def test_no_length_compiles_a_kernel_again():
-    from rectiformer.ops.kernels.forward import forward
+    from rectiformer.ops.gpu.long import long_forward_kernel
 
     def compiled():
-        return sum(len(caches[0]) for caches in forward.device_caches.values())
+        return sum(len(caches[0]) for caches in long_forward_kernel.device_caches.values())
 
     def run(length):
         q = torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16)
@@ -343,7 +341,7 @@ def test_no_length_compiles_a_kernel_again():
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.parametrize("variant", POWERS)
+@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
 def test_rows_on_the_simplex(variant, features, dtype, monkeypatch):
     monkeypatch.setattr(plain, "plain_weights", lambda *_: pytest.fail("no kernel was taken"))
     inputs = [tensor.cuda() for tensor in grid_inputs(2, 2, 1, M, N, 16, 16)]
@@ -351,7 +349,7 @@ def test_rows_on_the_simplex(variant, features, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("keys", [1, 32, 2048, 8192])
-@pytest.mark.parametrize("variant", POWERS)
+@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
 def test_long_rows_on_the_simplex(variant, keys):
     inputs = [tensor.cuda() for tensor in grid_inputs(1, 2, 2, 3, keys, 16, 16)]
     assert_matches_reference(inputs, torch.bfloat16, "products", variant)

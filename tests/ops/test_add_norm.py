@@ -7,7 +7,9 @@ from closeness import assert_no_worse
 
 from rectiformer.config import ModelConfig
 from rectiformer.model.layers import Residual
-from rectiformer.ops.add_norm import add_norm, add_norm_suits, fused_add_norm
+from rectiformer.ops import gpu
+from rectiformer.ops.gpu import add_norm_suits
+from rectiformer.ops.norm import add_norm
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 EPSILON = 1e-8
@@ -27,7 +29,7 @@ def plain(x, added, weight, bias):
 def test_the_kernel_matches_torch(shape):
     inputs = draw(*shape)
     narrow = [tensor.float() for tensor in inputs]
-    assert_no_worse("add_norm", fused_add_norm(*narrow, EPSILON), plain(*narrow), plain(*inputs))
+    assert_no_worse("add_norm", gpu.norm.fused_add_norm(*narrow, EPSILON), plain(*narrow), plain(*inputs))
 
 
 def test_a_large_common_offset_costs_no_digits():
@@ -35,7 +37,9 @@ def test_a_large_common_offset_costs_no_digits():
     inputs = draw(4, 64)
     inputs[0] += 1000
     narrow = [tensor.float() for tensor in inputs]
-    assert_no_worse("add_norm", fused_add_norm(*narrow, EPSILON), plain(*narrow), plain(*(t.double() for t in narrow)))
+    assert_no_worse(
+        "add_norm", gpu.norm.fused_add_norm(*narrow, EPSILON), plain(*narrow), plain(*(t.double() for t in narrow))
+    )
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])

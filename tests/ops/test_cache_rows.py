@@ -5,7 +5,7 @@ import torch
 from closeness import assert_no_worse, grid
 
 from rectiformer import VARIANTS
-from rectiformer.ops import cache_rows, cached, launching
+from rectiformer.ops import cached, gpu
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import decode_attention, follow
 from rectiformer.ops.reference import reference_attention, reference_weights
@@ -109,9 +109,9 @@ def test_kernels_match_the_reference(variant, dtype, case):
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 300, 200, 136), (1, 2, 1, 2, 600, 20, 24)], ids=["wide", "long"])
 @pytest.mark.parametrize("variant", ["identity", "entmax15"])
 def test_many_blocks_shared_by_splits_and_nothing_new(variant, sizes, ancestors, monkeypatch):
-    monkeypatch.setattr(cache_rows, "MOST_PROGRAMS", 3)  # each has several blocks
+    monkeypatch.setattr(gpu.decode, "CACHE_PROGRAMS", 3)  # each has several blocks
     step = Step(sizes, [sizes[4] - 7], ancestors)
-    assert cache_rows.count_splits(step.q, step.caches[0]) > 1
+    assert gpu.decode.count_splits(step.q, step.caches[0]) > 1
     for left in (None, 150):
         out, *_ = step.run(variant, torch.float32, new=False, **({} if left is None else {"window_size": left}))
         step.assert_close(variant, out, step.caches, left)
@@ -153,7 +153,7 @@ def test_the_operators_are_well_formed(splits):
 def test_what_the_kernels_do_not_do_goes_step_by_step(monkeypatch):
     taken = []
     monkeypatch.setattr(cached, "run", lambda q, k, v, call, _: taken.append(1) or q)
-    monkeypatch.setattr(cached, "cache_attention", lambda *_: pytest.fail("a kernel was taken"))
+    monkeypatch.setattr(gpu.decode, "cached_products", lambda *_: pytest.fail("a kernel was taken"))
 
     def decode(variant="entmax", dtype=torch.float32, D=4, Q=1, gradient=False, **options):
         q, keys, values = (torch.ones(1, 1, length, D, dtype=dtype) for length in (Q, 5, 5))
@@ -167,9 +167,9 @@ def test_what_the_kernels_do_not_do_goes_step_by_step(monkeypatch):
     decode(D=257)
     decode(Q=65)
     torch.func.vmap(lambda x: decode() or x)(torch.ones(1))
-    monkeypatch.setattr(launching, "TRITON", False)
+    monkeypatch.setattr(gpu, "TRITON", False)
     decode()
-    monkeypatch.setattr(launching, "TRITON", True)
+    monkeypatch.setattr(gpu, "TRITON", True)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     decode()
     assert len(taken) == 9

@@ -8,11 +8,11 @@ from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.model.transformer import Encoded, Transformer
-from rectiformer.ops import cached
+from rectiformer.ops import gpu
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.cached import decode_attention, follow
-from rectiformer.ops.decode import OutputNorm, count_splits, decode_obstacle, holds_all_heads
-from rectiformer.ops.fused_norm import plain_rms_norm
+from rectiformer.ops.gpu import decode_obstacle
+from rectiformer.ops.norm import OutputNorm, plain_rms_norm
 from rectiformer.ops.reference import reference_attention
 
 KINDS = ["rela", "reluformer", "relu-seqlen", "relu2", "softmax"]
@@ -222,8 +222,8 @@ def test_a_model_decodes_by_the_kernels_as_without_them(monkeypatch, variant):
     model = Transformer(
         ModelConfig(hidden_size=16, num_heads=2, ffn_size=16, decoder_layers=2, variant=variant), 23, 23, 2
     ).eval()
-    fused = []
-    monkeypatch.setattr(cached, "fused_decoding", lambda *a: fused.append(1) or FUSED_DECODING(*a))
+    fused, decode = [], gpu.decode.fused_decoding
+    monkeypatch.setattr(gpu.decode, "fused_decoding", lambda *a, **given: fused.append(1) or decode(*a, **given))
     results = []
     for interpreted in ("1", "0"):
         monkeypatch.setenv("TRITON_INTERPRET", interpreted)
@@ -241,16 +241,13 @@ def test_a_model_decodes_by_the_kernels_as_without_them(monkeypatch, variant):
     assert len(fused) == 5 * 2
 
 
-FUSED_DECODING = cached.fused_decoding
-
-
 @kernels_run
 @pytest.mark.parametrize(("power", "splits"), [(1, 1), (0, 2)])
 def test_the_operator_is_well_formed(power, splits):
     step = Step(2, 2, 2, 1, 9, 4, 4, lengths=[9, 4])
     q, keys, values, *new = (tensor.float() for tensor in (step.q, step.keys, step.values, *step.new))
     ancestors = torch.zeros(2, 9, dtype=torch.int32)
-    rest = (step.lengths, ancestors, None, None, None, [0.5, 0.5, 1.0, 0.0], [power, 1 << 30, splits, 0, 0])
+    rest = (step.lengths, ancestors, None, None, None, power, 0.5, 0.5, 1.0, 0.0, 1 << 30, splits, False, False)
     torch.library.opcheck(
         torch.ops.rectiformer.decode.default, (q, keys.nan_to_num(), values.nan_to_num(), *new, *rest)
     )
@@ -268,6 +265,9 @@ def test_where_gradients_are_asked_for_the_plain_steps_give_them():
 
 
 def test_shapes_decide_how_the_keys_are_shared():
+    pytest.importorskip("triton")
+    from rectiformer.ops.gpu.decode import count_splits, holds_all_heads
+
     def shape(R, H, room, D=64):
         return torch.empty(R, H, 1, D, device="meta"), torch.empty(R, H, room, D, device="meta")
 
@@ -308,7 +308,7 @@ OBSTACLES = [
     ("sparsemax", (1, 2, 2, 1, 9, 4, 4), torch.float32, "variant 'sparsemax' has no fused kernel"),
     ("rela", (1, 2, 2, 1, 9, 4, 4), torch.float64, "it takes one of float32, bfloat16 and float16"),
     ("rela", (1, 2, 2, 1, 9, 257, 4), torch.float32, "it takes head sizes up to 256"),
-    ("rela", (1, 66, 2, 2, 9, 4, 4), torch.float32, "it takes up to 64 query rows a key head"),
+    ("rela", (1, 66, 2, 2, 9, 4, 4), torch.float32, "it takes up to 64 query rows per key head"),
 ]
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from closeness import assert_matches_reference, grid, grid_inputs, outputs_and_gradients
+from closeness import assert_matches_reference, grid, grid_inputs, kernel_arguments, outputs_and_gradients
 
 from rectiformer import VARIANTS, attention
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.attention import check_call, choose
-from rectiformer.ops.short import Problem, flat_arguments, short_obstacle
+from rectiformer.ops.gpu import kernel_obstacle, short_obstacle
 
 FUSED = [name for name, variant in VARIANTS.items() if "fused" in variant.implementations]
 # One of each kind: the ReLA variants are one computation.
@@ -169,12 +169,16 @@ def test_second_derivatives_match_the_reference(variant):
 def test_operators_are_well_formed(power, exponent, factors, bounds):
     q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 1, 3, 3, 4, 2))
     factors = None if factors is None else torch.tensor(factors, requires_grad=True)
-    lengths, sizes = (torch.tensor([2]), [3, 3]) if bounds is None else (None, [32, 32])
-    rest = (lengths, None, bounds, bounds, [0.5, 0.0, exponent, 1.0], [power, 3, 0, *sizes])
-    torch.library.opcheck(torch.ops.rectiformer.short.default, (q, k, v, factors, *rest))
-    qkv = (q, k, v) if bounds is None else (q.detach(), k.detach(), v.detach())  # its lengths would be read in a trace
-    factors = factors if bounds is None or factors is None else factors.detach()
-    torch.library.opcheck(torch.ops.rectiformer.short_backward.default, (upstream.detach(), *qkv, factors, *rest))
+    given = {"power": power, "row_exponent": exponent, "head_factors": factors, "window_left": 3, "window_right": 0}
+    if bounds is None:
+        given["key_lengths"] = torch.tensor([2])
+    else:
+        given |= {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_queries": 32, "max_keys": 32}
+    arguments = kernel_arguments(q, k, v, **given)
+    torch.library.opcheck(torch.ops.rectiformer.short.default, arguments)
+    if bounds is not None:  # its lengths would be read in a trace
+        arguments = [value.detach() if isinstance(value, torch.Tensor) else value for value in arguments]
+    torch.library.opcheck(torch.ops.rectiformer.short_backward.default, [upstream.detach(), *arguments])
 
 
 @kernels_run
@@ -192,12 +196,15 @@ def test_auto_never_interprets():
 
 def test_lengths_of_one_block_share_a_compiled_kernel():
     """What Triton compiles for is the same, for padded sequences of 33 to 64 rows."""
+    pytest.importorskip("triton")
+    from rectiformer.ops.gpu.common import KernelCall
+    from rectiformer.ops.gpu.short import launch_configs, short_flags
+
     found = []
     for length in (33, 40, 64):
         q, k, v, _ = (tensor.float() for tensor in grid_inputs(1, 1, 1, length, length, 4, 4))
-        _, factors, numbers, sizes = flat_arguments(q, call_of(q, k, v, causal=True))
-        problem = Problem(q, k, v, factors, None, None, None, None, numbers, sizes)
-        found.append((problem.flags(), list(problem.rooms())))
+        call = KernelCall(*kernel_arguments(q, k, v, window_right=0))
+        found.append((short_flags(call), *(list(launch_configs(call, backward)) for backward in (False, True))))
     assert found[0] == found[1] == found[2]
 
 
@@ -218,7 +225,8 @@ REFUSED = [
 @pytest.mark.parametrize(("variant", "sizes", "arguments", "dtype", "reason"), REFUSED)
 def test_what_short_kernels_cannot_do_has_a_reason(variant, sizes, arguments, dtype, reason):
     q, k, v, _ = (tensor.to(dtype) for tensor in grid_inputs(*sizes))
-    obstacle = short_obstacle(q, k, v, call_of(q, k, v, variant, **arguments))
+    call = call_of(q, k, v, variant, **arguments)
+    obstacle = kernel_obstacle(q, k, v, call) or short_obstacle(q, v, call)
     assert reason in obstacle
     assert "\n" not in obstacle
 

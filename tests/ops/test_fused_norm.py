@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from rectiformer.ops import fused_norm
-from rectiformer.ops.fused_norm import fused_rms_norm, kernels_suit, plain_rms_norm
+from rectiformer.ops import gpu
+from rectiformer.ops.gpu import rms_norm_suits
+from rectiformer.ops.norm import plain_rms_norm
 
 pytestmark = [
     pytest.mark.usefixtures("interpreter"),
@@ -40,7 +41,7 @@ def assert_as_good_as_eager(inputs):
     """At most twice the error of the formula in float32, plus one rounding of the largest entry."""
     exact = results(plain_rms_norm, *inputs)
     eager = results(plain_rms_norm, *narrow(inputs))
-    ours = results(fused_rms_norm, *narrow(inputs))
+    ours = results(gpu.norm.fused_rms_norm, *narrow(inputs))
     for fast, plain, true in zip(ours, eager, exact, strict=True):
         assert fast.dtype == plain.dtype
         assert fast.shape == true.shape
@@ -56,7 +57,7 @@ def test_kernels_match_the_formula(gated, shape):
 
 @gated_or_not
 def test_few_programs_walk_over_many_rows(gated, monkeypatch):
-    monkeypatch.setattr(fused_norm, "PROGRAMS", 2)
+    monkeypatch.setattr(gpu.norm, "BACKWARD_PROGRAMS", 2)
     assert_as_good_as_eager(tensors(gated, 11, 700))
 
 
@@ -70,7 +71,7 @@ def test_null_rows_stay_zero_with_finite_gradients(gated):
     z, gain, gate, upstream = tensors(gated, 3, 24, dtype=torch.float32)
     z = z.detach().clone()
     z[1] = 0
-    out, d_z, *d_vectors = results(fused_rms_norm, z.requires_grad_(), gain, gate, upstream)
+    out, d_z, *d_vectors = results(gpu.norm.fused_rms_norm, z.requires_grad_(), gain, gate, upstream)
     assert (out[1] == 0).all()
     assert (out[[0, 2]] != 0).all()
     expected = upstream[1] * gain * 1e4 * (0.5 if gated else 1)  # 1 / sqrt(1e-8), and an open half
@@ -87,7 +88,7 @@ def test_rows_of_any_size_match_the_formula(gated, size):
 
 @gated_or_not
 def test_no_rows_give_no_output_and_zero_gradients(gated):
-    out, d_z, *d_vectors = results(fused_rms_norm, *tensors(gated, 0, 24, dtype=torch.float32))
+    out, d_z, *d_vectors = results(gpu.norm.fused_rms_norm, *tensors(gated, 0, 24, dtype=torch.float32))
     assert out.shape == d_z.shape == (0, 24)
     assert all((grad == 0).all() and grad.shape == (24,) for grad in d_vectors)
 
@@ -96,7 +97,7 @@ def test_no_rows_give_no_output_and_zero_gradients(gated):
 def test_rows_may_lie_in_any_order(gated):
     z, gain, gate, upstream = tensors(gated, 5, 24, dtype=torch.float32)
     inputs = z.mT.contiguous().mT, torch.stack([gain, gain], 1)[:, 0], gate, upstream.mT.contiguous().mT
-    torch.testing.assert_close(results(fused_rms_norm, *inputs), results(plain_rms_norm, *inputs))
+    torch.testing.assert_close(results(gpu.norm.fused_rms_norm, *inputs), results(plain_rms_norm, *inputs))
 
 
 @gated_or_not
@@ -108,7 +109,7 @@ def test_second_derivatives_match_the_formula(gated):
         )
 
     inputs = tensors(gated, 4, 12)
-    exact, ours = penalty_gradients(plain_rms_norm, inputs), penalty_gradients(fused_rms_norm, narrow(inputs))
+    exact, ours = penalty_gradients(plain_rms_norm, inputs), penalty_gradients(gpu.norm.fused_rms_norm, narrow(inputs))
     for fast, true in zip(ours, exact, strict=True):
         # A hundred float32 roundings of the largest entry.
         assert (fast - true).abs().max() <= 100 * torch.finfo(torch.float32).eps * true.abs().max()
@@ -123,10 +124,10 @@ def test_operators_are_well_formed(gated):
 
 def test_reruns_are_bitwise_equal():
     inputs = tensors(True, 40, 130, dtype=torch.float32)
-    first, again = (results(fused_rms_norm, *inputs) for _ in range(2))
+    first, again = (results(gpu.norm.fused_rms_norm, *inputs) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_the_cpu_keeps_the_formula():
     z, gain, gate, _ = tensors(True, 3, 24, dtype=torch.float32)
-    assert not kernels_suit(z, gain, gate)
+    assert not rms_norm_suits(z, gain, gate)

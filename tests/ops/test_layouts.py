@@ -9,12 +9,15 @@ import pkgutil
 
 import pytest
 import torch
+from closeness import kernel_arguments
 
 import rectiformer.ops
+from rectiformer.ops import gpu
 from rectiformer.ops.call import UNBOUNDED
 
-for module in pkgutil.iter_modules(rectiformer.ops.__path__):
-    importlib.import_module(f"rectiformer.ops.{module.name}")
+for package in (rectiformer.ops, *([gpu] if gpu.TRITON else [])):
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
 
 M, N, D, DV = 3, 5, 4, 6
 SIZES = {"batch": (2, 2, 1), "batch of 1": (1, 2, 1), "one head": (2, 1, 1)}
@@ -41,22 +44,28 @@ def rectified(B, H, K):
     return [*qkv(B, H, K), *tables, 2, 0.5, 0.2, 3, 1, 0, 0]
 
 
+def limited(B):
+    """Lengths, dropout and a window."""
+    given = {"key_lengths": torch.arange(N, N - B, -1), "seed": torch.tensor(7), "dropout_p": 0.2}
+    return given | {"window_left": 3, "window_right": 1}
+
+
 def short(B, H, K):
-    tables = [torch.rand(H) + 0.5, torch.arange(N, N - B, -1), torch.tensor(7), None, None]
-    return [*qkv(B, H, K), *tables, [0.5, 0.2, 0.5, 1.0], [1, 3, 1, M, N]]
+    given = {"head_factors": torch.rand(H) + 0.5, "row_exponent": 0.5}
+    return kernel_arguments(*qkv(B, H, K), **given, **limited(B))
 
 
 def long(B, H, K, bias=True):
-    tables = [torch.randn(B, H, M, N) if bias else None, torch.rand(B, 1, M, N) > 0.2]
-    tables += [torch.rand(H) + 0.5 if H == K else None, torch.arange(N, N - B, -1), torch.tensor(7), None, None]
-    return [*qkv(B, H, K), *tables, [0.5, 0.2, 0.0, 1.0], [1, 3, 1, 0, 0, M, N]]
+    given = {"attn_bias": torch.randn(B, H, M, N) if bias else None, "attn_mask": torch.rand(B, 1, M, N) > 0.2}
+    given["head_factors"] = torch.rand(H) + 0.5 if H == K else None
+    return kernel_arguments(*qkv(B, H, K), **given, **limited(B))
 
 
 def decode(B, H, K):
     q, keys, values = qkv(B, H, K)
     new = [torch.randn(B, K, 1, D), torch.randn(B, K, 1, DV)]
-    tables = [torch.arange(N, N - B, -1), *[None] * 4]
-    return [q, keys, values, *new, *tables, [0.5, 0.5, 1.0, 0.0], [1, UNBOUNDED, 1, 0, 0]]
+    lengths = torch.arange(N, N - B, -1)
+    return [q, keys, values, *new, lengths, *[None] * 4, 1, 0.5, 0.5, 1.0, 0.0, UNBOUNDED, 1, False, False]
 
 
 def cache_mix(B, H, K):
@@ -80,7 +89,7 @@ OPERATORS = {
     "decode": decode,
     "cache_scores": lambda *sizes: [*qkv(*sizes)[:2], torch.full(sizes[:1], N), None, UNBOUNDED],
     "cache_mix": cache_mix,
-    "simplex": lambda B, H, K: [torch.randn(B, H, M, N), torch.arange(N, N - B, -1), 0.5, 2, [N - M, 3, 1]],
+    "simplex": lambda B, H, K: [torch.randn(B, H, M, N), torch.arange(N, N - B, -1), 0.5, 2, N - M, 3, 1],
     "simplex_backward": lambda B, H, K: [torch.randn(B, H, M, N), torch.rand(B, H, M, N), 0.5, 2],
     "rms_norm": rms_norm,
     "rms_norm_backward": lambda B, H, K: [torch.randn(B, M, H * DV), *rms_norm(B, H, K)],
@@ -91,6 +100,7 @@ OPERATORS = {
 ON_CPU = [name for name in OPERATORS if name.startswith("rectified")]
 
 
+@pytest.mark.skipif(not gpu.TRITON, reason="needs Triton")
 def test_no_operator_is_left_out():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("rectiformer::")}
     assert names == {f"rectiformer::{name}" for name in OPERATORS}

@@ -2,14 +2,20 @@
 
 import pytest
 import torch
-from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
+from closeness import (
+    assert_matches_reference,
+    assert_no_worse,
+    grid,
+    grid_inputs,
+    kernel_arguments,
+    outputs_and_gradients,
+)
 
 from rectiformer import attention, attention_varlen
-from rectiformer.ops import fused
+from rectiformer.ops import gpu
 from rectiformer.ops.attention import check_call
-from rectiformer.ops.long import long, long_attention, long_backward, long_obstacle
+from rectiformer.ops.gpu import kernel_obstacle, long_obstacle
 from rectiformer.ops.reference import reference_attention
-from rectiformer.ops.tilings import TILINGS, find_tiling
 
 pytestmark = pytest.mark.usefixtures("interpreter", "_no_short_kernels")
 KINDS = ["rela", "reluformer", "relu-seqlen", "relu2"]
@@ -40,7 +46,7 @@ BIASES = [(1, 1, 1, 1), (1, 2, 40, 45), (2, 1, 40, 45), (2, 2, 1, 45), (2, 2, 40
 @pytest.fixture
 def _no_short_kernels(monkeypatch):
     """The interpreter wants small shapes, and those would go to the kernels for short sequences."""
-    monkeypatch.setattr(fused, "short_obstacle", lambda *_: "not wanted here")
+    monkeypatch.setattr(gpu, "short_obstacle", lambda *_: "not wanted here")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,11 @@ def learned_gamma(dtype, how, heads, key_heads):
     v.requires_grad_()
     gamma = torch.linspace(0.5, 2, heads, dtype=dtype).requires_grad_()
     call = check_call(q, k, v, "reluformer", causal=True, options={"gamma": gamma})
-    out = long_attention(q, k, v, call) if how == "fused" else reference_attention(q, k, v, call, precision=dtype)
+    out = (
+        gpu.long.long_attention(q, k, v, call)
+        if how == "fused"
+        else reference_attention(q, k, v, call, precision=dtype)
+    )
     d_gamma, d_v = torch.autograd.grad(out, [gamma, v], upstream)
     return d_gamma, (d_v * v).abs().sum() / gamma.min()
 
@@ -163,18 +173,24 @@ def test_layouts_do_not_matter():
 
 def arguments_of(*, packed=False, bias=False, factors=False):
     q, k, v, _ = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8))
-    bounds = [torch.tensor([0, 10, 40])] * 2 if packed else [None, None]
-    tables = [grid(1, 2, 40, 1).float().requires_grad_() if bias else None, None]
-    tables += [torch.tensor([0.5, 2.0], requires_grad=True) if factors else None, None, None, *bounds]
-    return [q, k, v, *tables, [0.5, 0.0, 0.5, 1.0], [1, 1 << 30, 0, 0, 0, 40, 40]]
+    given = {"row_exponent": 0.5, "window_right": 0}
+    if packed:
+        given |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 10, 40]))
+    if bias:
+        given["attn_bias"] = grid(1, 2, 40, 1).float().requires_grad_()
+    if factors:
+        given["head_factors"] = torch.tensor([0.5, 2.0], requires_grad=True)
+    return kernel_arguments(q, k, v, **given)
 
 
 @pytest.mark.parametrize("how", [{}, {"packed": True}, {"bias": True}, {"factors": True}], ids=str)
 def test_operators_are_what_they_say_to_torch(how):
     arguments = arguments_of(**how)
-    torch.library.opcheck(long, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    torch.library.opcheck(
+        gpu.long.long, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
+    )
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(long_backward, [torch.ones_like(arguments[0]), *arguments], test_utils=checks)
+    torch.library.opcheck(gpu.long.long_backward, [torch.ones_like(arguments[0]), *arguments], test_utils=checks)
 
 
 @pytest.mark.parametrize("how", [{}, {"packed": True}, {"bias": True}, {"factors": True}], ids=str)
@@ -190,18 +206,19 @@ def test_second_derivatives_are_the_reference_s(how):
         first = torch.autograd.grad(run(*arguments).square().sum(), leaves, create_graph=True)
         return torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)
 
-    def plain(q, k, v, bias, _mask, factors, _lengths, _seed, bounds, _bounds, numbers, _sizes):
-        scores = numbers[0] * q @ k.mT + (0 if bias is None else bias)
+    def plain(*arguments):
+        call = gpu.common.KernelCall(*arguments)
+        scores = call.scale * call.q @ call.k.mT + (0 if call.attn_bias is None else call.attn_bias)
         rows, columns = torch.arange(40)[:, None], torch.arange(40)
         seen = columns <= rows
-        if bounds is not None:
+        if call.packed:
             seen = seen & ((rows < 10) == (columns < 10))
-        weights = torch.where(seen, scores, 0).relu() * seen.sum(-1, keepdim=True) ** -numbers[2]
-        return (weights if factors is None else weights * factors[:, None, None]) @ v
+        weights = torch.where(seen, scores, 0).relu() * seen.sum(-1, keepdim=True) ** -call.row_exponent
+        return (weights if call.head_factors is None else weights * call.head_factors[:, None, None]) @ call.v
 
     exact = penalty_gradients(torch.float64, plain)
     eager = penalty_gradients(torch.float32, plain)
-    ours = penalty_gradients(torch.float32, long)
+    ours = penalty_gradients(torch.float32, gpu.long.long)
     for index, results in enumerate(zip(ours, eager, exact, strict=True)):
         assert_no_worse(f"leaf {index}", *results)
 
@@ -218,8 +235,8 @@ def test_every_kernel_has_a_tiling_of_every_head_size():
         for size in (1, 16, 64, 65, 128, 129, 256):
             q = torch.empty(1, 1, 1, size, dtype=torch.bfloat16)
             assert (
-                find_tiling(kernel, q, q, edges=True)
-                in TILINGS[kernel, 64 if size <= 64 else 128 if size <= 128 else 256]
+                gpu.long.find_tiling(kernel, q, q, edges=True)
+                in gpu.long.TILINGS[kernel, 64 if size <= 64 else 128 if size <= 128 else 256]
             )
 
 
@@ -234,7 +251,7 @@ def test_every_kernel_has_a_tiling_of_every_head_size():
 def test_what_the_kernels_cannot_do_is_said(variant, size, dtype, reason):
     q = torch.zeros(1, 1, 4, size, dtype=dtype)
     call = check_call(q, q, q, variant)
-    assert reason in long_obstacle(q, q, q, call)
+    assert reason in (kernel_obstacle(q, q, q, call) or long_obstacle(q, q, call))
 
 
 @pytest.mark.parametrize("variant", ["rela", "relu2", "reluformer"])

@@ -7,7 +7,7 @@ from closeness import assert_no_worse, grid
 from rectiformer import VARIANTS, ArgumentError, ShapeError, attention, attention_varlen
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.call import Packing
-from rectiformer.ops.short import short_obstacle
+from rectiformer.ops.gpu import short_obstacle
 
 LENGTHS = {
     "plain": ([3, 4, 2], [4, 2, 5]),
@@ -176,7 +176,7 @@ def test_other_lengths_compile_nothing_anew():
 def test_what_short_kernels_cannot_pack_has_a_reason(most, reason):
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in packed([3, 2], [3, 2]))
     call = check_call(q, k, v, "rela")
-    obstacle = short_obstacle(q, k, v, call, Packing(bounds([3, 2]), bounds([3, 2]), *most))
+    obstacle = short_obstacle(q, v, call, Packing(bounds([3, 2]), bounds([3, 2]), *most))
     assert obstacle.startswith(reason)
     assert bool(obstacle) == bool(reason)
 

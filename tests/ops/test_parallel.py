@@ -10,7 +10,7 @@ from sharded import CASES, FEWER_CASES, RANKS, RECTIFIED, SETTINGS, SHAPES, find
 
 from rectiformer import attention, context_parallel_attention, shard_sequence
 from rectiformer.errors import ArgumentError
-from rectiformer.ops import fused
+from rectiformer.ops import gpu
 from rectiformer.ops.call import UNBOUNDED, Visibility
 from rectiformer.ops.distributed import CALL_FACTS, ContextGroup, local_parts
 
@@ -157,7 +157,7 @@ def test_causal_work_is_divided(size, queries, keys):
 def test_fused_kernels_take_every_part(monkeypatch, kernels):
     """As they do on a GPU: more queries than keys, a window to the right only, lengths that end in a chunk."""
     if kernels == "long":
-        monkeypatch.setattr(fused, "short_obstacle", lambda *_: "not wanted here")
+        monkeypatch.setattr(gpu, "short_obstacle", lambda *_: "not wanted here")
     seen = Visibility(64, 64, UNBOUNDED, 0, torch.tensor([41]))
     for rank in range(2):
         for part in local_parts(seen, ContextGroup(None, rank, 2)):

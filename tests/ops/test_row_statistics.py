@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from closeness import assert_no_worse, grid, grid_inputs
+from closeness import assert_no_worse, grid, grid_inputs, kernel_arguments
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rectiformer.ops.weights as weights_module
@@ -13,7 +13,7 @@ from rectiformer import VARIANTS
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.call import Packing
-from rectiformer.ops.long_rows import long_rows, long_rows_backward, long_rows_obstacle
+from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.reference import reference_attention, reference_weights
 from rectiformer.ops.weights import attention_with_rows
 
@@ -141,7 +141,7 @@ def test_a_bias_gets_the_gradient_of_the_sums():
     ours, expected = (torch.autograd.grad(how(q, k, v, call)[2].square().sum(), bias)[0] for how in (summed, dense))
     assert expected.abs().max() > 0
     torch.testing.assert_close(ours, expected)
-    assert "bias" in long_rows_obstacle(q, k, v, call)
+    assert "bias" in row_sums_obstacle(q, k, v, call)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -170,10 +170,12 @@ def test_the_raw_entropy_is_that_of_the_weights_as_they_are():
 
 def rows_arguments(packed=False, factors=False):
     q, k, v, _ = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8))
-    bounds = [torch.tensor([0, 10, 40])] * 2 if packed else [None, None]
-    factors = torch.tensor([0.5, 2.0], requires_grad=True) if factors else None
-    tables = [None, None, factors, None, None, *bounds]
-    return [q, k, v, *tables, [0.5, 0.0, 0.5, 1.0], [1, 1 << 30, 0, 0, 0, 40, 40]]
+    given = {"row_exponent": 0.5, "window_right": 0}
+    if packed:
+        given |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 10, 40]))
+    if factors:
+        given["head_factors"] = torch.tensor([0.5, 2.0], requires_grad=True)
+    return kernel_arguments(q, k, v, **given)
 
 
 @pytest.mark.usefixtures("interpreter")
@@ -181,9 +183,10 @@ def rows_arguments(packed=False, factors=False):
 def test_operators_are_what_they_say_to_torch(how):
     arguments = rows_arguments(**how)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(long_rows, arguments, test_utils=checks)
+    torch.library.opcheck(torch.ops.rectiformer.long_rows.default, arguments, test_utils=checks)
     upstream = [torch.ones_like(arguments[0]), torch.ones(1, 2, 40, 2)]
-    torch.library.opcheck(long_rows_backward, [*upstream, *arguments], test_utils=("test_schema", "test_faketensor"))
+    backward = torch.ops.rectiformer.long_rows_backward.default
+    torch.library.opcheck(backward, [*upstream, *arguments], test_utils=("test_schema", "test_faketensor"))
 
 
 def test_what_has_no_weights_is_refused():

@@ -8,11 +8,11 @@ from closeness import assert_matches_reference, grid, grid_inputs
 
 import rectiformer.ops.attention as dispatch
 from rectiformer import attention
-from rectiformer.ops import launching, plain, simplex_rows
+from rectiformer.ops import gpu, plain
 from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.call import UNBOUNDED
+from rectiformer.ops.gpu import SIMPLEX_POWERS
 from rectiformer.ops.simplex import entmax15, sparsemax
-from rectiformer.ops.simplex_rows import POWERS, simplex
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 DEFINITIONS = {"sparsemax": sparsemax, "entmax15": entmax15}
@@ -28,12 +28,12 @@ FEATURES = {
     "everything": {"causal": True, "window_size": (4, 0), "key_lengths": [9, 17], "dropout_p": 0.25, "seed": 11},
     "negative scale": {"scale": -0.5},
 }
-variants = pytest.mark.parametrize("variant", POWERS)
+variants = pytest.mark.parametrize("variant", SIMPLEX_POWERS)
 
 
 def weigh_all(variant, scores):
     """Every query sees every key."""
-    return simplex(scores, None, 1.0, POWERS[variant], [0, UNBOUNDED, UNBOUNDED])
+    return gpu.simplex.simplex(scores, None, 1.0, SIMPLEX_POWERS[variant], 0, UNBOUNDED, UNBOUNDED)
 
 
 @variants
@@ -106,8 +106,8 @@ def test_first_and_second_derivatives(variant):
 
 def test_what_the_kernels_do_not_do_goes_through_plain_operations(monkeypatch):
     q, k, v, _ = (tensor.float() for tensor in grid_inputs(1, 1, 1, 3, 4, 4, 4))
-    taken, weigh = [], plain.simplex_weights
-    monkeypatch.setattr(plain, "simplex_weights", lambda *a: taken.append(1) or weigh(*a))
+    taken, weigh = [], gpu.simplex.simplex_weights
+    monkeypatch.setattr(gpu.simplex, "simplex_weights", lambda *a: taken.append(1) or weigh(*a))
 
     def takes_kernel(variant, *tensors):
         taken.clear()
@@ -119,8 +119,8 @@ def test_what_the_kernels_do_not_do_goes_through_plain_operations(monkeypatch):
     assert not takes_kernel("sparsemax", q.double(), k.double(), v.double())
     torch.func.jvp(lambda x: attention(x, k, v, "entmax15", backend="products"), (q,), (q,))
     assert not taken
-    monkeypatch.setattr(simplex_rows, "WIDEST", 3)
+    monkeypatch.setattr(gpu, "MAX_ROW", 3)
     assert not takes_kernel("sparsemax")
-    monkeypatch.setattr(simplex_rows, "WIDEST", 4)
-    monkeypatch.setattr(launching, "TRITON", False)
+    monkeypatch.setattr(gpu, "MAX_ROW", 4)
+    monkeypatch.setattr(gpu, "TRITON", False)
     assert not takes_kernel("sparsemax")

@@ -1,0 +1,198 @@
+"""Which Triton kernels can take a call, and the way to them.
+
+Triton may be absent, and `import rectiformer` must stay light. So whether a kernel can take a call is decided here,
+without Triton, and the files next to this one, which import it, are loaded when the first call needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from rectiformer.ops.call import AttentionCall, Packing
+
+TRITON = find_spec("triton") is not None
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_SHORT = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
+"""Queries, keys and head size of the short kernels: what one program can hold and, in float32, compile in seconds."""
+MAX_HEAD_DIM = 256
+"""Of the long and the decoding kernels."""
+MAX_DECODE_QUERIES = 64
+"""Query rows that may share a key head in decoding."""
+MAX_ROW = 8192
+"""Longest row that one program of the norm and simplex kernels can hold."""
+SIMPLEX_POWERS = {"sparsemax": 1, "entmax15": 2}
+"""Variants whose weights are [x - tau]+ to a power."""
+
+
+@dataclass(frozen=True)
+class FusedKernels:
+    """The kernels that were chosen for a call, and the way to run it."""
+
+    name: str
+    """"short" or "long"."""
+    not_short: str = ""
+    """Why the short kernels do not take the call."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
+        """`reference_attention` by kernels that never hold M x N of anything in device memory."""
+        if self.name == "short":
+            from rectiformer.ops.gpu.short import short_attention
+
+            return short_attention(q, k, v, call, packing)
+        from rectiformer.ops.gpu.long import long_attention
+
+        return long_attention(q, k, v, call, packing)
+
+
+def choose_kernels(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
+) -> FusedKernels | str:
+    """The fused kernels that take this call, or why none can."""
+    if obstacle := kernel_obstacle(q, k, v, call):
+        return obstacle
+    not_short = short_obstacle(q, v, call, packing)
+    if not not_short:
+        return FusedKernels("short")
+    return long_obstacle(q, v, call) or FusedKernels("long", not_short)
+
+
+def fused_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
+    """Why no fused kernel can take this call; empty when one can."""
+    chosen = choose_kernels(q, k, v, call, packing)
+    return chosen if isinstance(chosen, str) else ""
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
+    """`reference_attention` by the kernels that were chosen for the call."""
+    chosen = choose_kernels(q, k, v, call, packing)
+    assert not isinstance(chosen, str), chosen
+    return chosen.run(q, k, v, call, packing)
+
+
+def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+    """Why no fused attention kernel can take this call; empty when one may."""
+    if not (call.variant.rectified or call.variant.name == "softmax"):
+        return f"variant {call.variant.name!r} has no fused kernel"
+    if q.device.type != "cuda" and not interpreting():
+        return f"it runs on CUDA devices, and q is on {q.device}"
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
+        return f"it takes one of float32, bfloat16 and float16, and q is {q.dtype}, k {k.dtype}, v {v.dtype}"
+    if not (q.shape[0] and call.visibility.queries and call.visibility.keys):
+        return "nothing is to be computed"
+    return "" if TRITON else "Triton is not installed"
+
+
+def short_obstacle(q: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
+    """Why the short kernels cannot take a call that has no `kernel_obstacle`; empty when they can."""
+    if call.counts_cells:
+        return "it has no bias or mask"
+    queries, keys = call.visibility.queries, call.visibility.keys
+    if packing is not None:
+        if packing.most_q is None or packing.most_k is None:
+            return "it needs max_seqlen_q and max_seqlen_k"
+        queries, keys = packing.most_q, packing.most_k
+    elif call.dropout_p and call.origin != (0, 0):
+        return "its dropout begins at the first query and key"
+    if max(queries, keys, q.shape[3], v.shape[3]) > MAX_SHORT[q.dtype]:
+        return f"in {q.dtype} it takes up to {MAX_SHORT[q.dtype]} queries and keys, and head sizes up to that"
+    return ""
+
+
+def long_obstacle(q: Tensor, v: Tensor, call: AttentionCall) -> str:
+    """Why the long kernels cannot take a call that has no `kernel_obstacle`; empty when they can."""
+    if not call.variant.rectified:
+        return f"variant {call.variant.name!r} has no fused kernel for long sequences"
+    if max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
+        return f"it takes head sizes up to {MAX_HEAD_DIM}, and they are {q.shape[3]} and {v.shape[3]}"
+    if call.origin != (0, 0):
+        return "its dropout begins at the first query and key"
+    return ""
+
+
+def row_sums_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+    """Why the long kernels cannot sum up the rows of weights on the way; empty when they can."""
+    if call.attn_bias is not None:
+        return "a bias gets no gradient from the sums of rows"
+    if obstacle := kernel_obstacle(q, k, v, call) or long_obstacle(q, v, call):
+        return obstacle
+    return "" if call.scale else "a scale of 0 leaves no weights to sum up"
+
+
+def decode_obstacle(q: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> str:
+    """Why the decoding kernels cannot take this call; empty when they can."""
+    if obstacle := kernel_obstacle(q, keys, values, call):
+        return obstacle
+    if max(q.shape[3], values.shape[3]) > MAX_HEAD_DIM:
+        return f"it takes head sizes up to {MAX_HEAD_DIM}"
+    if queries_per_key_head(q, keys) > MAX_DECODE_QUERIES:
+        return f"it takes up to {MAX_DECODE_QUERIES} query rows per key head"
+    if max(keys.stride(0), values.stride(0)) >= 2**31:
+        return "it counts the numbers of one cache row in 32 bits"
+    if wants_gradients(q, keys, values):
+        return "it has no gradient, and one is asked for"
+    return ""
+
+
+def cached_products_suit(q: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> bool:
+    """Whether kernels can make the two products of a decoding step where the cache lies, for a variant between them."""
+    if not TRITON or "products" not in call.variant.implementations or transforms_active():
+        return False
+    if not on_device(q) or q.dtype not in DTYPES or not q.dtype == keys.dtype == values.dtype:
+        return False
+    if wants_gradients(q, keys, values, *call.options.values()):
+        return False
+    fits = max(q.shape[3], values.shape[3]) <= MAX_HEAD_DIM and queries_per_key_head(q, keys) <= MAX_DECODE_QUERIES
+    return fits and 0 not in (*q.shape, *values.shape)
+
+
+def simplex_suits(q: Tensor, call: AttentionCall) -> bool:
+    """Whether kernels can make the weights of this call's rows: sparsemax and 1.5-entmax."""
+    if call.variant.name not in SIMPLEX_POWERS or not TRITON or q.dtype not in DTYPES:
+        return False
+    return on_device(q) and 0 < call.visibility.keys <= MAX_ROW
+
+
+def rms_norm_suits(z: Tensor, gain: Tensor, gate: Tensor | None) -> bool:
+    """Whether kernels can take this norm: on a CUDA device, no wider than float32 and `MAX_ROW`."""
+    if not TRITON or z.device.type != "cuda" or not 0 < z.shape[-1] <= MAX_ROW:
+        return False
+    parts = [gain] if gate is None else [gain, gate]
+    fit = all(part.device == z.device and part.shape == z.shape[-1:] for part in parts)
+    return fit and all(tensor.dtype in DTYPES for tensor in (z, *parts))
+
+
+def add_norm_suits(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether one kernel can add and norm; it has no gradient, and torch.compile makes a kernel of its own."""
+    if not TRITON or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    fit = x.shape == added.shape and 0 < x.shape[-1] <= MAX_ROW and on_device(x)
+    return fit and all(tensor.dtype in DTYPES and tensor.device == x.device for tensor in (x, added, weight, bias))
+
+
+def queries_per_key_head(q: Tensor, keys: Tensor) -> int:
+    return q.shape[1] // keys.shape[1] * q.shape[2]
+
+
+def wants_gradients(*values: object) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+def on_device(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" or interpreting()
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels in Python, on any device: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def transforms_active() -> bool:
+    """Whether torch.func transforms or forward-mode duals are around, which custom operators do not support."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None

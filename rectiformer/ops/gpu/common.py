@@ -1,0 +1,405 @@
+"""What the kernels share: one description of a call on its way through torch's operators, and pieces of device code.
+
+On the device, KEY_AXIS is the axis of a block of scores along which keys lie: 1 forward, [queries, keys]; 0 where
+blocks are made transposed, so that no product's result has to be transposed to enter another product. That is slow, and
+a known source of wrong code on Hopper (docs/log.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rectiformer.ops.activations import RowScale
+from rectiformer.ops.autograd import recall, second_derivatives
+from rectiformer.ops.call import HIDING, AttentionCall, Packing, Visibility
+from rectiformer.ops.variants import VARIANTS
+
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? head_factors, Tensor? key_lengths, "
+    "Tensor? seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, int power, float scale, float dropout_p, "
+    "float row_exponent, float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys"
+)
+"""What every operator of the short and long kernels takes: the fields of `KernelCall`, as torch names them."""
+NO_GRADIENT = [None] * 13
+"""Of the arguments from key_lengths on."""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """Sum over visible keys of head_factors[h] row_factor n^-row_exponent [scale q k + attn_bias]+ ** power v.
+
+    Power 0 is a softmax. With cu_seqlens, batch row 0 holds sequences end to end, none longer than max_queries and
+    max_keys; without, these are the lengths of q and k.
+    """
+
+    q: Tensor  # [B, H, M, D]
+    k: Tensor  # [B, K, N, D]
+    v: Tensor  # [B, K, N, Dv]
+    attn_bias: Tensor | None  # broadcasts to [B, H, M, N]
+    attn_mask: Tensor | None  # bool, likewise
+    head_factors: Tensor | None  # [H]
+    key_lengths: Tensor | None  # [B]
+    seed: Tensor | None
+    cu_seqlens_q: Tensor | None  # [sequences + 1]
+    cu_seqlens_k: Tensor | None
+    power: int
+    scale: float  # not negative
+    dropout_p: float
+    row_exponent: float
+    row_factor: float
+    window_left: int
+    window_right: int
+    max_queries: int
+    max_keys: int
+
+    @property
+    def packed(self) -> bool:
+        return self.cu_seqlens_q is not None
+
+    @property
+    def sequences(self) -> int:
+        return self.q.shape[0] if self.cu_seqlens_q is None else len(self.cu_seqlens_q) - 1
+
+    @property
+    def dropout_threshold(self) -> int:
+        """Cells whose 32-bit hash is below are dropped."""
+        return round(self.dropout_p * 2**32) - 2**31
+
+    def flags(self) -> dict[str, Any]:
+        """Compile-time arguments that all kernels have. No length is among them, so none compiles a kernel again."""
+        return {
+            "POWER": self.power,
+            "ROW_SCALE": row_scale_flag(self.row_exponent),
+            "PER_HEAD": self.head_factors is not None,
+            "RAGGED": self.key_lengths is not None,
+            "PACKED": self.packed,
+            "DROPOUT": self.seed is not None and self.dropout_p > 0,
+        }
+
+    def unflatten(self, head_factors: Tensor | None) -> AttentionCall:
+        """The call that these arguments stand for, with its bias left out."""
+        M, N = self.q.shape[2], self.k.shape[2]
+        visibility = Visibility(
+            M, N, self.window_left, self.window_right, self.key_lengths, self.attn_mask, first=N - M
+        )
+        factor = self.row_factor if head_factors is None else self.row_factor * head_factors
+        row = RowScale(lambda options: self.row_exponent, lambda options: factor)
+        variant = replace(VARIANTS["rela"], power=self.power, row_scale=row) if self.power else VARIANTS["softmax"]
+        return AttentionCall(variant, visibility, {}, self.scale, dropout_p=self.dropout_p, seed=self.seed)
+
+
+def flatten(
+    call: AttentionCall,
+    packing: Packing | None,
+    row_scale: tuple[float, float, Tensor | None],
+    max_queries: int,
+    max_keys: int,
+) -> tuple[Any, ...]:
+    """The operators' arguments after q, k and v; `row_scale` is what the kernels are to apply of it."""
+    seen, (exponent, factor, head_factors) = call.visibility, row_scale
+    bounds = (None, None) if packing is None else (packing.bounds_q, packing.bounds_k)
+    tensors = (call.attn_bias, seen.attn_mask, head_factors, seen.key_lengths, call.seed, *bounds)
+    numbers = (call.variant.power, call.scale, call.dropout_p, exponent, factor)
+    return *tensors, *numbers, seen.left, seen.right, max_queries, max_keys
+
+
+def with_positive_scale(q: Tensor, call: AttentionCall) -> tuple[Tensor, AttentionCall]:
+    """The same scores: a positive scale may leave the ReLU, a negative one must not."""
+    return (-q, replace(call, scale=-call.scale)) if call.scale < 0 else (q, call)
+
+
+def row_scale_parts(q: Tensor, call: AttentionCall) -> tuple[float, float, Tensor | None]:
+    """The row scale as exponent of the count, factor of all rows, and factors of the heads [H] if they have any."""
+    row = call.variant.row_scale
+    if row is None:
+        return 0.0, 1.0, None
+    exponent, factor = row.exponent(call.options), row.head_factor(call.options, torch.float32)
+    if isinstance(factor, Tensor):
+        return exponent, 1.0, factor.to(q.device).expand(q.shape[1]).contiguous()
+    return exponent, float(factor), None
+
+
+def row_scale_flag(exponent: float) -> int:
+    """How `row_gain` computes n^-exponent: not at all, by a root, by a quotient, or by a power of 2."""
+    return {0.0: 0, 0.5: 1, 1.0: 2}.get(exponent, 3)
+
+
+def differentiate_twice(ctx: Any, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Gradients for d_out and all of `ARGUMENTS`; cotangents belong to d_q, d_k, d_v, d_attn_bias, d_head_factors."""
+    d_out, *inputs = recall(ctx)
+    call = KernelCall(*inputs)
+    leaves = [d_out, call.q, call.k, call.v, call.attn_bias, call.head_factors]
+    if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
+        second = second_derivatives(call.unflatten, leaves, cotangents)
+    else:
+        second = packed_second_derivatives(call, Packing(call.cu_seqlens_q, call.cu_seqlens_k), leaves, cotangents)
+    return *second[:5], None, second[5], *NO_GRADIENT
+
+
+def packed_second_derivatives(
+    call: KernelCall, packing: Packing, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """`second_derivatives`, one sequence after the other; packed sequences have no bias."""
+    totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
+    d_out, (of_q, of_k, of_v, _, of_factors) = inputs[0], cotangents
+    assert d_out is not None
+    assert of_q is not None
+    assert of_k is not None
+    assert of_v is not None
+    for q, k, v, alone in packing.split(call.q, call.k, call.v, call.unflatten(None)):
+        start, key_start = alone.origin
+        rows = slice(None), slice(None), slice(start, start + q.shape[2])
+        keys = slice(None), slice(None), slice(key_start, key_start + k.shape[2])
+
+        def describe(factors: Tensor | None, alone: AttentionCall = alone) -> AttentionCall:
+            return replace(call.unflatten(factors), visibility=alone.visibility, origin=alone.origin)
+
+        parts = [d_out[rows], q, k, v, None, inputs[5]]
+        found = second_derivatives(describe, parts, [of_q[rows], of_k[keys], of_v[keys], None, of_factors])
+        for total, grad, part in zip(totals, found, (rows, rows, keys, keys, None, None), strict=True):
+            if total is not None and grad is not None:
+                (total if part is None else total[part]).add_(grad)
+    return totals
+
+
+def empty_heads_last(like: Tensor, head_dim: int) -> Tensor:
+    """Uninitialized [B, H, length, head_dim] in the memory order [B, length, H, head_dim]: joining heads moves
+    nothing."""
+    B, H, length, _ = like.shape
+    return like.new_empty(B, length, H, head_dim).transpose(1, 2)
+
+
+def pointer(tensor: Tensor | None, unread: Tensor) -> Tensor:
+    """What a kernel reads by address alone: the tensor without gaps; for None anything, as a flag keeps it unread."""
+    return unread if tensor is None else tensor.contiguous()
+
+
+def power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def block_size(size: int) -> int:
+    """The power of two that holds `size`, and at least the 16 that a matrix product needs."""
+    return max(16, power_of_two(size))
+
+
+GOLDEN = tl.constexpr(-1640531527)
+LN2 = tl.constexpr(0.6931471805599453)
+HIDING_BIAS = tl.constexpr(HIDING)
+
+
+@triton.jit
+def murmur3(word):
+    """The finalizer of MurmurHash3, as ops/dropout.py has it; the masks make shifts of signed words logical."""
+    word = (word ^ ((word >> 16) & 0xFFFF)) * -2048144789
+    word = (word ^ ((word >> 13) & 0x7FFFF)) * -1028477387
+    return word ^ ((word >> 16) & 0xFFFF)
+
+
+@triton.jit
+def dropout_keeps(seed_ptr, threshold, pattern, m, n, KEY_AXIS: tl.constexpr):
+    """True where dropout spares a weight: the same cells as in every other implementation, whatever the tile.
+
+    A pure hash of (seed, pattern, query, key): the backward pass asks again instead of reading a mask. The row's part
+    of the hash is made once per row.
+    """
+    seed = tl.load(seed_ptr)
+    word = (seed ^ (seed >> 32)).to(tl.int32)
+    row = murmur3(murmur3(word + pattern * GOLDEN) + m * GOLDEN)
+    cell = murmur3(tl.expand_dims(row, KEY_AXIS) + tl.expand_dims(n * GOLDEN, 1 - KEY_AXIS))
+    return cell >= threshold
+
+
+@triton.jit
+def visible(m, n, M, N, length, left, right, KEY_AXIS: tl.constexpr, BANDED: tl.constexpr):
+    """True where a query sees a key. BANDED: causal order or a window hides some of the `length` keys."""
+    key = tl.expand_dims(n, 1 - KEY_AXIS)
+    seen = key < length
+    if BANDED:
+        position = tl.expand_dims(m + (N - M), KEY_AXIS)  # the last query is aligned with the last key
+        seen = seen & (key <= position + right) & (key >= position - left)
+    return seen
+
+
+@triton.jit
+def relu(x):
+    """[x]+ in which NaN stays NaN, as in torch: the plain maximum of a GPU takes the number, 0."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def row_gain(
+    gain, exponent, m, M, N, length, left, right,
+    KEY_AXIS: tl.constexpr, BANDED: tl.constexpr, ROW_SCALE: tl.constexpr,
+):  # fmt: skip
+    """What a row's rectified powers are multiplied with: `gain`, times n^-exponent where the rows are scaled.
+
+    One number for all rows without BANDED, since all see the same keys. Roots and quotients are the correctly rounded
+    ones, as in torch; the default ones of a GPU are not.
+    """
+    if ROW_SCALE > 0:
+        count = length
+        if BANDED:
+            position = m + (N - M)
+            count = tl.minimum(position + right + 1, length) - tl.maximum(position - left, 0)
+        count = tl.maximum(count, 1).to(tl.float32)
+        if ROW_SCALE == 1:
+            gain = tl.div_rn(gain, tl.sqrt_rn(count))
+        elif ROW_SCALE == 2:
+            gain = tl.div_rn(gain, count)
+        else:
+            gain = gain * tl.exp2(-exponent * tl.log2(count))
+        if BANDED:
+            gain = tl.expand_dims(gain, KEY_AXIS)
+    return gain
+
+
+# Pieces of the kernels for long sequences. A sequence's numbers travel as one tuple
+#     seq = (batch row, query head, key head, first query, first key, queries, keys, keys that are real)
+# and what shapes its scores as window = (left, right) and mask_args = (bias pointer, its strides, mask pointer, its
+# strides).
+
+
+@triton.jit
+def locate_sequence(
+    sequence, head, group, M, N, lengths_ptr, q_bounds_ptr, k_bounds_ptr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """The tuple `seq`; packed sequences share batch row 0."""
+    q_start, k_start = 0, 0
+    b = sequence
+    if PACKED:
+        q_start = tl.load(q_bounds_ptr + sequence).to(tl.int32)
+        k_start = tl.load(k_bounds_ptr + sequence).to(tl.int32)
+        M = tl.load(q_bounds_ptr + sequence + 1).to(tl.int32) - q_start
+        N = tl.load(k_bounds_ptr + sequence + 1).to(tl.int32) - k_start
+        b = sequence * 0
+    length = N
+    if RAGGED:
+        length = tl.minimum(tl.load(lengths_ptr + sequence).to(tl.int32), N)
+    return b, head, head // group, q_start, k_start, M, N, length
+
+
+@triton.jit
+def tile_pointers(ptr, strides, b, h, row, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Addresses [BLOCK, BLOCK_D]; the far part of an offset is 64 bits wide, the near part 32."""
+    stride_batch, stride_head, stride_row, stride_column = strides
+    row, b, h = tl.cast(row, tl.int64), tl.cast(b, tl.int64), tl.cast(h, tl.int64)
+    first = ptr + b * stride_batch + h * stride_head + row * stride_row
+    return first + tl.arange(0, BLOCK)[:, None] * stride_row + tl.arange(0, BLOCK_D)[None, :] * stride_column
+
+
+@triton.jit
+def load_tile(
+    source, ptr, strides, b, h, start, row, limit, D,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr, CLEAR: tl.constexpr,
+):  # fmt: skip
+    """Rows `row` on of the sequence that begins at `start`: [BLOCK, BLOCK_D], zeros beyond the tensor.
+
+    CLEAR: zeros from `limit` on also where the tensor goes on, with another sequence or with padding. `source` is a
+    descriptor for the tensor copy engine if TMA. Tiles to clear are read by pointers nevertheless: clearing what the
+    copy engine brought becomes wrong code under Triton 3.6's own ptxas (docs/log.md).
+    """
+    if TMA and not CLEAR:
+        tile = source.load([b, h, start + row, 0]).reshape([BLOCK, BLOCK_D])
+    else:
+        inside = (row + tl.arange(0, BLOCK) < limit)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+        tile = tl.load(tile_pointers(ptr, strides, b, h, start + row, BLOCK, BLOCK_D), mask=inside, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    ptr, strides, b, h, start, row, limit, D, values, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """By pointers: the copy engine knows where the tensor ends, but not where a sequence does."""
+    inside = ((row + tl.arange(0, BLOCK)) < limit)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+    pointers = tile_pointers(ptr, strides, b, h, start + row, BLOCK, BLOCK_D)
+    tl.store(pointers, values.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_mask_tile(ptr, strides, seq, m, n, other, KEY_AXIS: tl.constexpr):
+    """A tile of bias or mask, `other` beyond the queries and keys of the sequence; broadcast axes have stride 0."""
+    b, h, _, _, _, M, N, _ = seq
+    stride_batch, stride_head, stride_row, stride_column = strides
+    row, column = tl.expand_dims(m, KEY_AXIS), tl.expand_dims(n, 1 - KEY_AXIS)
+    first = ptr + tl.cast(b, tl.int64) * stride_batch + tl.cast(h, tl.int64) * stride_head
+    offsets = row.to(tl.int64) * stride_row + column * stride_column
+    return tl.load(first + offsets, mask=(row < M) & (column < N), other=other)
+
+
+@triton.jit
+def seen_scores(
+    scores, m, n, seq, window, mask_args, scale,
+    KEY_AXIS: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, SCALE_INSIDE: tl.constexpr,
+):  # fmt: skip
+    """Scores, scaled if SCALE_INSIDE and biased if BIAS, with zeros where a query does not see a key: 0 is what a ReLU
+    makes of a hidden score, forward and backward.
+
+    Without EDGE, bias and mask every cell is seen, or belongs to a key that was loaded as zeros.
+    """
+    bias_ptr, bias_strides, mask_ptr, mask_strides = mask_args
+    _, _, _, _, _, M, N, length = seq
+    left, right = window
+    if SCALE_INSIDE:
+        scores = scores * scale
+    if BIAS:
+        bias = load_mask_tile(bias_ptr, bias_strides, seq, m, n, 0.0, KEY_AXIS).to(tl.float32)
+        scores = tl.where(bias <= HIDING_BIAS, 0.0, scores + bias)
+    if EDGE or BIAS or MASK:
+        seen = visible(m, n, M, N, length, left, right, KEY_AXIS, BANDED)
+        if MASK:
+            seen = seen & (load_mask_tile(mask_ptr, mask_strides, seq, m, n, 0, KEY_AXIS) != 0)
+        scores = tl.where(seen, scores, 0.0)
+    return scores
+
+
+@triton.jit
+def rectified_powers(scores, DTYPE: tl.constexpr, POWER: tl.constexpr, ASM: tl.constexpr):
+    """[scores]+ ** POWER in DTYPE. ASM folds the ReLU into the conversion, which Triton does not find by itself;
+    it keeps NaN too. The interpreter has no assembler, so it takes the other way."""
+    if ASM and POWER == 1 and tl.bfloat16 == DTYPE:
+        weights = tl.inline_asm_elementwise(
+            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    elif ASM and POWER == 1 and tl.float16 == DTYPE:
+        weights = tl.inline_asm_elementwise(
+            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        rectified = relu(scores)
+        weights = (rectified * rectified if POWER == 2 else rectified).to(DTYPE)
+    return weights
+
+
+@triton.jit
+def safe_log(weights):
+    """Natural logarithms, finite where a weight is 0."""
+    return tl.log(tl.maximum(weights, 1.2e-38))
+
+
+@triton.jit
+def key_range(row, rows, seq, window, BLOCK: tl.constexpr, BANDED: tl.constexpr):
+    """Keys that queries `row` to `row + rows` see: begin and end of all tiles, and of those that all of them see."""
+    _, _, _, _, _, M, N, length = seq
+    left, right = window
+    begin, full_begin, end, full_end = 0, 0, length, length
+    if BANDED:
+        first = row + (N - M)
+        last = tl.minimum(row + rows, M) - 1 + (N - M)
+        begin = tl.minimum(tl.maximum(first - left, 0), length)
+        full_begin = tl.minimum(tl.maximum(last - left, 0), length)
+        end = tl.maximum(tl.minimum(last + right + 1, length), begin)
+        full_end = tl.maximum(tl.minimum(first + right + 1, length), 0)
+    begin = begin // BLOCK * BLOCK
+    full_begin = tl.cdiv(full_begin, BLOCK) * BLOCK
+    return begin, full_begin, tl.maximum(full_end // BLOCK * BLOCK, full_begin), end

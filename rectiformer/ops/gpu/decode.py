@@ -1,0 +1,670 @@
+"""Decoding: the few queries of a row against the keys and values that a cache holds for it. No kernel has a gradient.
+
+Rectified rows and softmax take one operator, `rectiformer::decode`. `decode_heads_kernel` has one query row per key
+head: no matrix unit helps, so products are multiplied and summed, and each of the BLOCK_N positions of a block keeps
+sums of its own until the end. `decode_groups_kernel` has several query rows that share a key head and uses matrix
+products. Both walk over the part of the keys that is their split's; with more than one split they leave float32 parts
+for `decode_merge_kernel`, which adds them up in a fixed order. Any other variant made of two products takes
+`rectiformer::cache_scores` and `rectiformer::cache_mix`, with its weights made between them.
+
+A step is bound by the bytes of the cache, so the next keys are on their way while a block's scores are made, and values
+while those of the block after it are. With SKIP_ZEROS values are asked for when their weights are known: only those
+above 0 are read.
+
+The key and value of the newest position come from the inputs and are written to the cache in passing (APPEND), so no
+program reads what another one writes. ancestors[r, n] is the cache row that holds position n of row r (INDEXED): beam
+search reorders that index and never moves the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rectiformer.ops.call import AttentionCall
+from rectiformer.ops.gpu import queries_per_key_head, simplex_suits
+from rectiformer.ops.gpu.common import (
+    block_size,
+    empty_heads_last,
+    pointer,
+    power_of_two,
+    relu,
+    row_gain,
+    row_scale_flag,
+    row_scale_parts,
+    with_positive_scale,
+)
+from rectiformer.ops.gpu.simplex import simplex_weights
+from rectiformer.ops.norm import OutputNorm, norm_heads
+from rectiformer.ops.plain import plain_weights
+
+SHORT_CACHE = 128
+"""Most keys for which one program takes all heads of a row, as its norm needs; longer rows want more programs."""
+WIDEST_ROW = 1024
+"""Most numbers of all heads that one program holds, filled up to powers of two."""
+TILE = 4096
+"""Numbers of keys that a program without matrix products holds at once, 16 or 32 for each of its threads."""
+MAX_BLOCK_KEYS = 64
+"""Keys that a program holds at once, at most."""
+KEYS_PER_SPLIT = 128
+"""Least keys that are worth a split."""
+MAX_SPLITS = 64
+FEW_KEYS = 32
+"""Up to here grouped heads of a beam take small blocks: the rows of the next are looked up while one is used."""
+PROGRAMS_PER_SM = 4
+"""Programs that a multiprocessor runs at once, with what each has asked for on its way from memory."""
+CACHE_POSITIONS = 128
+"""Positions that a program of `cache_scores` or `cache_mix` holds at once, of heads that are small enough."""
+CACHE_PROGRAMS = 256
+"""Programs that share the scores of a key head."""
+
+ARGUMENTS = (
+    "Tensor q, Tensor(a!) keys, Tensor(b!) values, Tensor? new_key, Tensor? new_value, Tensor lengths, "
+    "Tensor? ancestors, Tensor? head_factors, Tensor? norm_gain, Tensor? norm_gate, int power, float scale, "
+    "float row_exponent, float row_factor, float norm_epsilon, SymInt window_left, SymInt splits, bool skip_zeros, "
+    "bool all_heads"
+)
+
+
+@dataclass(frozen=True)
+class DecodeCall:
+    """Sum over a row's keys of head_factors[h] row_factor n^-row_exponent [scale q k]+ ** power v.
+
+    Power 0 is a softmax. With norm_gain, the output norm over all heads follows, which asks for `all_heads` in
+    one program.
+    """
+
+    q: Tensor  # [R, H, Q, D]
+    keys: Tensor  # [rows, K, capacity, D]
+    values: Tensor  # [rows, K, capacity, Dv]
+    new_key: Tensor | None  # [R, K, 1, D]
+    new_value: Tensor | None
+    lengths: Tensor  # [R] or [1], the new key included
+    ancestors: Tensor | None  # [R, capacity]
+    head_factors: Tensor | None  # [H]
+    norm_gain: Tensor | None  # [H * Dv]
+    norm_gate: Tensor | None
+    power: int
+    scale: float
+    row_exponent: float
+    row_factor: float
+    norm_epsilon: float
+    window_left: int
+    splits: int
+    skip_zeros: bool
+    all_heads: bool
+
+
+def fused_decoding(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    call: AttentionCall,
+    *,
+    new: tuple[Tensor, Tensor] | None = None,
+    ancestors: Tensor | None = None,
+    norm: OutputNorm | None = None,
+    splits: int | None = None,
+    skip: bool | None = None,
+) -> Tensor:
+    """`decode_attention` by the kernels; `splits` and `skip` of None leave the choice to the shapes."""
+    q, call = with_positive_scale(q, call)
+    exponent, factor, head_factors = row_scale_parts(q, call)
+    together = splits in (None, 1) and holds_all_heads(q, keys, values) and (norm is not None or fills_device(q))
+    splits = 1 if together else splits or count_splits(q, keys)
+    skip = (keys.shape[2] > SHORT_CACHE if skip is None else skip) and call.variant.rectified
+    gain, gate, epsilon = (norm.gain, norm.gate, norm.epsilon) if norm is not None and together else (None, None, 0.0)
+    new_key, new_value = new or (None, None)
+    out = decode(
+        q,
+        keys,
+        values,
+        new_key,
+        new_value,
+        call.visibility.key_lengths,
+        None if ancestors is None else ancestors.contiguous(),
+        head_factors,
+        gain,
+        gate,
+        call.variant.power,
+        call.scale,
+        exponent,
+        factor,
+        epsilon,
+        call.visibility.left,
+        splits,
+        skip,
+        together,
+    )
+    return out if norm is None or together else norm_heads(out, norm)
+
+
+def holds_all_heads(q: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether one program should take all heads of a row: short rows with one query each."""
+    width = power_of_two(q.shape[1]) * max(block_size(q.shape[3]), block_size(values.shape[3]))
+    return queries_per_key_head(q, keys) == 1 and keys.shape[2] <= SHORT_CACHE and width <= WIDEST_ROW
+
+
+def fills_device(q: Tensor) -> bool:
+    """Whether one program per row is enough."""
+    return len(q) > 2 * count_sms(q)
+
+
+def count_splits(q: Tensor, keys: Tensor) -> int:
+    """Enough programs to fill the device, as long as each has keys enough to be worth it."""
+    programs = max(1, len(q) * keys.shape[1])
+    return max(1, min(PROGRAMS_PER_SM * count_sms(q) // programs, keys.shape[2] // KEYS_PER_SPLIT, MAX_SPLITS))
+
+
+def count_sms(q: Tensor) -> int:
+    return torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+
+
+@torch.library.custom_op("rectiformer::decode", mutates_args=("keys", "values"), schema=f"({ARGUMENTS}) -> Tensor")
+def decode(*inputs: Any) -> Tensor:
+    """The output [R, H, Q, Dv] of a `DecodeCall`, in memory as [R, Q, H, Dv]; new keys and values are written."""
+    call = DecodeCall(*inputs)
+    (R, H, Q, _), Dv = call.q.shape, call.values.shape[3]
+    splits, softmax = call.splits, call.power == 0
+    out = empty_heads_last(call.q, Dv)
+    # Rows of parts and of a softmax's sums lie in the order of the output's memory.
+    parts = out[None] if splits == 1 else call.q.new_empty(splits, R, Q, H, Dv, dtype=torch.float32).transpose(2, 3)
+    sums = call.q.new_empty(2, splits, R * Q * H if softmax and splits > 1 else 0, dtype=torch.float32)
+    with torch.cuda.device_of(call.q):  # Triton launches on the current device
+        launch_decode(call, parts, sums)
+        if splits > 1:
+            held = power_of_two(splits) * block_size(Dv)
+            shape = {"SPLITS": power_of_two(splits), "ROWS": max(1, 2048 // held), "BLOCK_DV": block_size(Dv)}
+            programs = -(-R * Q * H // shape["ROWS"])
+            decode_merge_kernel[(programs,)](
+                parts, sums[0], sums[1], out, R * Q * H, Dv, splits, SOFTMAX=softmax, **shape
+            )
+    return out
+
+
+def launch_decode(call: DecodeCall, parts: Tensor, sums: Tensor) -> None:
+    """Run the kernel that suits the shapes, one program per (row, key head, split) or, with all heads, per row."""
+    q, keys, values = call.q, call.keys, call.values
+    (R, H, Q, D), (_, K, capacity, Dv) = q.shape, values.shape
+    # All that scales a rectified weight is one number. A softmax is taken in base 2.
+    gain = call.row_factor * call.scale**call.power if call.power else 1.0
+    new = [q if tensor is None else tensor for tensor in (call.new_key, call.new_value)]  # without APPEND never read
+    strided = [q, keys, values, parts[0], *new]
+    strides = [stride for tensor in strided for stride in tensor.stride()]
+    tables = [pointer(tensor, q) for tensor in (call.head_factors, call.norm_gain, call.norm_gate)]
+    lengths, ancestors = call.lengths.contiguous(), pointer(call.ancestors, q)
+    length_step = 0 if len(lengths) == 1 else lengths.stride(0)
+    ancestor_step = 0 if call.ancestors is None or len(ancestors) == 1 else ancestors.stride(0)
+    kernel = decode_heads_kernel if queries_per_key_head(q, keys) == 1 else decode_groups_kernel
+    kernel[(R, 1 if call.all_heads else K, call.splits)](
+        *strided,
+        sums[0],
+        sums[1],
+        lengths,
+        ancestors,
+        *tables,
+        *strides,
+        *(length_step, ancestor_step, parts.stride(0), R, H, K, Q, capacity, D, Dv, call.window_left),
+        *(call.scale * math.log2(math.e), gain, call.row_exponent, call.norm_epsilon),
+        POWER=call.power,
+        ROW_SCALE=row_scale_flag(call.row_exponent),
+        PER_HEAD=call.head_factors is not None,
+        APPEND=call.new_key is not None,
+        INDEXED=call.ancestors is not None,
+        PARTIAL=call.splits > 1,
+        SKIP_ZEROS=call.skip_zeros,
+        **decode_config(call),
+    )
+
+
+def decode_config(call: DecodeCall) -> dict[str, int]:
+    """Sizes of a program's blocks and its warps, such that registers hold them; and what only one kernel has."""
+    q, capacity, rows = call.q, call.keys.shape[2], queries_per_key_head(call.q, call.keys)
+    config = {"BLOCK_D": block_size(q.shape[3]), "BLOCK_DV": block_size(call.values.shape[3])}
+    width, exact = max(config.values()), q.dtype == torch.float32
+    if rows == 1:
+        heads = power_of_two(q.shape[1]) if call.all_heads else 1
+        block_keys = min(MAX_BLOCK_KEYS, TILE // (heads * width), block_size(capacity))
+        norm = (call.norm_gain is not None) + (call.norm_gate is not None)
+        return config | {"HEADS": heads, "NORM": norm, "BLOCK_N": block_keys, "num_warps": 8 if call.all_heads else 4}
+    block_keys, warps, stages = MAX_BLOCK_KEYS if width <= 64 else 32, 8 if width > 128 or exact else 4, 3
+    if exact:
+        block_keys = 16
+    elif call.ancestors is not None and capacity <= FEW_KEYS and width == 128:
+        block_keys, warps, stages = 16, 2, 2
+    return config | {"BLOCK_M": block_size(rows), "STAGES": stages, "BLOCK_N": block_keys, "num_warps": warps}
+
+
+@decode.register_fake
+def _(q: Tensor, keys: Tensor, values: Tensor, *_: object) -> Tensor:
+    return empty_heads_last(q, values.shape[3])
+
+
+def cached_products(
+    q: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, left: int, ancestors: Tensor | None
+) -> Tensor:
+    """Mixed values [R, H, Q, Dv] of a variant made of two products, whose keys and values are read where they lie.
+
+    The call's visibility has the length of every row, and a mask if `left` asks for one. Scores and weights are
+    float32.
+    """
+    lengths = call.visibility.key_lengths
+    assert lengths is not None
+    scores = cache_scores(q, keys, lengths, ancestors, left)
+    weights = simplex_weights(scores, call) if simplex_suits(q, call) else plain_weights(scores, call)
+    return cache_mix(weights, values, lengths, ancestors, left, count_splits(q, keys), q.dtype)
+
+
+@torch.library.custom_op("rectiformer::cache_scores", mutates_args=())
+def cache_scores(q: Tensor, keys: Tensor, lengths: Tensor, ancestors: Tensor | None, window_left: int) -> Tensor:
+    """Products [R, H, Q, capacity] of queries and keys, unscaled; anything where a query sees no key."""
+    (R, H, Q, D), (_, K, capacity, _) = q.shape, keys.shape
+    scores = q.new_empty(R, H, Q, capacity, dtype=torch.float32)
+    positions = block_positions(D, capacity)
+    with torch.cuda.device_of(q):
+        cache_scores_kernel[(R, K, min(CACHE_PROGRAMS, -(-capacity // positions)))](
+            q, keys, lengths.contiguous(), pointer(ancestors, q), scores, *q.stride(), *keys.stride(),
+            H, K, Q, capacity, D, window_left,
+            INDEXED=ancestors is not None, BLOCK_N=positions, BLOCK_D=block_size(D),
+        )  # fmt: skip
+    return scores
+
+
+@torch.library.custom_op("rectiformer::cache_mix", mutates_args=())
+def cache_mix(
+    weights: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    ancestors: Tensor | None,
+    window_left: int,
+    splits: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Sums [R, H, Q, Dv] of values, in memory as [R, Q, H, Dv]; splits share the positions of a row."""
+    weights = weights.contiguous()
+    (R, H, Q, _), (_, K, capacity, Dv) = weights.shape, values.shape
+    parts = weights.new_empty(splits, R, Q, H, Dv, dtype=dtype if splits == 1 else torch.float32)
+    with torch.cuda.device_of(weights):
+        cache_mix_kernel[(R, H * Q, splits)](
+            weights, values, lengths.contiguous(), pointer(ancestors, weights), parts, *values.stride(),
+            *parts.stride(), H, K, Q, capacity, Dv, window_left,
+            INDEXED=ancestors is not None, BLOCK_N=block_positions(Dv, capacity), BLOCK_DV=block_size(Dv),
+        )  # fmt: skip
+    return (parts[0] if splits == 1 else parts.sum(0).to(dtype)).transpose(1, 2)
+
+
+def block_positions(head_dim: int, capacity: int) -> int:
+    """Positions of a block, 32 numbers for each thread, or fewer where the cache is short."""
+    return min(CACHE_POSITIONS, TILE // block_size(head_dim), block_size(capacity))
+
+
+@cache_scores.register_fake
+def _(q: Tensor, keys: Tensor, *_: object) -> Tensor:
+    return q.new_empty(*q.shape[:3], keys.shape[2], dtype=torch.float32)
+
+
+@cache_mix.register_fake
+def _(
+    weights: Tensor, values: Tensor, lengths: Tensor, ancestors: Tensor | None, window_left: int, splits: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    return empty_heads_last(weights, values.shape[3]).to(dtype)
+
+
+MINUS_INFINITY = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def load_length(lengths_ptr, length_step, r, capacity):
+    """Keys of row r, within the cache whatever the device holds: steps of one length for all rows are 0."""
+    return tl.maximum(tl.minimum(tl.load(lengths_ptr + r * length_step).to(tl.int32), capacity), 0)
+
+
+@triton.jit
+def split_range(length, known, left, BLOCK_N: tl.constexpr):
+    """The first key seen, and from where to where this program's split of the known ones goes, in whole blocks."""
+    first = tl.maximum(length - 1 - left, 0)
+    begin = first // BLOCK_N * BLOCK_N
+    chunk = tl.cdiv(tl.cdiv(tl.maximum(known - begin, 0), tl.num_programs(2)), BLOCK_N) * BLOCK_N
+    start = begin + tl.program_id(2) * chunk
+    return first, start, tl.minimum(start + chunk, known)
+
+
+@triton.jit
+def decode_gain(gain, exponent, length, left, factor_ptr, heads, H, PER_HEAD: tl.constexpr, ROW_SCALE: tl.constexpr):
+    """What the rectified powers of each of `heads` are multiplied with."""
+    count = tl.minimum(length, left + 1)
+    gain = row_gain(gain, exponent, 0, 0, 0, count, 0, 0, 1, False, ROW_SCALE)
+    return gain * tl.load(factor_ptr + heads, mask=heads < H, other=0.0) if PER_HEAD else gain
+
+
+@triton.jit
+def cache_rows(ancestors_ptr, ancestor_step, r, n, seen, INDEXED: tl.constexpr):
+    """The cache row of each position, 64 bits wide: a cache may hold over 2^31 numbers."""
+    if INDEXED:
+        rows = tl.load(ancestors_ptr + r * ancestor_step + n, mask=seen, other=0).to(tl.int64)
+    else:
+        rows = r + tl.zeros_like(n).to(tl.int64)
+    return rows
+
+
+@triton.jit
+def append(new_ptrs, cache_ptrs, inside, mine):
+    """What is new, in float32, written to the cache as well where it is this program's to write."""
+    new = tl.load(new_ptrs, mask=inside, other=0.0)
+    tl.store(cache_ptrs, new, mask=inside & mine)
+    return new.to(tl.float32)
+
+
+@triton.jit
+def softmax_step(scores, running_max, highest):
+    """Weights in base 2, and what earlier ones shrink by, when the highest score rises from
+    `running_max` to `highest`."""
+    safe = tl.where(highest == MINUS_INFINITY, 0.0, highest)
+    return tl.exp2(scores - safe), tl.exp2(running_max - safe)
+
+
+@triton.jit
+def rectified_power(scores, POWER: tl.constexpr):
+    """Keys that are not seen were loaded as zeros, so nothing has to be hidden."""
+    rectified = relu(scores)
+    return rectified * rectified if POWER == 2 else rectified
+
+
+@triton.jit
+def add_new_key(mixed, running_max, total, score, value, gain, POWER: tl.constexpr):
+    """The sums of rows [M, BLOCK_DV] with one key more, of these scores [M]; -inf where it is not to be added."""
+    if POWER == 0:
+        highest = tl.maximum(running_max, score)
+        weight, shrink = softmax_step(score, running_max, highest)
+        running_max, total, mixed = highest, total * shrink + weight, mixed * shrink[:, None]
+        mixed += weight[:, None] * value
+    else:
+        mixed += rectified_power(score, POWER)[:, None] * gain * value
+    return mixed, running_max, total
+
+
+@triton.jit
+def finish_softmax(mixed, running_max, total, highest_ptr, total_ptr, rows_out, inside, PARTIAL: tl.constexpr):
+    """The end of a softmax: the mean, zero of no key; or, of a split, its sums, with what merging them takes."""
+    if PARTIAL:
+        tl.store(highest_ptr + rows_out, running_max, mask=inside)
+        tl.store(total_ptr + rows_out, total, mask=inside)
+    else:
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    return mixed
+
+
+@triton.jit
+def norm_row(z, gain_ptr, gate_ptr, columns, inside, E, epsilon, NORM: tl.constexpr):
+    """The output norm over all heads of a row: z [HEADS, BLOCK_DV] holds zeros outside. NORM: 1 plain, 2 gated."""
+    out = z * tl.rsqrt(tl.sum(tl.sum(z * z, 1), 0) / E + epsilon)
+    out = out * tl.load(gain_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if NORM == 2:
+        out = out * tl.sigmoid(tl.load(gate_ptr + columns, mask=inside, other=0.0).to(tl.float32) * z)
+    return out
+
+
+@triton.jit
+def scan_keys(
+    q, k_ptrs, v_ptrs, inside, inside_v, k_steps, v_steps, r, span, ancestry, scale,
+    POWER: tl.constexpr, INDEXED: tl.constexpr, SKIP_ZEROS: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """What each of BLOCK_N positions adds up over the blocks of `span`: values, and of a softmax highest score and sum.
+
+    In a turn the keys of the next block are asked for, and so are the values of this one, which the next turn adds:
+    loads are in flight while their predecessors are used. Triton pipelines no loop without matrix products.
+    """
+    start, stop, first = span
+    ancestors_ptr, ancestor_step = ancestry
+    k_batch, k_row = k_steps
+    v_batch, v_row = v_steps
+    n = start + tl.arange(0, BLOCK_N)
+    seen = (n >= first) & (n < stop)
+    rows = cache_rows(ancestors_ptr, ancestor_step, r, n, seen, INDEXED)
+    own = k_ptrs[None] + (rows * k_batch + n * k_row)[:, None, None]
+    k = tl.load(own, mask=seen[:, None, None] & inside[None], other=0.0)
+    rows_ahead = cache_rows(ancestors_ptr, ancestor_step, r, n + BLOCK_N, n + BLOCK_N < stop, INDEXED)
+    running_max = tl.full([BLOCK_N, HEADS], MINUS_INFINITY, tl.float32)
+    total = tl.zeros([BLOCK_N, HEADS], tl.float32)
+    mixed = tl.zeros([BLOCK_N, HEADS, BLOCK_DV], tl.float32)
+    weights = tl.zeros([BLOCK_N, HEADS], tl.float32)
+    v = tl.zeros([BLOCK_N, HEADS, BLOCK_DV], v_ptrs.dtype.element_ty)
+    while start < stop:
+        asked = seen[:, None, None] & inside_v[None]
+        own = v_ptrs[None] + (rows * v_batch + n * v_row)[:, None, None]
+        if not SKIP_ZEROS:
+            v_now = tl.load(own, mask=asked, other=0.0)
+        held, rows, n = seen, rows_ahead, n + BLOCK_N
+        seen = (n >= first) & (n < stop)
+        ahead = k_ptrs[None] + (rows * k_batch + n * k_row)[:, None, None]
+        k_ahead = tl.load(ahead, mask=seen[:, None, None] & inside[None], other=0.0)
+        rows_ahead = cache_rows(ancestors_ptr, ancestor_step, r, n + BLOCK_N, n + BLOCK_N < stop, INDEXED)
+        scores = tl.sum(k.to(tl.float32) * q[None], 2)  # [BLOCK_N, HEADS]
+        mixed += weights[:, :, None] * v.to(tl.float32)  # of the block before
+        if POWER == 0:
+            scores = tl.where(held[:, None], scores * scale, MINUS_INFINITY)
+            highest = tl.maximum(running_max, scores)
+            weights, shrink = softmax_step(scores, running_max, highest)
+            running_max, total, mixed = highest, total * shrink + weights, mixed * shrink[:, :, None]
+        else:
+            weights = rectified_power(scores, POWER)
+        v = tl.load(own, mask=asked & (weights > 0.0)[:, :, None], other=0.0) if SKIP_ZEROS else v_now
+        k = k_ahead
+        start += BLOCK_N
+    return mixed + weights[:, :, None] * v.to(tl.float32), running_max, total
+
+
+@triton.jit
+def decode_heads_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, new_k_ptr, new_v_ptr, highest_ptr, total_ptr,
+    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr,
+    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
+    o_batch, o_head, o_row, o_column,
+    new_k_batch, new_k_head, new_k_row, new_k_column, new_v_batch, new_v_head, new_v_row, new_v_column,
+    length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv, left, scale, gain, exponent, epsilon,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
+    PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """HEADS heads of a row, one query each. SKIP_ZEROS: the value of a key that weighs nothing is not read."""
+    r = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    heads, d, dv = h[:, None], tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_DV)[None, :]
+    inside, inside_v = (heads < H) & (d < D), (heads < H) & (dv < Dv)
+    length = load_length(lengths_ptr, length_step, r, capacity)
+    known = length - 1 if APPEND else length
+    first, start, stop = split_range(length, known, left, BLOCK_N)
+    q = tl.load(q_ptr + r * q_batch + heads * q_head + d * q_column, mask=inside, other=0.0).to(tl.float32)
+    k_ptrs, v_ptrs = k_ptr + heads * k_head + d * k_column, v_ptr + heads * v_head + dv * v_column
+    if APPEND:
+        mine = (tl.program_id(2) == 0) & (known >= 0)  # one split alone adds and writes the new key
+        new_k_own = new_k_ptr + r * new_k_batch + heads * new_k_head + d * new_k_column
+        new_v_own = new_v_ptr + r * new_v_batch + heads * new_v_head + dv * new_v_column
+        new_k = append(new_k_own, k_ptrs + r * k_batch + known * k_row, inside, mine)
+        new_v = append(new_v_own, v_ptrs + r * v_batch + known * v_row, inside_v, mine)
+        score = tl.sum(q * new_k, 1) * (scale if POWER == 0 else 1.0)
+        score = tl.where(mine, score, MINUS_INFINITY)
+    mixed, running_max, total = scan_keys(
+        q, k_ptrs, v_ptrs, inside, inside_v, (k_batch, k_row), (v_batch, v_row), r, (start, stop, first),
+        (ancestors_ptr, ancestor_step), scale,
+        POWER, INDEXED, SKIP_ZEROS, HEADS, BLOCK_N, BLOCK_D, BLOCK_DV,
+    )  # fmt: skip
+    highest = tl.max(running_max, 0)
+    if POWER == 0:
+        _, shrink = softmax_step(running_max, running_max, highest[None, :])
+        mixed, total = mixed * shrink[:, :, None], total * shrink
+    out, total = tl.sum(mixed, 0), tl.sum(total, 0)
+    if APPEND:
+        out, highest, total = add_new_key(out, highest, total, score, new_v, 1.0, POWER)
+    if POWER == 0:
+        rows_out = (tl.program_id(2) * R + r) * H + h
+        out = finish_softmax(out, highest, total, highest_ptr, total_ptr, rows_out, h < H, PARTIAL)
+    else:
+        out = out * decode_gain(gain, exponent, length, left, factor_ptr, heads, H, PER_HEAD, ROW_SCALE)
+    if NORM > 0:
+        out = norm_row(out, gain_ptr, gate_ptr, heads * Dv + dv, inside_v, H * Dv, epsilon, NORM)
+    out_ptrs = out_ptr + tl.program_id(2) * o_split + r * o_batch + heads * o_head + dv * o_column
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside_v)
+
+
+@triton.jit
+def decode_groups_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, new_k_ptr, new_v_ptr, highest_ptr, total_ptr,
+    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr,
+    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
+    o_batch, o_head, o_row, o_column,
+    new_k_batch, new_k_head, new_k_row, new_k_column, new_v_batch, new_v_head, new_v_row, new_v_column,
+    length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv, left, scale, gain, exponent, epsilon,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
+    PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """All queries of all heads that read one key head: row m is query m % Q of the group's head m // Q."""
+    r, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    m, d, dv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_DV)[None, :]
+    real, heads, query = m < H // K * Q, head * (H // K) + m // Q, m % Q
+    length = load_length(lengths_ptr, length_step, r, capacity)
+    known = length - 1 if APPEND else length
+    first, start, stop = split_range(length, known, left, BLOCK_N)
+    q_ptrs = q_ptr + r * q_batch + (heads * q_head + query * q_row)[:, None] + d * q_column
+    q = tl.load(q_ptrs, mask=real[:, None] & (d < D), other=0.0)
+    k_ptrs, v_ptrs = k_ptr + head * k_head + d * k_column, v_ptr + head * v_head + dv * v_column
+    wide = q.to(tl.float32)
+    gain = decode_gain(gain, exponent, length, left, factor_ptr, heads[:, None], H, PER_HEAD, ROW_SCALE)
+    running_max = tl.full([BLOCK_M], MINUS_INFINITY, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    if APPEND:
+        mine = (tl.program_id(2) == 0) & (known >= 0)
+        new_k_own = new_k_ptr + r * new_k_batch + head * new_k_head + d * new_k_column
+        new_v_own = new_v_ptr + r * new_v_batch + head * new_v_head + dv * new_v_column
+        new_k = append(new_k_own, k_ptrs + r * k_batch + known * k_row, d < D, mine)
+        new_v = append(new_v_own, v_ptrs + r * v_batch + known * v_row, dv < Dv, mine)
+        score = tl.sum(wide * new_k, 1) * (scale if POWER == 0 else 1.0)
+        score = tl.where(mine, score, MINUS_INFINITY)
+        mixed, running_max, total = add_new_key(mixed, running_max, total, score, new_v, gain, POWER)
+    weights = tl.zeros([BLOCK_M, BLOCK_N], v_ptr.dtype.element_ty)
+    v = tl.zeros([BLOCK_N, BLOCK_DV], v_ptr.dtype.element_ty)
+    for begin in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
+        n = begin + tl.arange(0, BLOCK_N)
+        held = (n >= first) & (n < stop)
+        rows = cache_rows(ancestors_ptr, ancestor_step, r, n, held, INDEXED)
+        k = tl.load(k_ptrs + (rows * k_batch + n * k_row)[:, None], mask=held[:, None] & (d < D), other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        mixed += tl.dot(weights, v, input_precision="ieee")  # of the block before, whose values have arrived by now
+        if POWER == 0:
+            scores = tl.where(held[None, :], scores * scale, MINUS_INFINITY)
+            highest = tl.maximum(running_max, tl.max(scores, 1))
+            wide_weights, _ = softmax_step(scores, scores, highest[:, None])
+            _, shrink = softmax_step(running_max, running_max, highest)
+            running_max, total, mixed = highest, total * shrink + tl.sum(wide_weights, 1), mixed * shrink[:, None]
+        else:
+            wide_weights = rectified_power(scores, POWER) * gain
+        weights = wide_weights.to(v_ptr.dtype.element_ty)
+        asked = held & (tl.max(weights.to(tl.float32), 0) > 0.0) if SKIP_ZEROS else held
+        v = tl.load(v_ptrs + (rows * v_batch + n * v_row)[:, None], mask=asked[:, None] & (dv < Dv), other=0.0)
+    mixed += tl.dot(weights, v, input_precision="ieee")
+    if POWER == 0:
+        rows_out = ((tl.program_id(2) * R + r) * Q + query) * H + heads
+        mixed = finish_softmax(mixed, running_max, total, highest_ptr, total_ptr, rows_out, real, PARTIAL)
+    out_ptrs = out_ptr + tl.program_id(2) * o_split + r * o_batch + (heads * o_head + query * o_row)[:, None]
+    tl.store(out_ptrs + dv * o_column, mixed.to(out_ptr.dtype.element_ty), mask=real[:, None] & (dv < Dv))
+
+
+@triton.jit
+def decode_merge_kernel(
+    parts_ptr, highest_ptr, total_ptr, out_ptr, T, Dv, splits,
+    SOFTMAX: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """Rows [T, Dv] from parts [splits, T, Dv], added in a fixed order; those of a softmax shrink to a common highest
+    score. All parts of a row are on their way at once."""
+    t = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    dv = tl.arange(0, BLOCK_DV)
+    split = tl.arange(0, SPLITS).to(tl.int64)
+    rows_out, real = split[:, None] * T + t[None, :], (split[:, None] < splits) & (t[None, :] < T)
+    numbers = rows_out[:, :, None] * Dv + dv[None, None, :]
+    parts = tl.load(parts_ptr + numbers, mask=real[:, :, None] & (dv < Dv)[None, None, :], other=0.0)
+    if SOFTMAX:
+        running_max = tl.load(highest_ptr + rows_out, mask=real, other=MINUS_INFINITY)
+        shrink, _ = softmax_step(running_max, running_max, tl.max(running_max, 0)[None, :])
+        total = tl.sum(tl.load(total_ptr + rows_out, mask=real, other=0.0) * shrink, 0)
+        parts = parts * (shrink / tl.where(total == 0.0, 1.0, total)[None, :])[:, :, None]
+    inside = (t[:, None] < T) & (dv[None, :] < Dv)
+    tl.store(out_ptr + t[:, None] * Dv + dv[None, :], tl.sum(parts, 0).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def seen_span(lengths_ptr, r, left, capacity, BLOCK_N: tl.constexpr):
+    """The first position that queries of row r see, where all end, and where this program's first block begins.
+
+    Only these are read, since the rest of the cache may hold anything. The programs of axis 2 take blocks in turn.
+    """
+    length = load_length(lengths_ptr, 1, r, capacity)
+    first = tl.maximum(length - 1 - left, 0)
+    return first, length, (first // BLOCK_N + tl.program_id(2)) * BLOCK_N
+
+
+@triton.jit
+def load_positions(
+    ptrs, stride_batch, stride_row, ancestors_ptr, r, n, wanted, inside, capacity,
+    INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Keys or values [BLOCK_N, BLOCK_D] of the wanted positions in float32, zeros elsewhere; `ptrs` are row 0's."""
+    rows = cache_rows(ancestors_ptr, capacity, r, n, wanted, INDEXED)
+    offsets = rows * stride_batch + n.to(tl.int64) * stride_row
+    return tl.load(ptrs + offsets[:, None], mask=wanted[:, None] & inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def cache_scores_kernel(
+    q_ptr, k_ptr, lengths_ptr, ancestors_ptr, scores_ptr,
+    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column, H, K, Q, capacity, D, left,
+    INDEXED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Products of the keys of one head with all queries that read it; scores that no query sees are not written."""
+    r, head, group = tl.program_id(0).to(tl.int64), tl.program_id(1), H // K
+    d = tl.arange(0, BLOCK_D)[None, :]
+    first, length, begin = seen_span(lengths_ptr, r, left, capacity, BLOCK_N)
+    k_ptrs = k_ptr + head.to(tl.int64) * k_head + d * k_column
+    own_scores = scores_ptr + (r * K + head) * group * Q * capacity
+    for start in range(begin, length, tl.num_programs(2) * BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        seen = (n >= first) & (n < length)
+        k = load_positions(k_ptrs, k_batch, k_row, ancestors_ptr, r, n, seen, d < D, capacity, INDEXED)
+        for m in range(group * Q):  # query m % Q of the group's head m // Q
+            q_ptrs = q_ptr + r * q_batch + (head * group + m // Q) * q_head + m % Q * q_row
+            q = tl.load(q_ptrs + d * q_column, mask=d < D, other=0.0).to(tl.float32)
+            tl.store(own_scores + m * capacity + n, tl.sum(k * q, 1), mask=seen)
+
+
+@triton.jit
+def cache_mix_kernel(
+    weights_ptr, v_ptr, lengths_ptr, ancestors_ptr, parts_ptr,
+    v_batch, v_head, v_row, v_column, o_split, o_batch, o_row, o_head, o_column, H, K, Q, capacity, Dv, left,
+    INDEXED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """The values that one query's weights sum up, in the blocks of one split; those of weight 0 are not read."""
+    r, h, query = tl.program_id(0).to(tl.int64), tl.program_id(1) // Q, tl.program_id(1) % Q
+    dv = tl.arange(0, BLOCK_DV)[None, :]
+    first, length, begin = seen_span(lengths_ptr, r, left, capacity, BLOCK_N)
+    v_ptrs = v_ptr + (h // (H // K)).to(tl.int64) * v_head + dv * v_column
+    own_weights = weights_ptr + (r * H * Q + tl.program_id(1)) * capacity
+    mixed = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)  # each position of a block has sums of its own until the end
+    for start in range(begin, length, tl.num_programs(2) * BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        weights = tl.load(own_weights + n, mask=(n >= first) & (n < length), other=0.0)
+        wanted = weights != 0.0
+        if tl.max(wanted.to(tl.int32), 0) > 0:
+            v = load_positions(v_ptrs, v_batch, v_row, ancestors_ptr, r, n, wanted, dv < Dv, capacity, INDEXED)
+            mixed += weights[:, None] * v
+    out = tl.sum(mixed, 0)[None, :].to(parts_ptr.dtype.element_ty)
+    out_ptrs = parts_ptr + tl.program_id(2).to(tl.int64) * o_split + r * o_batch + query * o_row + h * o_head
+    tl.store(out_ptrs + dv * o_column, out, mask=dv < Dv)

@@ -1,0 +1,414 @@
+"""Gradients of attention of long sequences: from the inputs alone, with no output and no row statistics kept, and
+without atomics.
+
+`long_dkdv_kernel` owns a tile of keys and walks over queries (4 products per tile), `long_dq_kernel` owns a tile of
+queries and walks over keys (3 products). One kernel for both would need 5 products instead of 7, but adds d_q up by
+atomics: at best 9 % faster, and different from run to run (docs/log.md). Where keys are owned, tiles lie transposed,
+[keys, queries]: no product's result has to be transposed to enter another.
+
+Rows with scales of their own have them in d_out, from `scale_rows_kernel`: all that is made there is linear in it, and
+scores, whose signs decide, stay as they are. With STATS the sums of rows have gradients too: those of weights grow by
+slopes, which are divided by what the results are multiplied with in the end.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rectiformer.ops.gpu.common import (
+    KernelCall,
+    block_size,
+    dropout_keeps,
+    empty_heads_last,
+    key_range,
+    load_tile,
+    locate_sequence,
+    pointer,
+    rectified_powers,
+    relu,
+    row_gain,
+    row_scale_flag,
+    safe_log,
+    seen_scores,
+    store_tile,
+)
+from rectiformer.ops.gpu.long import (
+    SCALING,
+    find_tiling,
+    gain_of,
+    hidden_sides,
+    launch,
+    long_flags,
+    mask_args_of,
+    scales_inside,
+    shape_args,
+    tile_grid,
+)
+
+
+def long_gradients(call: KernelCall, d_out: Tensor, slopes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v. With `slopes` a, b [B, H, M, 2], that of a weight x has a + b log x more."""
+    q, k, v = call.q, call.k, call.v
+    d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
+    # The scaled d_out may lie where d_q will be: the kernel that reads it ends before the one that writes d_q begins.
+    scaled = scale_rows(call, d_out, d_q) if call.row_exponent and any(hidden_sides(call)) else d_out
+    gain = gain_of(call)
+    score_gain = gain * (call.scale if scales_inside(call) else 1.0)
+    launch(long_dkdv_kernel, "keys", call, [q, k, v, scaled], [d_k, d_v], [gain, score_gain], slopes)
+    launch(long_dq_kernel, "queries", call, [q, k, v, d_out], [d_q], [score_gain], slopes)
+    return d_q, d_k, d_v
+
+
+def scale_rows(call: KernelCall, d_out: Tensor, d_q: Tensor) -> Tensor:
+    """`d_out` with each row scaled by its count of keys, in the memory of `d_q` if it fits there."""
+    scaled = d_q if d_q.shape == d_out.shape else empty_heads_last(d_out, d_out.shape[3])
+    H, _, M, N, _, Dv = shape_args(call)
+    tables = (call.key_lengths, call.cu_seqlens_q, call.cu_seqlens_k)
+    with torch.cuda.device_of(call.q):
+        scale_rows_kernel[tile_grid(call, call.max_queries, SCALING.queries, H)](
+            d_out, scaled, *(pointer(tensor, call.q) for tensor in tables), d_out.stride(), scaled.stride(),
+            (call.window_left, call.window_right), H, M, N, Dv, call.row_exponent,
+            ROW_SCALE=row_scale_flag(call.row_exponent), RAGGED=call.key_lengths is not None, PACKED=call.packed,
+            BLOCK_M=SCALING.queries, BLOCK_DV=block_size(Dv), num_warps=SCALING.warps,
+        )  # fmt: skip
+    return scaled
+
+
+def bias_gradient(call: KernelCall, d_out: Tensor) -> Tensor:
+    """The gradient of the bias, in its shape, without ever holding what it is broadcast to."""
+    assert call.attn_bias is not None
+    shape = call.attn_bias.shape
+    d_bias = call.attn_bias.new_empty(shape, dtype=torch.float32)
+    tiling = find_tiling("bias", call.q, call.v, edges=False)
+    flags = long_flags(call, tiling)
+    for fixed in ("PACKED", "BIAS", "SCALE_INSIDE", "ASM"):
+        del flags[fixed]
+    read = [call.q, call.k, call.v, d_out]
+    tables = [pointer(tensor, call.q) for tensor in (call.head_factors, call.key_lengths, call.seed)]
+    grid = (-(-shape[2] // tiling.queries), -(-shape[3] // tiling.keys), shape[0] * shape[1])
+    with torch.cuda.device_of(call.q):
+        long_dbias_kernel[grid](
+            *read, d_bias, *tables, *mask_args_of(call), *(tensor.stride() for tensor in read),
+            (call.window_left, call.window_right), tuple(shape), call.q.shape[0], *shape_args(call), call.scale,
+            gain_of(call), call.row_exponent, call.dropout_threshold, **flags,
+        )  # fmt: skip
+    return d_bias.to(call.attn_bias.dtype)
+
+
+@triton.jit
+def scale_rows_kernel(
+    d_out_ptr, scaled_ptr, lengths_ptr, q_bounds_ptr, k_bounds_ptr, d_out_strides, scaled_strides, window,
+    H, M, N, Dv, exponent,
+    ROW_SCALE: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the output with each row times n^-exponent."""
+    sequence, h = tl.program_id(1) // H, tl.program_id(1) % H
+    seq = locate_sequence(sequence, h, 1, M, N, lengths_ptr, q_bounds_ptr, k_bounds_ptr, RAGGED, PACKED)
+    b, _, _, q_start, _, rows, keys, length = seq
+    left, right = window
+    row = tl.program_id(0) * BLOCK_M
+    if row < rows:  # a packed sequence may have fewer tiles
+        m = row + tl.arange(0, BLOCK_M)
+        d_out = load_tile(
+            d_out_ptr, d_out_ptr, d_out_strides, b, h, q_start, row, rows, Dv, BLOCK_M, BLOCK_DV, False, False
+        )
+        gain = row_gain(1.0, exponent, m, rows, keys, length, left, right, 1, True, ROW_SCALE)
+        scaled = d_out.to(tl.float32) * gain
+        store_tile(scaled_ptr, scaled_strides, b, h, q_start, row, rows, Dv, scaled, BLOCK_M, BLOCK_DV)
+
+
+@triton.jit
+def query_range(row, rows, seq, window, BLOCK: tl.constexpr, BANDED: tl.constexpr):
+    """Queries that see keys `row` to `row + rows`: begin and end of all tiles, and of those that see all of them."""
+    _, _, _, _, _, M, N, length = seq
+    left, right = window
+    begin, full_begin, end, full_end = 0, 0, M, M
+    if BANDED:
+        shift = N - M
+        last = tl.minimum(row + rows, length) - 1
+        begin = tl.minimum(tl.maximum(row - right - shift, 0), M)
+        full_begin = tl.minimum(tl.maximum(last - right - shift, 0), M)
+        end = tl.maximum(tl.minimum(last + left + 1 - shift, M), begin)
+        full_end = tl.maximum(tl.minimum(row + left + 1 - shift, M), 0)
+    begin = begin // BLOCK * BLOCK
+    full_begin = tl.cdiv(full_begin, BLOCK) * BLOCK
+    return begin, full_begin, tl.maximum(full_end // BLOCK * BLOCK, full_begin), end
+
+
+@triton.jit
+def score_gradients(scores, d_weights, POWER: tl.constexpr):
+    """Gradients of scores from those of their rectified powers; 0 at 0 and passed at NaN, as torch has it."""
+    if POWER == 2:
+        d_weights = 2.0 * relu(scores) * d_weights
+    return tl.where(scores <= 0.0, 0.0, d_weights)
+
+
+@triton.jit
+def load_slopes(slopes, seq, m, KEY_AXIS: tl.constexpr):
+    """What queries' weights w add to their gradient through the sums of rows: a + b log w, a and b as row vectors.
+
+    `slopes` = pointer to both, the head's first row there, a number to divide them by.
+    """
+    slopes_ptr, first, divisor = slopes
+    _, _, _, q_start, _, M, _, _ = seq
+    pointers = slopes_ptr + 2 * tl.cast(first + q_start + m, tl.int64)
+    even = tl.expand_dims(tl.load(pointers, mask=m < M, other=0.0), KEY_AXIS)
+    steep = tl.expand_dims(tl.load(pointers + 1, mask=m < M, other=0.0), KEY_AXIS)
+    return even / divisor, steep / divisor
+
+
+@triton.jit
+def add_queries(
+    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, pattern, seq,
+    window, mask_args, slopes, seed_ptr, threshold, scale, D, Dv,
+    EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
+    STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """`d_k` and `d_v` plus what queries `begin` to `end` add; EDGE: each may not see every key."""
+    b, _, _, q_start, k_start, M, _, _ = seq
+    for row in range(begin, end, BLOCK_M):
+        m = row + tl.arange(0, BLOCK_M)
+        queries = load_tile(q, q_ptr, q_strides, b, head, q_start, row, M, D, BLOCK_M, BLOCK_D, TMA, EDGE and CLEAR)
+        scores = tl.dot(keys, queries.T, input_precision=PRECISION)
+        scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 0, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE)
+        d_out = load_tile(g, g_ptr, g_strides, b, head, q_start, row, M, Dv, BLOCK_M, BLOCK_DV, TMA, EDGE and CLEAR)
+        d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
+        if DROPOUT or STATS:
+            weights = rectified_powers(scores, tl.float32, POWER, False)
+            logs = safe_log(weights) if STATS else 0.0
+            if DROPOUT:
+                kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 0)
+                weights = tl.where(kept, weights, 0.0)
+                d_weights = tl.where(kept, d_weights, 0.0)
+            if STATS:  # sums of rows are of the weights before dropout
+                even, steep = load_slopes(slopes, seq, m, 0)
+                d_weights += even + steep * logs
+            weights = weights.to(queries.dtype)
+        else:
+            weights = rectified_powers(scores, queries.dtype, POWER, ASM)
+        d_v = tl.dot(weights, d_out, d_v, input_precision=PRECISION)
+        d_scores = score_gradients(scores, d_weights, POWER).to(queries.dtype)
+        d_k = tl.dot(d_scores, queries, d_k, input_precision=PRECISION)
+    return d_k, d_v
+
+
+@triton.jit
+def head_scale(
+    factor_ptr, kh, exponent, seq, window, PER_HEAD: tl.constexpr, BANDED: tl.constexpr, ROW_SCALE: tl.constexpr
+):
+    """What all rows of a head are scaled with; rows of a band have more of their own, and have it in `d_out`."""
+    _, _, _, _, _, M, N, length = seq
+    left, right = window
+    scale = tl.load(factor_ptr + kh) if PER_HEAD else 1.0
+    if not BANDED:
+        scale = row_gain(scale, exponent, 0, M, N, length, left, right, 0, BANDED, ROW_SCALE)
+    return scale
+
+
+@triton.jit
+def long_dkdv_kernel(
+    q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dk_ptr, dv_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
+    k_bounds_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
+    k_strides, v_strides, g_strides, dk_strides, dv_strides, window,
+    H, group, M, N, D, Dv, scale, gain, d_gain, exponent, threshold,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
+    STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """`gain` multiplies d_v and `d_gain` d_k. Heads with factors of their own (PER_HEAD) share no keys.
+
+    GROUP query heads that read one key head are walked one after the other by the program that owns its keys.
+    """
+    BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
+    CLEAR: tl.constexpr = RAGGED or PACKED  # what lies beyond a sequence's keys is not the end of the tensor
+    TEST_ALL: tl.constexpr = BIAS or MASK  # every cell is looked at anyway: one loop, not three
+    mask_args = (bias_ptr, bias_strides, mask_ptr, mask_strides)
+    K = H // group
+    # Tiles of one head are neighbors, so that its queries stay in the second-level cache.
+    tile, sequence, kh = tl.program_id(0), tl.program_id(1) // K, tl.program_id(1) % K
+    head = kh * group
+    seq = locate_sequence(sequence, head, group, M, N, lengths_ptr, q_bounds_ptr, k_bounds_ptr, RAGGED, PACKED)
+    b, _, _, q_start, k_start, rows, columns, length = seq
+    column = tile * BLOCK_N
+    if column < columns:  # a packed sequence may have fewer tiles
+        n = column + tl.arange(0, BLOCK_N)
+        keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, length, D, BLOCK_N, BLOCK_D, TMA, CLEAR)
+        values = load_tile(v, v_ptr, v_strides, b, kh, k_start, column, length, Dv, BLOCK_N, BLOCK_DV, TMA, CLEAR)
+        begin, full_begin, full_end, end = query_range(column, BLOCK_N, seq, window, BLOCK_M, BANDED)
+        if column >= length:  # nobody sees these keys
+            begin, full_begin, full_end, end = 0, 0, 0, 0
+        shared = gain * head_scale(factor_ptr, kh, exponent, seq, window, PER_HEAD, BANDED, ROW_SCALE) if STATS else 1.0
+        d_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+        d_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+        for member in range(GROUP):
+            head = kh * group + member
+            here = (b, head, kh, q_start, k_start, rows, columns, length)
+            slopes = (slopes_ptr, (b * H + head) * M, shared)
+            starts = (begin, full_begin, full_end)
+            stops = (
+                end if TEST_ALL else tl.minimum(full_begin, end), full_end if PACKED or HIDES_EARLIER else end, end
+            )  # fmt: skip
+            for part in tl.static_range(3):  # an edge, what sees all keys, another edge
+                if HIDES_LATER or TEST_ALL if part == 0 else not TEST_ALL and (PACKED or HIDES_EARLIER or part == 1):
+                    # Of queries only packed ones need clearing: padding of keys was cleared above.
+                    d_k, d_v = add_queries(
+                        d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, starts[part], stops[part],
+                        n, head, b * H + head, here, window, mask_args, slopes, seed_ptr, threshold, scale, D, Dv,
+                        part != 1, POWER, BANDED, PACKED, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM, PRECISION,
+                        BLOCK_M, BLOCK_D, BLOCK_DV,
+                    )  # fmt: skip
+        head_gain = head_scale(factor_ptr, kh, exponent, seq, window, PER_HEAD, BANDED, ROW_SCALE)
+        store_tile(dk_ptr, dk_strides, b, kh, k_start, column, columns, D, d_k * (d_gain * head_gain), BLOCK_N, BLOCK_D)
+        store_tile(dv_ptr, dv_strides, b, kh, k_start, column, columns, Dv, d_v * (gain * head_gain), BLOCK_N, BLOCK_DV)
+
+
+@triton.jit
+def add_keys(
+    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window, mask_args,
+    even, steep, seed_ptr, threshold, scale, D, Dv,
+    EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
+    MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """`d_q` plus what keys `begin` to `end` add; EDGE: not every query may see each of them."""
+    b, _, kh, q_start, k_start, _, N, length = seq
+    limit = length if EDGE else N
+    for column in range(begin, end, BLOCK_N):
+        n = column + tl.arange(0, BLOCK_N)
+        keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
+        scores = tl.dot(queries, keys.T, input_precision=PRECISION)
+        scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 1, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE)
+        values = load_tile(
+            v, v_ptr, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR
+        )
+        d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
+        if DROPOUT:
+            kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 1)
+            d_weights = tl.where(kept, d_weights, 0.0)
+        if STATS:
+            powers = rectified_powers(scores, tl.float32, POWER, False)
+            d_weights += even + steep * safe_log(powers)
+        d_scores = score_gradients(scores, d_weights, POWER).to(queries.dtype)
+        d_q = tl.dot(d_scores, keys, d_q, input_precision=PRECISION)
+    return d_q
+
+
+@triton.jit
+def long_dq_kernel(
+    q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dq_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
+    k_bounds_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
+    k_strides, v_strides, g_strides, dq_strides, window,
+    H, group, M, N, D, Dv, scale, gain, exponent, threshold,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
+    STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """`gain` multiplies d_q. Here a program owns its rows, so their scales are applied in the end."""
+    BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
+    CLEAR: tl.constexpr = RAGGED or PACKED
+    TEST_ALL: tl.constexpr = BIAS or MASK
+    mask_args = (bias_ptr, bias_strides, mask_ptr, mask_strides)
+    left, right = window
+    tile, sequence, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
+    if HIDES_LATER:  # the longest rows first, so that none is left alone at the end
+        tile = tl.num_programs(0) - 1 - tile
+    seq = locate_sequence(sequence, h, group, M, N, lengths_ptr, q_bounds_ptr, k_bounds_ptr, RAGGED, PACKED)
+    b, _, _, q_start, _, rows, columns, length = seq
+    row = tile * BLOCK_M
+    if row < rows:  # a packed sequence may have fewer tiles
+        m = row + tl.arange(0, BLOCK_M)
+        # Rows beyond the sequence hold another one's numbers; their results are not stored.
+        queries = load_tile(q, q_ptr, q_strides, b, h, q_start, row, rows, D, BLOCK_M, BLOCK_D, TMA, False)
+        d_out = load_tile(g, g_ptr, g_strides, b, h, q_start, row, rows, Dv, BLOCK_M, BLOCK_DV, TMA, False)
+        d_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        even, steep = 0.0, 0.0
+        if STATS:
+            shared = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+            shared = shared / scale if SCALE_INSIDE else shared
+            shared = row_gain(shared, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE)
+            even, steep = load_slopes((slopes_ptr, (b * H + h) * M, shared), seq, m, 1)
+        begin, full_begin, full_end, end = key_range(row, BLOCK_M, seq, window, BLOCK_N, BANDED)
+        starts = (begin, full_begin, full_end)
+        stops = (end if TEST_ALL else tl.minimum(full_begin, end), full_end if CLEAR or HIDES_LATER else end, end)
+        for part in tl.static_range(3):  # an edge, what all queries see, another edge
+            if HIDES_EARLIER or TEST_ALL if part == 0 else not TEST_ALL and (CLEAR or HIDES_LATER or part == 1):
+                d_q = add_keys(
+                    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
+                    b * H + h, seq, window, mask_args, even, steep, seed_ptr, threshold, scale, D, Dv,
+                    part != 1, POWER, BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, PRECISION,
+                    BLOCK_N, BLOCK_D, BLOCK_DV,
+                )  # fmt: skip
+        if PER_HEAD:
+            gain = gain * tl.load(factor_ptr + h)
+        d_q = d_q * row_gain(gain, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE)
+        store_tile(dq_ptr, dq_strides, b, h, q_start, row, rows, D, d_q, BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+def long_dbias_kernel(
+    q, k, v, g, d_bias_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides, v_strides, g_strides, window, bias_shape,
+    B, H, group, M, N, D, Dv, scale, gain, exponent, threshold,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, HIDES_LATER: tl.constexpr,
+    HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """A tile of the bias's gradient, summed over every batch row, head, query and key that it is broadcast to, in
+    order: no atomics, so reruns are bitwise equal."""
+    BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
+    mask_args = (bias_ptr, bias_strides, mask_ptr, mask_strides)
+    bias_B, bias_H, bias_M, bias_N = bias_shape
+    left, right = window
+    slab = tl.program_id(2)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for b in range(slab // bias_H if bias_B > 1 else 0, slab // bias_H + 1 if bias_B > 1 else B):
+        for h in range(slab % bias_H if bias_H > 1 else 0, slab % bias_H + 1 if bias_H > 1 else H):
+            seq = locate_sequence(b, h, group, M, N, lengths_ptr, lengths_ptr, lengths_ptr, RAGGED, False)
+            _, _, kh, _, _, _, _, length = seq
+            head_gain = gain
+            if PER_HEAD:
+                head_gain = gain * tl.load(factor_ptr + h)
+            row = tl.program_id(0) * BLOCK_M
+            row_end = row + BLOCK_M if bias_M > 1 else M
+            while row < row_end:
+                m = row + tl.arange(0, BLOCK_M)
+                queries = load_tile(q, q, q_strides, b, h, 0, row, M, D, BLOCK_M, BLOCK_D, False, False)
+                d_out = load_tile(g, g, g_strides, b, h, 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
+                rows_gain = row_gain(head_gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
+                column = tl.program_id(1) * BLOCK_N
+                column_end = tl.minimum(column + BLOCK_N if bias_N > 1 else N, length)
+                while column < column_end:
+                    n = column + tl.arange(0, BLOCK_N)
+                    keys = load_tile(k, k, k_strides, b, kh, 0, column, length, D, BLOCK_N, BLOCK_D, False, False)
+                    scores = tl.dot(queries, keys.T, input_precision=PRECISION)
+                    scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 1, True, BANDED, True, MASK, True)
+                    values = load_tile(v, v, v_strides, b, kh, 0, column, length, Dv, BLOCK_N, BLOCK_DV, False, False)
+                    d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
+                    if DROPOUT:
+                        d_weights = tl.where(dropout_keeps(seed_ptr, threshold, b * H + h, m, n, 1), d_weights, 0.0)
+                    total += score_gradients(scores, d_weights, POWER) * rows_gain
+                    column += BLOCK_N
+                row += BLOCK_M
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = d_bias_ptr + tl.cast(slab, tl.int64) * bias_M * bias_N
+    if bias_M == 1 and bias_N == 1:
+        tl.store(first, tl.sum(tl.sum(total, 1), 0))
+    elif bias_M == 1:
+        tl.store(first + n, tl.sum(total, 0), mask=n < bias_N)
+    elif bias_N == 1:
+        tl.store(first + m, tl.sum(total, 1), mask=m < bias_M)
+    else:
+        inside = (m < bias_M)[:, None] & (n < bias_N)[None, :]
+        tl.store(first + m[:, None].to(tl.int64) * bias_N + n[None, :], total, mask=inside)

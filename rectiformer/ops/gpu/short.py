@@ -1,0 +1,411 @@
+"""Attention of short sequences: one kernel each way, in which a program holds all keys of one (sequence, head).
+
+The forward pass is two matrix products with the weights between them; the backward pass rebuilds the weights and makes
+all gradients in one go, in one program per key head, so that nothing is added up by atomics and reruns are bitwise
+equal. Autograd keeps the inputs and nothing else. Power 0 is a softmax, there so that both can be compared like for
+like. As operators of torch: `rectiformer::short` and its backward.
+
+A ReLU lets every positive factor of a row through, so the scale of the scores, the 1 / (1 - p) of dropout and the row
+scale are one number per row, multiplied once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rectiformer.ops.autograd import recall, remember
+from rectiformer.ops.call import AttentionCall, Packing, Visibility
+from rectiformer.ops.gpu.common import (
+    ARGUMENTS,
+    LN2,
+    NO_GRADIENT,
+    KernelCall,
+    block_size,
+    differentiate_twice,
+    dropout_keeps,
+    empty_heads_last,
+    flatten,
+    pointer,
+    relu,
+    row_gain,
+    row_scale_parts,
+    visible,
+    with_positive_scale,
+)
+
+BUCKETS = (32, 64, 128)
+"""Packed sequences are taken to be as long as one of these, so that few lengths are compiled for."""
+
+
+def short_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
+    """`reference_attention` for rectified rows and softmax, up to `MAX_SHORT` queries and keys.
+
+    With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
+    """
+    q, call = with_positive_scale(q, call)
+    max_queries, max_keys = call.visibility.queries, call.visibility.keys
+    if packing is not None:
+        assert packing.most_q is not None
+        assert packing.most_k is not None
+        max_queries, max_keys = bucket(packing.most_q), bucket(packing.most_k)
+    return short(q, k, v, *flatten(call, packing, row_scale_parts(q, call), max_queries, max_keys))
+
+
+def bucket(length: int) -> int:
+    """The smallest of `BUCKETS` that holds `length`: a few comparisons, so that a compiled caller stays as it is."""
+    for size in BUCKETS:
+        if length <= size:
+            return size
+    raise AssertionError(f"{length} is longer than any bucket")
+
+
+def launch_configs(call: KernelCall, backward: bool) -> Iterator[dict[str, int]]:
+    """Block sizes, warps and registers of each launch, and which packed sequences it does: those longer than
+    MIN_LENGTH, up to MAX_LENGTH on their longer side."""
+    M, N = block_size(call.max_queries), block_size(call.max_keys)
+    shortest, longest = 0, max(M, N)  # the same for all lengths of a block: each value is compiled anew
+    if call.packed and longest == 128:  # a launch of their own, so that short sequences cost no long block
+        shortest = 64
+        yield tune(call, backward, min(M, 64), min(N, 64)) | {"MIN_LENGTH": 0, "MAX_LENGTH": 64}
+    yield tune(call, backward, M, N) | {"MIN_LENGTH": shortest, "MAX_LENGTH": longest}
+
+
+def tune(call: KernelCall, backward: bool, rows: int, keys: int) -> dict[str, int]:
+    """Queries that a program holds at a time, its warps and registers, as measured on an H200 (docs/log.md)."""
+    longest, head_dim = max(rows, keys), max(call.q.shape[3], call.v.shape[3])
+    if longest <= 64 or head_dim > 64:
+        grouped = call.k.shape[1] < call.q.shape[1]
+        warps = count_warps(call, longest, heavy=grouped and backward)
+        rows = rows_for_gradients(rows, keys) if backward else rows
+        return {"ROWS": rows, "BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps}
+    if backward:  # with no more registers, two programs run at once
+        return {"ROWS": rows, "BLOCK_M": min(rows, 32), "BLOCK_N": keys, "num_warps": 8, "maxnreg": 128}
+    return {"ROWS": rows, "BLOCK_M": min(rows, 64), "BLOCK_N": keys, "num_warps": 4}
+
+
+def rows_for_gradients(rows: int, keys: int) -> int:
+    """Queries in a block of a backward pass that holds `keys` keys.
+
+    With fewer than 64 queries to 64 keys, the ptxas 12.8 of Triton 3.6 makes code that reads a register nobody wrote,
+    and the gradient of the queries is wrong (docs/log.md; tests/machine_code.py looks for such code).
+    """
+    return max(rows, 64) if keys == 64 else rows
+
+
+def count_warps(call: KernelCall, longest: int, heavy: bool) -> int:
+    """heavy: blocks do not fit the registers of one warp, however short the sequences are."""
+    exact = call.q.dtype == torch.float32  # products without tensor units hold all their numbers in registers
+    few = 4 if heavy or exact or max(call.q.shape[3], call.v.shape[3]) > 64 else 1
+    return {16: few, 32: few, 64: 8 if exact else 4, 128: 8}[longest]
+
+
+def short_flags(call: KernelCall) -> dict[str, Any]:
+    """The compile-time arguments that depend on the call alone."""
+    M, N = call.max_queries, call.max_keys
+    return call.flags() | {
+        "BANDED": Visibility(M, N, call.window_left, call.window_right, first=N - M).banded,
+        "GROUP": call.q.shape[1] // call.k.shape[1],
+        "BLOCK_D": block_size(call.q.shape[3]),
+        "BLOCK_DV": block_size(call.v.shape[3]),
+    }
+
+
+def launch(
+    kernel: Any, call: KernelCall, heads: int, strided: list[Tensor], addressed: list[Tensor], backward: bool
+) -> None:
+    """Run a kernel, one program per sequence and head, on tensors read by strides and tensors read by address alone."""
+    q = call.q
+    tables = (call.cu_seqlens_q, call.cu_seqlens_k, call.head_factors, call.key_lengths, call.seed)
+    pointers = [pointer(tensor, q) for tensor in tables]
+    strides = [stride for tensor in strided for stride in tensor.stride()]
+    # All that scales a rectified weight is one number. A softmax is taken in base 2.
+    gain = (call.row_factor * call.scale**call.power if call.power else 1.0) / (1 - call.dropout_p)
+    sizes = (q.shape[1], call.max_queries, call.max_keys, q.shape[3], call.v.shape[3])
+    numbers = (call.scale * math.log2(math.e), gain, call.row_exponent, call.dropout_threshold)
+    flags = short_flags(call)
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        for config in launch_configs(call, backward):
+            kernel[(call.sequences * heads,)](
+                *strided,
+                *addressed,
+                *pointers,
+                *strides,
+                *sizes,
+                call.window_left,
+                call.window_right,
+                *numbers,
+                **flags,
+                **config,
+                num_stages=2,
+            )
+
+
+@torch.library.custom_op("rectiformer::short", mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor")
+def short(*inputs: Any) -> Tensor:
+    """The output of a `KernelCall` without bias or mask."""
+    call = KernelCall(*inputs)
+    out = empty_heads_last(call.q, call.v.shape[3])
+    launch(short_forward_kernel, call, call.q.shape[1], [call.q, call.k, call.v, out], [], backward=False)
+    return out
+
+
+@torch.library.custom_op(
+    "rectiformer::short_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `short` for q, k, v and head_factors; the last is empty without them."""
+    call = KernelCall(*inputs)
+    q, k, v = call.q, call.k, call.v
+    d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
+    # Packed sequences that are empty on both sides add nothing, and nothing is written for them.
+    new = q.new_zeros if call.packed else q.new_empty
+    by_sequence = new((call.sequences, q.shape[1]) if call.head_factors is not None else (0, 0), dtype=torch.float32)
+    strided = [d_out, q, k, v, d_q, d_k, d_v]
+    launch(short_backward_kernel, call, k.shape[1], strided, [by_sequence], backward=True)
+    return d_q, d_k, d_v, by_sequence.sum(0)
+
+
+@short.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return empty_heads_last(q, v.shape[3])
+
+
+@short_backward.register_fake
+def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    call = KernelCall(*inputs)
+    d_factors = call.q.new_empty(0 if call.head_factors is None else call.q.shape[1], dtype=torch.float32)
+    return *(empty_heads_last(tensor, tensor.shape[3]) for tensor in (call.q, call.k, call.v)), d_factors
+
+
+# autograd calls the next functions with a context of its own, whose type torch does not publish.
+def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    inputs = recall(ctx)
+    d_q, d_k, d_v, d_factors = short_backward(d_out, *inputs)
+    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *NO_GRADIENT
+
+
+def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    return differentiate_twice(ctx, [*cotangents[:3], None, cotangents[3]])
+
+
+short.register_autograd(_differentiate, setup_context=remember)
+short_backward.register_autograd(_differentiate_twice, setup_context=remember)
+
+
+@triton.jit
+def locate(sequence, M, N, q_bounds_ptr, k_bounds_ptr, PACKED: tl.constexpr):
+    """A sequence's batch row, first query, first key, queries and keys; PACKED ones share batch row 0.
+
+    Offsets are 64 bits wide from here on: packed tensors may hold over 2^31 numbers.
+    """
+    b = sequence.to(tl.int64)
+    q_start, k_start = b * 0, b * 0
+    if PACKED:
+        q_start = tl.load(q_bounds_ptr + b).to(tl.int64)
+        k_start = tl.load(k_bounds_ptr + b).to(tl.int64)
+        M = (tl.load(q_bounds_ptr + b + 1) - q_start).to(tl.int32)
+        N = (tl.load(k_bounds_ptr + b + 1) - k_start).to(tl.int32)
+        b = b * 0
+    return b, q_start, k_start, M, N
+
+
+@triton.jit
+def load_head(
+    ptr, stride_batch, stride_head, stride_row, stride_column, b, h, start, rows, limit, D,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Rows of head h in batch row b, from row `start` on: [rows, BLOCK_D], zeros beyond `limit` rows and D columns.
+
+    Padding may hold anything, NaN included, and 0 * NaN would reach the sums: so it is never loaded.
+    """
+    columns = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < limit) & (columns[None, :] < D)
+    own = ptr + b * stride_batch + h * stride_head + start * stride_row
+    return tl.load(own + rows[:, None] * stride_row + columns[None, :] * stride_column, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_head(
+    ptr, stride_batch, stride_head, stride_row, stride_column, b, h, start, rows, limit, D, values,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < limit) & (columns[None, :] < D)
+    own = ptr + b * stride_batch + h * stride_head + start * stride_row
+    values = values.to(ptr.dtype.element_ty)
+    tl.store(own + rows[:, None] * stride_row + columns[None, :] * stride_column, values, mask=inside)
+
+
+@triton.jit
+def keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, KEY_AXIS: tl.constexpr):
+    """`dropout_keeps` of one head's block that begins at query `q_start` and key `k_start` of batch row b."""
+    rows, columns = (q_start + m).to(tl.int32), (k_start + n).to(tl.int32)
+    return dropout_keeps(seed_ptr, threshold, (b * H + h).to(tl.int32), rows, columns, KEY_AXIS)
+
+
+@triton.jit
+def rectify(scores, seen, BANDED: tl.constexpr):
+    """Scores above 0; only a band has to be cut out, since keys beyond the length were loaded as zeros."""
+    rectified = relu(scores)
+    return tl.where(seen, rectified, 0.0) if BANDED else rectified
+
+
+@triton.jit
+def softmax(scores, seen, scale, KEY_AXIS: tl.constexpr, EMPTY: tl.constexpr):
+    """Weights in base 2; `scale` holds log2(e). EMPTY: rows that see nothing may occur."""
+    scores = tl.where(seen, scores * scale, float("-inf"))
+    highest = tl.max(scores, KEY_AXIS)
+    if EMPTY:
+        highest = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(scores - tl.expand_dims(highest, KEY_AXIS))
+    total = tl.sum(weights, KEY_AXIS)
+    if EMPTY:
+        total = tl.where(total == 0.0, 1.0, total)
+    return weights * tl.expand_dims(1.0 / total, KEY_AXIS)
+
+
+@triton.jit
+def row_weights(
+    scores, seen, scale,
+    KEY_AXIS: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, EMPTY: tl.constexpr,
+):  # fmt: skip
+    """[scores]+ ** POWER, or a softmax for POWER 0; what else multiplies a row is left out."""
+    if POWER == 0:
+        weights = softmax(scores, seen, scale, KEY_AXIS, EMPTY)
+    else:
+        weights = rectify(scores, seen, BANDED)
+        weights = weights * weights if POWER == 2 else weights
+    return weights
+
+
+@triton.jit
+def scale_and_drop(values, gain, kept, POWER: tl.constexpr, DROPOUT: tl.constexpr):
+    """Weights or their gradients times what multiplies a row, and zero where a weight is dropped."""
+    values = values * gain if POWER > 0 or DROPOUT else values
+    return tl.where(kept, values, 0.0) if DROPOUT else values
+
+
+@triton.jit
+def score_gradient(
+    scores, weights, d_weights, seen, scale,
+    KEY_AXIS: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the scores, from that of what `row_weights` made of them."""
+    if POWER == 0:
+        mean = tl.sum(weights * d_weights, KEY_AXIS)
+        d_scores = weights * (d_weights - tl.expand_dims(mean, KEY_AXIS)) * (scale * LN2)
+    elif POWER == 1:
+        d_scores = tl.where(weights <= 0.0, 0.0, d_weights)  # NaN passes, as in torch
+    else:
+        d_scores = 2.0 * rectify(scores, seen, BANDED) * d_weights
+    return d_scores
+
+
+# Lengths and window differ from call to call: specialized, every multiple of 16 would be compiled anew. Flags are
+# constexpr, since each takes instructions out of kernels that run for microseconds.
+@triton.jit(do_not_specialize=["M", "N", "left", "right"])
+def short_forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    q_batch, q_head, q_row, q_column,
+    k_batch, k_head, k_row, k_column,
+    v_batch, v_head, v_row, v_column,
+    o_batch, o_head, o_row, o_column,
+    H, M, N, D, Dv, left, right, scale, gain, exponent, threshold,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
+    PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """One (sequence, query head): BLOCK_M of its ROWS queries at a time against all of its keys."""
+    h = (tl.program_id(0) % H).to(tl.int64)
+    b, q_start, k_start, M, N = locate(tl.program_id(0) // H, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
+    if PACKED and ((tl.maximum(M, N) <= MIN_LENGTH) | (tl.maximum(M, N) > MAX_LENGTH)):
+        return  # the other launch does it
+    n = tl.arange(0, BLOCK_N)
+    length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
+    key_head = h // GROUP
+    k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+    v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
+    gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+    # With one block of rows the loop has a constant end and vanishes; else it ends at the sequence's own M.
+    for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
+        m = first + tl.arange(0, BLOCK_M)
+        q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        seen = visible(m, n, M, N, length, left, right, 1, BANDED)
+        weights = row_weights(scores, seen, scale, 1, POWER, BANDED, BANDED or RAGGED or PACKED)
+        row = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
+        kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPOUT else seen
+        weights = scale_and_drop(weights, row, kept, POWER, DROPOUT)
+        out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
+
+
+@triton.jit(do_not_specialize=["M", "N", "left", "right"])
+def short_backward_kernel(
+    d_out_ptr, q_ptr, k_ptr, v_ptr, dq_ptr, dk_ptr, dv_ptr,
+    d_factor_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    g_batch, g_head, g_row, g_column,
+    q_batch, q_head, q_row, q_column,
+    k_batch, k_head, k_row, k_column,
+    v_batch, v_head, v_row, v_column,
+    dq_batch, dq_head, dq_row, dq_column,
+    dk_batch, dk_head, dk_row, dk_column,
+    dv_batch, dv_head, dv_row, dv_column,
+    H, M, N, D, Dv, left, right, scale, gain, exponent, threshold,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
+    PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """One (sequence, key head), summed over the GROUP query heads that read it. Blocks of scores are [n, m]: all
+    gradients but that of q want them so."""
+    key_heads = H // GROUP
+    sequence, key_head = tl.program_id(0) // key_heads, (tl.program_id(0) % key_heads).to(tl.int64)
+    b, q_start, k_start, M, N = locate(sequence, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
+    if PACKED and ((tl.maximum(M, N) <= MIN_LENGTH) | (tl.maximum(M, N) > MAX_LENGTH)):
+        return
+    n = tl.arange(0, BLOCK_N)
+    length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
+    k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+    v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
+    d_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    d_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for member in range(GROUP):
+        h = key_head * GROUP + member
+        d_factor = 0.0
+        for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
+            m = first + tl.arange(0, BLOCK_M)
+            q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+            d_out = load_head(d_out_ptr, g_batch, g_head, g_row, g_column, b, h, q_start, m, M, Dv, BLOCK_DV)
+            scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+            d_weights = tl.dot(v, tl.trans(d_out), input_precision="ieee")
+            seen = visible(m, n, M, N, length, left, right, 0, BANDED)
+            weights = row_weights(scores, seen, scale, 0, POWER, BANDED, BANDED or RAGGED or PACKED)
+            row = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
+            kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 0) if DROPOUT else seen
+            d_weights = scale_and_drop(d_weights, row, kept, POWER, DROPOUT)
+            grown = scale_and_drop(weights, row, kept, POWER, DROPOUT)
+            if PER_HEAD:  # the factor is left out until its own gradient is summed, so that a factor of 0 has one
+                d_factor += tl.sum(tl.sum(weights * d_weights, 1), 0)
+                factor = tl.load(factor_ptr + h)
+                d_weights, grown = d_weights * factor, grown * factor
+            d_scores = score_gradient(scores, weights, d_weights, seen, scale, 0, POWER, BANDED).to(q.dtype)
+            # d_q^T = k^T d_scores^T: the result is transposed for the store alone, never for another product.
+            d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
+            store_head(dq_ptr, dq_batch, dq_head, dq_row, dq_column, b, h, q_start, m, M, D, d_q, BLOCK_D)
+            d_v = tl.dot(grown.to(d_out.dtype), d_out, d_v, input_precision="ieee")
+            d_k = tl.dot(d_scores, q, d_k, input_precision="ieee")
+        if PER_HEAD:
+            tl.store(d_factor_ptr + sequence * H + h, d_factor)
+    store_head(dv_ptr, dv_batch, dv_head, dv_row, dv_column, b, key_head, k_start, n, N, Dv, d_v, BLOCK_DV)
+    store_head(dk_ptr, dk_batch, dk_head, dk_row, dk_column, b, key_head, k_start, n, N, D, d_k, BLOCK_D)

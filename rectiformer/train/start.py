@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from rectiformer.distributed.sharding import require_parallel, require_shares
 from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.files import remove
 from rectiformer.model.transformer import Transformer
-from rectiformer.runs.checkpoint import Checkpoint, find_checkpoint, open_listed, step_folders
+from rectiformer.runs.checkpoint import find_checkpoint, open_listed, step_folders
 from rectiformer.runs.folder import (
     Run,
     adopt_vocabularies,
@@ -74,10 +73,10 @@ def train(
             ranks.on_rank0(lambda: hold(held, RunLock(folder, reporter.note)))
             run, prepared = open_together(config, folder, data, reporter, stop, ranks)
             held.enter_context(Pulse(ranks, torchrun_store()))
-            newest = find_newest(folder, resume, reporter, ranks)
-            trainer = Trainer(run, prepared, device, reporter, stop, ranks, fresh=newest is None)
-            if newest is not None:
-                ranks.all_gather_object(lambda: trainer.restore(newest()))
+            newest = ranks.on_rank0(lambda: find_newest(folder, reporter) if resume else "")
+            trainer = Trainer(run, prepared, device, reporter, stop, ranks, fresh=not newest)
+            if newest:
+                ranks.all_gather_object(lambda: trainer.restore(open_listed(Path(newest))))
                 reporter.note(f"resumed at step {trainer.state.step}")
             reporter.note(
                 f"{trainer.plan.text}, vocabulary {run.target.size:,}, "
@@ -149,17 +148,10 @@ def open_made(folder: Path, data: Path) -> tuple[Run, Prepared]:
     return run, prepared
 
 
-def find_newest(folder: Path, resume: bool, reporter: Reporter, ranks: Ranks) -> Callable[[], Checkpoint] | None:
-    """A function that opens the newest complete checkpoint, which rank 0 looks for; None if there is none."""
-    found: list[Checkpoint] = []
-
-    def find() -> str:
-        checkpoint = find_checkpoint(folder, reporter.note) if resume else None
-        found.extend([checkpoint] if checkpoint is not None else [])
-        return str(checkpoint.path) if checkpoint is not None else ""
-
-    path = ranks.on_rank0(find)
-    return (lambda: found[0] if found else open_listed(Path(path))) if path else None
+def find_newest(folder: Path, reporter: Reporter) -> str:
+    """The path of the newest complete checkpoint, "" if there is none."""
+    checkpoint = find_checkpoint(folder, reporter.note)
+    return "" if checkpoint is None else str(checkpoint.path)
 
 
 def describe(device: torch.device, ranks: Ranks) -> str:

@@ -101,20 +101,20 @@ class Validator:
 
     def translate(self) -> tuple[list[str], list[str]]:
         """Translations and references: of sentences, or of segments, each one line with spaces for separators."""
-        most, beam = self.config.validation.sentences, self.config.validation.beam
-        how: dict[str, Any] = {
+        limit, beam = self.config.validation.sentences, self.config.validation.beam
+        arguments: dict[str, Any] = {
             "options": SearchOptions(beam=beam, extra_length=EXTRA_LENGTH),
             "batch_tokens": max(1, self.config.training.batch_tokens // beam),
             "progress": lambda *_: self.check(),
         }
         if not self.prepared.segment_length:
-            texts = self.prepared.valid_text[:most]
-            found = self.translator.translate([source for source, _ in texts], warn=lambda _: None, **how)
+            texts = self.prepared.valid_text[:limit]
+            found = self.translator.translate([source for source, _ in texts], warn=lambda _: None, **arguments)
             return [each.text for each in found], [target for _, target in texts]
         segments = self.prepared.valid_segments
         before = accumulate((len(sources) for sources, _ in segments), initial=0)
-        segments = [segment for segment, sentences in zip(segments, before, strict=False) if sentences < most]
-        parts = translate_segments(self.translator, [sources for sources, _ in segments], **how)
+        segments = [segment for segment, sentences in zip(segments, before, strict=False) if sentences < limit]
+        parts = translate_segments(self.translator, [sources for sources, _ in segments], **arguments)
         return [" ".join(each) for each in parts], [" ".join(targets) for _, targets in segments]
 
     def loss(self) -> float:

@@ -1,4 +1,4 @@
-"""The demonstration: a rectified and a softmax translator learn the built-in grammar side by side, then are looked at.
+"""The demonstration: a rectified and a softmax translator learn the built-in grammar in parallel, then are compared.
 
 Both are trained by `rectiformer train` in processes of their own, each on its share of the cores, so that the second
 model costs no time. What is printed and drawn comes from sentences that neither of them has seen.
@@ -64,7 +64,7 @@ class Look:
         return min(self.findings.alignment, key=lambda row: row.aer)
 
     def by_layer(self, name: str) -> list[float]:
-        """A measure of attention to the source, a number a layer: the mean of its heads, which see the same cells."""
+        """A measure of cross-attention, one number per layer: the mean of its heads, which see the same cells."""
         heads = [getattr(site, name) for site in self.findings.sites if site.kind == "cross"]
         return [float(np.mean(layer)) for layer in heads]
 
@@ -96,7 +96,7 @@ def run_demo(folder: Path, terminal: Terminal) -> list[Look]:
 
 
 def train_side_by_side(folder: Path, config: Config, terminal: Terminal) -> None:
-    """One training process a variant, watched through the metrics it writes."""
+    """One training process per variant, followed through the metrics it writes."""
     threads = max(1, (os.cpu_count() or 1) // len(VARIANTS))
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
@@ -189,13 +189,13 @@ def print_looks(looks: list[Look], terminal: Terminal) -> None:
     for each in looks:
         example = each.record.examples[0]
         terminal.note(f"{each.findings.model.name}: {example.translation}")
-        terminal.table(("writing", "looks at", "row sum"), read_words(example, each.best), numbers=("row sum",))
+        terminal.table(("generated", "attends to", "row sum"), read_words(example, each.best), numbers=("row sum",))
         terminal.note("")
 
 
 def findings_table(looks: list[Look]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns, and a row a model."""
-    columns = ("model", "BLEU", "AER", "aligned by", "exact zeros a layer", "rows of nothing a layer")
+    """Columns, and one row per model."""
+    columns = ("model", "BLEU", "AER", "aligned by", "exact zeros per layer", "null rows per layer")
     return columns, [summarize(each) for each in looks]
 
 
@@ -204,13 +204,13 @@ def summarize(each: Look) -> tuple[str, ...]:
     best, quality = each.best, each.findings.quality
     assert quality is not None
     head = "mean of heads" if best.head == AVERAGE else f"head {ordinal(best.head)}"
-    place = f"layer {ordinal(best.layer)}, {head}, {best.induction}"
+    head_name = f"layer {ordinal(best.layer)}, {head}, {best.induction}"
     zeros, nulls = (" ".join(f"{value:.1%}" for value in each.by_layer(name)) for name in ("sparsity", "null_rate"))
-    return each.findings.model.name, f"{quality.bleu:.1f}", f"{best.aer:.3f}", place, zeros, nulls
+    return each.findings.model.name, f"{quality.bleu:.1f}", f"{best.aer:.3f}", head_name, zeros, nulls
 
 
 def read_words(example: Example, best: AlignmentFindings) -> list[tuple[str, str, str]]:
-    """What a model looks at while it writes each word of the reference, at the head that aligns best."""
+    """What a model attends to while it generates each word of the reference, at the head that aligns best."""
     source, target = example.source, example.target
     assert target is not None
     words = [[side.text[start:stop] for _, _, start, stop in side.words] for side in (source, target)]
@@ -224,7 +224,7 @@ def read_words(example: Example, best: AlignmentFindings) -> list[tuple[str, str
 
 
 def word_weights(example: Example, best: AlignmentFindings) -> np.ndarray:
-    """Weights [target words, source words] at a place that aligns."""
+    """Weights [target words, source words] of the head that aligns best."""
     assert example.target is not None
     heads = example.site("cross", best.layer).dense()
     weights = heads.mean(0) if best.head == AVERAGE else heads[int(best.head)]

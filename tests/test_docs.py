@@ -85,11 +85,6 @@ def shown(marker):
     return [line.rstrip() for line in block.strip().splitlines()]
 
 
-def test_the_readme_shows_what_variants_prints(python):
-    printed = [line.rstrip() for line in python("-m", "rectiformer", "variants")[1].strip().splitlines()]
-    assert printed[: len(shown("weight of a key"))] == shown("weight of a key")
-
-
 def test_the_readme_shows_the_table_of_the_demo():
     """The demonstration takes minutes, so it is not run here; what it prints is the README's table, of its models."""
     from rectiformer.demo import VARIANTS, findings_table

@@ -34,7 +34,7 @@ Found = dict[str, list[set[Link]]]
 
 
 def both_ways(name: str, forward: list[set[Link]], backward: list[set[Link]], heuristics: Sequence[str]) -> Found:
-    """Two directions and what becomes of them together; all links are (source, target)."""
+    """Two directions and their symmetrizations; all links are (source, target)."""
     together = {
         f"{name}, {how}": [symmetrize(*links, how) for links in zip(forward, backward, strict=True)]
         for how in heuristics
@@ -43,7 +43,7 @@ def both_ways(name: str, forward: list[set[Link]], backward: list[set[Link]], he
 
 
 def align_runs(options: argparse.Namespace, pairs: Pairs, gold: list[Links]) -> Found:
-    """Links of the run, by the layer, head and induction that fit gold best, and of the reverse run if there is one."""
+    """Links of the run, by the layer, head and induction that match gold best, and of the reverse run if given."""
     run = Translator.from_run(options.run, device=options.device)
     forward = align_direction(run, pairs, gold, tokenized=options.tokenized).links
     if options.reverse is None:
@@ -54,7 +54,7 @@ def align_runs(options: argparse.Namespace, pairs: Pairs, gold: list[Links]) -> 
 
 
 def align_by_eflomal(options: argparse.Namespace, pairs: Pairs, train: Pairs) -> Found:
-    """What eflomal finds in the pairs after learning from them and from `train`; nothing is said of gold."""
+    """Links that eflomal finds in the pairs after learning from them and from `train`, without gold."""
     from eflomal import Aligner
 
     sides = [[split_words(line, options.tokenized) for line in side] for side in zip(*train, *pairs, strict=True)]
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("source")
     parser.add_argument("target")
-    parser.add_argument("--gold", required=True, help="right links of the pairs")
+    parser.add_argument("--gold", required=True, help="gold links of the pairs")
     parser.add_argument("--format", choices=FORMATS, default="pharaoh", help="of --gold")
     parser.add_argument("--tokenized", action="store_true", help="words are separated by spaces")
     parser.add_argument("--reverse", type=Path, help="run of the other direction")

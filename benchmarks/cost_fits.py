@@ -1,4 +1,4 @@
-"""What costs time in an update, and costs fitted to the points in results/; some points are held out to check them."""
+"""The costs of an update, fitted to the points in results/; some points are held out to check the fit."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from marian import SIZES
 
 RESULTS = Path(__file__).parent / "results"
 BACKWARD = 2.5
-"""Products of the backward pass of attention for each of the forward pass: five for two."""
+"""Matrix products in the backward pass of attention per product of the forward pass: five for two."""
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True)
 class Network:
-    """An encoder-decoder; of a language model, `encoder` is 0 and there is no attention to a source."""
+    """An encoder-decoder; a language model has `encoder` = 0 and no cross-attention."""
 
-    width: int
-    slots: int
+    hidden_size: int
+    ffn_size: int
     encoder: int
     decoder: int
     vocabulary: int
     cross: bool = True
-    slot_matrices: int = 2
+    ffn_matrices: int = 2
 
     @property
     def encoder_weights(self) -> int:
-        """Of all matrices that a source token meets."""
-        return self.encoder * (4 * self.width**2 + self.slot_matrices * self.width * self.slots)
+        """Weights of all matrices that a source token is multiplied by."""
+        return self.encoder * (4 * self.hidden_size**2 + self.ffn_matrices * self.hidden_size * self.ffn_size)
 
     @property
     def decoder_weights(self) -> int:
-        """Of all matrices that a target token meets, the output included; keys and values of the source too."""
+        """Weights of all matrices that a target token is multiplied by, output and keys of the source included."""
         attentions = 2 if self.cross else 1
-        layer = 4 * attentions * self.width**2 + self.slot_matrices * self.width * self.slots
-        return self.decoder * layer + self.vocabulary * self.width
+        layer = 4 * attentions * self.hidden_size**2 + self.ffn_matrices * self.hidden_size * self.ffn_size
+        return self.decoder * layer + self.vocabulary * self.hidden_size
 
     @property
     def weights(self) -> int:
         return self.encoder_weights + self.decoder_weights
 
     def product_flops(self, tokens: float) -> float:
-        """Of matrices with `tokens` a side, forward and backward."""
+        """FLOPs of matrix products with `tokens` per side, forward and backward."""
         return 6 * self.weights * tokens
 
     def attention_flops(self, length: float, sequences: float) -> float:
-        """Of scores and mixing, both passes: encoder and attention to the source in full, the decoder half."""
+        """FLOPs of scores and mixing, both passes: encoder and cross-attention in full, decoder self-attention half."""
         calls = self.encoder + self.decoder * (0.5 + self.cross)
-        return calls * 4 * sequences * length**2 * self.width * (1 + BACKWARD)
+        return calls * 4 * sequences * length**2 * self.hidden_size * (1 + BACKWARD)
 
     def elements(self, tokens: float) -> float:
-        """Numbers of the residual stream that sublayers read: two a layer, three with attention to the source."""
-        return tokens * self.width * (2 * self.encoder + (2 + self.cross) * self.decoder)
+        """Elements of the residual stream that sublayers read: two per layer, three with cross-attention."""
+        return tokens * self.hidden_size * (2 * self.encoder + (2 + self.cross) * self.decoder)
 
     @property
     def attentions(self) -> int:
@@ -65,13 +65,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Fit:
-    """Non-negative costs of some features, and how far they are off on points that were not fitted."""
+    """Non-negative costs of some features, and their errors on points that were held out."""
 
     name: str
     costs: np.ndarray
     fitted: int
     errors: list[float]
-    """Predicted over measured, less 1, of the points held out."""
+    """Predicted / measured - 1 of the held-out points."""
 
     def row(self) -> str:
         size = np.abs(self.errors)
@@ -79,7 +79,7 @@ class Fit:
 
 
 def fit(name: str, points: Sequence[tuple[Sequence[float], float]], held_out: Callable[[int], bool]) -> Fit:
-    """Least squares of relative errors over (features, seconds or bytes); a cost that would be negative is 0."""
+    """Least squares of relative errors over (features, seconds or bytes); costs are at least 0."""
     own = [point for index, point in enumerate(points) if not held_out(index)]
     features = np.array([np.array(row) / seconds for row, seconds in own])
     scale = np.maximum(features.max(0), 1e-300)
@@ -100,25 +100,25 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def fit_attention(who: str, points: Iterable[dict[str, Any]]) -> Fit:
-    """Seconds of attention forward and backward, heads of 128: 4,096 keys are held out."""
-    rows = [point for point in points if point["section"] in ("forward", "backward") and point["case"]["size"] == 128]
+    """Seconds of attention forward and backward, head size 128; 4,096 keys are held out."""
+    chosen = [point for point in points if point["section"] in ("forward", "backward") and point["case"]["size"] == 128]
     found = []
-    for point in rows:
+    for point in chosen:
         case = point["case"]
         flops = 4 * case["batch"] * case["heads"] * case["length"] ** 2 * 128 * (0.5 if case["mask"] == "causal" else 1)
         forward = case["pass"] == "forward"
         work = (flops, 0.0) if forward else (0.0, BACKWARD * flops)
         found.append(((float(forward), float(not forward), *work), point["ms"][who] / 1e3))
-    kind = {"ours": "rectified", "cudnn": "softmax (cuDNN)"}[who]
-    return fit(f"{kind} attention on an H200", found, lambda index: rows[index]["case"]["length"] == 4096)
+    variant = {"ours": "rectified", "cudnn": "softmax (cuDNN)"}[who]
+    return fit(f"{variant} attention on an H200", found, lambda index: chosen[index]["case"]["length"] == 4096)
 
 
 def fit_updates(points: Sequence[dict[str, Any]]) -> Fit:
-    """Seconds of an update on the CPU: so much each, a product, a product of attention; every third is held out."""
+    """Seconds of an update on the CPU: fixed, per FLOP of products, per FLOP of attention; every third is held out."""
     found = []
     for point in points:
         size = SIZES[point["size"]]
-        network = Network(size["width"], size["slots"], size["layers"], size["layers"], size["vocabulary"])
+        network = Network(size["hidden_size"], size["ffn_size"], size["layers"], size["layers"], size["vocabulary"])
         tokens, length = point["sentences"] * point["length"], point["length"]
         flops = network.product_flops(tokens), network.attention_flops(length, point["sentences"])
         found.append(((1.0, *flops), point["seconds"]))
@@ -126,10 +126,10 @@ def fit_updates(points: Sequence[dict[str, Any]]) -> Fit:
 
 
 def fit_memory(points: Iterable[dict[str, Any]]) -> Fit:
-    """Bytes of an update on an H200: so much each, and a number of the residual stream; every third is held out."""
-    network = Network(width=512, slots=2048, encoder=2, decoder=2, vocabulary=8000)  # that of memory.py
-    rows = [point for point in points if point["contestant"] == "rela-g"]
-    found = [((1.0, network.elements(row["length"])), row["mib"] * 2**20) for row in rows]
+    """Bytes of an update on an H200: fixed, and per element of the residual stream; every third is held out."""
+    network = Network(hidden_size=512, ffn_size=2048, encoder=2, decoder=2, vocabulary=8000)  # that of memory.py
+    chosen = [point for point in points if point["contestant"] == "rela-g"]
+    found = [((1.0, network.elements(point["length"])), point["mib"] * 2**20) for point in chosen]
     return fit("memory of an update on an H200", found, lambda index: index % 3 == 2)
 
 
@@ -139,19 +139,19 @@ def sent(collective: str, ranks: int, size: int) -> float:
 
 
 def fit_collectives(points: Sequence[dict[str, Any]], ranks: int) -> Fit:
-    """Seconds of the collectives of gloo: so much each, and a byte; every second size is held out."""
-    rows = [point for point in points if point["ranks"] == ranks]
+    """Seconds of gloo's collectives: fixed, and per byte; every second size is held out."""
+    chosen = [point for point in points if point["ranks"] == ranks]
     found = []
-    for row in rows:
-        own = (1.0, sent(row["collective"], ranks, row["bytes"]))
-        features = [cost if name == row["collective"] else 0.0 for name in COLLECTIVES for cost in own]
-        found.append((features, row["seconds"]))
-    sizes = sorted({row["bytes"] for row in rows})
+    for point in chosen:
+        own = (1.0, sent(point["collective"], ranks, point["bytes"]))
+        features = [cost if name == point["collective"] else 0.0 for name in COLLECTIVES for cost in own]
+        found.append((features, point["seconds"]))
+    sizes = sorted({point["bytes"] for point in chosen})
     held_out = sizes[1::2]
-    return fit(f"gloo on {ranks} ranks", found, lambda index: rows[index]["bytes"] in held_out)
+    return fit(f"gloo on {ranks} ranks", found, lambda index: chosen[index]["bytes"] in held_out)
 
 
 def per_flop(found: Fit) -> float:
-    """Seconds a FLOP over both passes of long sequences, where what each call costs does not count."""
+    """Seconds per FLOP over both passes of long sequences, where the fixed cost of a call does not count."""
     _, _, forward, backward = found.costs
     return float((forward + BACKWARD * backward) / (1 + BACKWARD))

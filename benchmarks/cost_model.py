@@ -1,9 +1,9 @@
-"""What an update costs on one GPU and on many: formulas, fitted to the points in results/, and what they predict.
+"""The cost of an update on one GPU and on many: formulas fitted to the points in results/, and their predictions.
 
     python benchmarks/cost_model.py           print the tables
-    python benchmarks/cost_model.py --write   put them into docs/scaling.md, and draw docs/images/scaling.png
+    python benchmarks/cost_model.py --write   put them into docs/scaling.md and draw docs/images/scaling.png
 
-What was not measured is an argument: links, memory bandwidth, the share of cuBLAS's speed that layers reach.
+What is not measured is an argument: links, memory bandwidth, the share of cuBLAS's speed that layers reach.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from marian import SIZES
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- cost model: begin -->\n", "<!-- cost model: end -->"
-BILLION = Network(width=2048, slots=8192, encoder=9, decoder=9, vocabulary=32_000)
+BILLION = Network(hidden_size=2048, ffn_size=8192, encoder=9, decoder=9, vocabulary=32_000)
 HALF, FULL = 2, 4
-"""Bytes of a number in 16 bits and in float32."""
+"""Bytes of an element in 16 bits and in float32."""
 OPTIMIZER_BYTES = 28
-"""A parameter costs so much traffic in Adam: weight and two moments, read and written, and the gradient, float32."""
+"""Traffic of Adam per parameter in float32: weight and two moments, read and written, and the gradient."""
 
 
 @dataclass(frozen=True)
@@ -46,65 +46,67 @@ class Machine:
     matmul: float
     """FLOP/s of matrix products, as layers reach them."""
     memory: float
-    """Bytes a second."""
+    """Bytes per second."""
     attention: dict[str, float]
-    """Seconds for each FLOP of attention, forward and backward together, by its kind."""
+    """Seconds per FLOP of attention, forward and backward together, rectified and softmax."""
     element_bytes: float
-    """Traffic of all that is no product, for each number of the residual stream and sublayer."""
+    """Traffic outside matrix products, per element of the residual stream and sublayer."""
     near: float
     far: float
     node: int
 
-    def seconds(self, network: Network, length: float, sequences: float, kind: str, again: bool = False) -> float:
-        """An update on one GPU; `again` has the forward pass of each layer computed twice, to keep its input only."""
-        tokens, passes = length * sequences, 4 / 3 if again else 1
+    def seconds(
+        self, network: Network, length: float, sequences: float, variant: str, recompute: bool = False
+    ) -> float:
+        """Seconds of an update on one GPU; with `recompute` only the input of each layer is kept."""
+        tokens, passes = length * sequences, 4 / 3 if recompute else 1
         products = network.product_flops(tokens) / self.matmul
         traffic = self.element_bytes * network.elements(tokens) / self.memory
-        attention = network.attention_flops(length, sequences) * self.attention[kind]
-        attention *= (2 + BACKWARD) / (1 + BACKWARD) if again else 1
+        attention = network.attention_flops(length, sequences) * self.attention[variant]
+        attention *= (2 + BACKWARD) / (1 + BACKWARD) if recompute else 1
         return passes * (products + traffic) + attention + OPTIMIZER_BYTES * network.weights / self.memory
 
     def link(self, ranks: int) -> float:
-        """Bytes a second between ranks: those of one node, or the slowest way between nodes."""
+        """Bytes per second between ranks: within one node, or the slowest link between nodes."""
         return self.near if ranks <= self.node else self.far
 
 
 def build_machine(options: argparse.Namespace, fits: dict[str, Fit]) -> tuple[Machine, Fit]:
-    """The GPU of the measurements, its last unknown from the update of a base model; a language model is held out."""
+    """The GPU of the measurements, its last unknown from an update of a base model; a language model is held out."""
     (cublas,) = [point["tflops"]["cublas"] for point in read("kernels-h200.jsonl") if point["section"] == "matmul"]
-    speeds = {kind: per_flop(each) for kind, each in fits.items()}
+    speeds = {variant: per_flop(each) for variant, each in fits.items()}
     bare = Machine(
         options.share * cublas * 1e12, options.memory * 1e12, speeds, 0.0, options.near * 1e9, options.far * 1e9, 8
     )
     size, points = SIZES["base"], {point["contestant"]: point for point in read("training-h200.jsonl")}
-    base = Network(size["width"], size["slots"], size["layers"], size["layers"], size["vocabulary"])
+    base = Network(size["hidden_size"], size["ffn_size"], size["layers"], size["layers"], size["vocabulary"])
     own, tokens = points["rela-g"], 384 * 32
     left = own["ms"] / 1e3 - bare.seconds(base, 32, 384, "rectified")
     machine = replace(bare, element_bytes=left * bare.memory / base.elements(tokens))
     (model,) = [point for point in read("language-model-h200.jsonl") if point["contestant"] == "rectified"]
-    other = Network(model["width"], model["slots"], 0, model["layers"], model["vocabulary"], False, 3)
+    other = Network(model["hidden_size"], model["ffn_size"], 0, model["layers"], model["vocabulary"], False, 3)
     predicted = machine.seconds(other, model["length"], model["batch"], "rectified")
     errors = [predicted / (model["ms"] / 1e3) - 1]
     return machine, Fit("update on an H200", np.array([machine.element_bytes]), 1, errors)
 
 
 def gradient_bytes(network: Network, ranks: int) -> dict[str, float]:
-    """Bytes that a rank sends for its gradients, float32; sharded, also for weights of 16 bits, in both passes."""
+    """Bytes that a rank sends for its float32 gradients; sharded, also for 16-bit weights, in both passes."""
     share = (ranks - 1) / ranks * network.weights
     return {"data parallel": 2 * FULL * share, "sharded": (2 * HALF + FULL) * share}
 
 
-def context_bytes(network: Network, length: float, ranks: int, again: bool = False) -> dict[str, float]:
-    """Bytes that a rank sends for attention over a sequence in 16 bits that `ranks` share, in both passes."""
-    share, numbers = (ranks - 1) / ranks, network.attentions * length * network.width
+def context_bytes(network: Network, length: float, ranks: int, recompute: bool = False) -> dict[str, float]:
+    """Bytes that a rank sends for attention over a 16-bit sequence that `ranks` share, in both passes."""
+    share, elements = (ranks - 1) / ranks, network.attentions * length * network.hidden_size
     forward = {"rectified": share * (HALF + FULL), "softmax": share * 2 * HALF}
     backward = {"rectified": share * (HALF + FULL), "softmax": 2 * (share * HALF + FULL)}
-    return {kind: ((1 + again) * forward[kind] + backward[kind]) * numbers for kind in forward}
+    return {variant: ((1 + recompute) * forward[variant] + backward[variant]) * elements for variant in forward}
 
 
 def predict_sentences(machine: Machine, gpus: int) -> list[str]:
-    """A table: sentences of 32 tokens, so many tokens a GPU."""
-    rows = ["| tokens a GPU | one GPU, s | all-reduce, s | sharded, s | tokens/s, all-reduce | of one GPU's |"]
+    """A table: sentences of 32 tokens, by tokens per GPU."""
+    rows = ["| tokens per GPU | one GPU, s | all-reduce, s | sharded, s | tokens/s, all-reduce | vs. one GPU |"]
     rows.append("| --- " * 6 + "|")
     for tokens in (4096, 16_384, 65_536):
         alone = machine.seconds(BILLION, 32, tokens / 32, "rectified")
@@ -117,7 +119,7 @@ def predict_sentences(machine: Machine, gpus: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Document:
-    """An update with one document of `length` tokens a side that `ranks` GPUs share."""
+    """An update with one document that `ranks` GPUs share."""
 
     ranks: int
     compute: dict[str, float]
@@ -125,26 +127,26 @@ class Document:
 
     @property
     def total(self) -> dict[str, float]:
-        """Rectified: one after the other, as it is built. Softmax: a ring that hides all it sends behind its work."""
+        """Rectified: compute, then send, as it is built. Softmax: a ring that hides all sending behind its compute."""
         ring = max(self.compute["softmax"], self.sending["softmax"])
         return {"rectified": self.compute["rectified"] + self.sending["rectified"], "softmax": ring}
 
 
 def share_document(machine: Machine, length: float, ranks: int) -> Document:
-    sizes = context_bytes(BILLION, length, ranks, again=True)
+    sizes = context_bytes(BILLION, length, ranks, recompute=True)
     return Document(
         ranks,
-        {kind: machine.seconds(BILLION, length, 1, kind, again=True) / ranks for kind in sizes},
-        {kind: size / machine.link(ranks) for kind, size in sizes.items()},
+        {variant: machine.seconds(BILLION, length, 1, variant, recompute=True) / ranks for variant in sizes},
+        {variant: size / machine.link(ranks) for variant, size in sizes.items()},
     )
 
 
 def predict_documents(machine: Machine, gpus: int, length: int) -> list[str]:
-    """A table: documents of `length` tokens a side, each shared by so many GPUs."""
+    """A table: documents of `length` tokens per side, by the number of GPUs that share one."""
     rows = [
-        "| GPUs a document | documents at once | rectified: compute + sending, s | ring softmax: compute, sending, s |"
+        "| GPUs per document | documents at once | rectified: compute + sending, s | "
+        "ring softmax: compute, sending, s | tokens/s, rectified | vs. ring softmax |"
     ]
-    rows[0] += " tokens/s, rectified | of ring softmax's |"
     rows.append("| --- " * 6 + "|")
     for ranks in (8, 16, 64, 256, gpus):
         found = share_document(machine, length, ranks)
@@ -166,28 +168,28 @@ def report(options: argparse.Namespace) -> tuple[str, Machine]:
     fits += [fit_collectives(collectives, ranks) for ranks in sorted({point["ranks"] for point in collectives})]
     memory = fit_memory(read("memory-h200.jsonl"))
     fits.append(memory)
-    bytes_sent = context_bytes(BILLION, options.length, 8, again=True)
+    bytes_sent = context_bytes(BILLION, options.length, 8, recompute=True)
     held = memory.costs[1] * BILLION.elements(options.length) / 8
-    inputs = HALF * BILLION.width * (BILLION.encoder + BILLION.decoder) * options.length / 8
+    inputs = HALF * BILLION.hidden_size * (BILLION.encoder + BILLION.decoder) * options.length / 8
     lines = [
         "| what is timed | points fitted | points held out | mean error there | largest |",
         "| --- " * 5 + "|",
         *(each.row() for each in fits),
         "",
         f"Rectified attention over both passes: {1e-12 / machine.attention['rectified']:.0f} TFLOP/s; softmax "
-        f"{1e-12 / machine.attention['softmax']:.0f}. Traffic beside products: {machine.element_bytes:.0f} bytes for "
-        "each number of the residual stream and sublayer.",
+        f"{1e-12 / machine.attention['softmax']:.0f}. Traffic outside matrix products: {machine.element_bytes:.0f} "
+        "bytes per element of the residual stream and sublayer.",
         "",
         f"Sentences of 32 tokens, {BILLION.weights / 1e9:.2f} billion weights, {options.gpus:,} GPUs:",
         "",
         *predict_sentences(machine, options.gpus),
         "",
-        f"Documents of {options.length:,} tokens a side, {options.gpus:,} GPUs:",
+        f"Documents of {options.length:,} tokens per side, {options.gpus:,} GPUs:",
         "",
         *predict_documents(machine, options.gpus, options.length),
         "",
-        f"Eight GPUs that share one such document each send {bytes_sent['rectified'] / 1e9:.0f} GB an update, those of "
-        f"a ring {bytes_sent['softmax'] / 1e9:.0f} GB. Each would hold {held / 1e9:.0f} GB of activations, or the "
+        f"Eight GPUs that share one such document each send {bytes_sent['rectified'] / 1e9:.0f} GB per update, those "
+        f"of a ring {bytes_sent['softmax'] / 1e9:.0f} GB. Each would hold {held / 1e9:.0f} GB of activations, or the "
         f"inputs of all layers, {inputs / 1e9:.0f} GB, and one layer's activations at a time.",
         "",
     ]
@@ -195,23 +197,23 @@ def report(options: argparse.Namespace) -> tuple[str, Machine]:
 
 
 def draw(machine: Machine, options: argparse.Namespace, path: Path) -> None:
-    """An update against the GPUs that share a document, and what part of it is sending against its length."""
+    """Seconds per update against the GPUs that share a document, and the share of sending against its length."""
     from rectiformer.analyze.plots import LOOKS, panels, style
 
     ranks = [2**power for power in range(3, 11)]
     lengths = [2**power for power in range(10, 21)]
-    kinds = {"rectified": "rectified", "softmax": "ring softmax"}
+    names = {"rectified": "rectified", "softmax": "ring softmax"}
     with style():
         figure, axes = panels(1, 2, height=2.2, share="none")
         left, right = axes[0]
-        for kind, look in zip(kinds, LOOKS, strict=True):
+        for variant, look in zip(names, LOOKS, strict=True):
             found = [share_document(machine, options.length, count) for count in ranks]
-            left.plot(ranks, [each.total[kind] for each in found], label=kinds[kind], **look)
+            left.plot(ranks, [each.total[variant] for each in found], label=names[variant], **look)
             near = [share_document(machine, length, machine.node) for length in lengths]
-            share = [each.sending[kind] / (each.sending[kind] + each.compute[kind]) for each in near]
-            right.plot(lengths, share, label=kinds[kind], **look)
-        left.set(xlabel="GPUs a document", ylabel="seconds an update", xscale="log", yscale="log")
-        right.set(xlabel="tokens of a document, shared by 8 GPUs", ylabel="sending / (sending + compute)", xscale="log")
+            share = [each.sending[variant] / (each.sending[variant] + each.compute[variant]) for each in near]
+            right.plot(lengths, share, label=names[variant], **look)
+        left.set(xlabel="GPUs per document", ylabel="seconds per update", xscale="log", yscale="log")
+        right.set(xlabel="tokens per document, shared by 8 GPUs", ylabel="sending / (sending + compute)", xscale="log")
         left.legend()
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160, metadata={"Software": None})
@@ -224,7 +226,7 @@ def main() -> None:
     parser.add_argument("--near", type=float, default=450.0, help="GB/s a GPU sends within a node of 8")
     parser.add_argument("--far", type=float, default=50.0, help="GB/s a GPU sends to other nodes")
     parser.add_argument("--gpus", type=int, default=1024)
-    parser.add_argument("--length", type=int, default=1 << 20, help="tokens of a document, a side")
+    parser.add_argument("--length", type=int, default=1 << 20, help="tokens per side of a document")
     parser.add_argument("--write", action="store_true", help="renew docs/scaling.md and its figure")
     options = parser.parse_args()
     text, machine = report(options)

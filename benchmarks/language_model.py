@@ -1,10 +1,10 @@
-"""Training speed of a Llama-like language model with rectified attention beside SDPA, through Hugging Face's interface.
+"""Training speed of a Llama-like language model with rectified attention vs. SDPA, through Hugging Face's interface.
 
     python benchmarks/language_model.py --out benchmarks/results/language-model.jsonl
 
-The weights are random and the same for everybody: 8 layers of width 2048. One step is forward, backward and fused AdamW
-on 4 sequences of 8,192 random tokens, bfloat16. Contestants run one after the other in this process; a point is the
-median over turns. Points are appended as they come.
+All contestants have the same random weights: 8 layers, hidden size 2,048. One step is forward, backward and fused AdamW
+on 4 sequences of 8,192 random tokens, bfloat16. They run one after the other in this process; a point is the median
+over turns.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from rectiformer.integrations.transformers import register
 
 CONTESTANTS = ("sdpa", "sdpa-cudnn", "rectified")
 SIZES = {
-    "full": {"layers": 8, "width": 2048, "slots": 5632, "vocabulary": 32_000, "length": 8192, "batch": 4},
-    "tiny": {"layers": 2, "width": 64, "slots": 128, "vocabulary": 100, "length": 16, "batch": 2},
+    "full": {"layers": 8, "hidden_size": 2048, "ffn_size": 5632, "vocabulary": 32_000, "length": 8192, "batch": 4},
+    "tiny": {"layers": 2, "hidden_size": 64, "ffn_size": 128, "vocabulary": 100, "length": 16, "batch": 2},
 }
 
 
 def build_model(name: str, size: dict[str, int], head_size: int, device: str) -> Any:
-    """A random model whose layers attend as `name` says; bfloat16 on a GPU."""
+    """A random model with the attention of a contestant; bfloat16 on a GPU."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    heads = size["width"] // head_size
+    heads = size["hidden_size"] // head_size
     config = LlamaConfig(
         vocab_size=size["vocabulary"],
-        hidden_size=size["width"],
-        intermediate_size=size["slots"],
+        hidden_size=size["hidden_size"],
+        intermediate_size=size["ffn_size"],
         num_hidden_layers=size["layers"],
         num_attention_heads=heads,
         num_key_value_heads=heads,
@@ -56,7 +56,7 @@ def build_model(name: str, size: dict[str, int], head_size: int, device: str) ->
 
 
 def training_step(name: str, size: dict[str, int], head_size: int, device: str) -> Callable[[], torch.Tensor]:
-    """One step of a contestant; its loss comes out."""
+    """One step of a contestant, which returns its loss."""
     model = build_model(name, size, head_size, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     generator = torch.Generator().manual_seed(1)
@@ -75,7 +75,7 @@ def training_step(name: str, size: dict[str, int], head_size: int, device: str) 
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, float] | None:
-    """Milliseconds a step, peak memory and the last loss; None, and the reason, where there are none."""
+    """Milliseconds per step, peak device memory and the last loss; None, with the reason printed, where it fails."""
     cuda = options.device == "cuda"
     try:
         step = training_step(name, SIZES[options.size], options.head_size, options.device)
@@ -114,7 +114,7 @@ def main() -> None:
     options = parse()
     register()
     size = SIZES[options.size]
-    fastest: float | None = None  # of SDPA's ways, in milliseconds
+    fastest: float | None = None  # of SDPA's backends, in milliseconds
     for name in sorted(options.contestants, key=CONTESTANTS.index):
         found = measure(name, options)
         if found is None:
@@ -127,8 +127,8 @@ def main() -> None:
         machine = describe_machine(options.device)
         append_point(options.out, {**setting, **found, "tokens_per_second": speed, "ratio": ratio, **machine})
         peak = "" if found["peak_gib"] is None else f"  {found['peak_gib']:6.1f} GiB"
-        beside = "" if ratio is None else f"  {ratio:5.2f}x"
-        print(f"{name:12} {found['ms']:9.2f} ms  {speed / 1e3:8.2f}k tokens/s{peak}{beside}", flush=True)
+        compared = "" if ratio is None else f"  {ratio:5.2f}x"
+        print(f"{name:12} {found['ms']:9.2f} ms  {speed / 1e3:8.2f}k tokens/s{peak}{compared}", flush=True)
 
 
 if __name__ == "__main__":

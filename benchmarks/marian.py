@@ -7,20 +7,20 @@ from typing import Any
 from rectiformer.config import ModelConfig
 
 SIZES = {
-    "tiny": {"width": 128, "heads": 4, "layers": 2, "slots": 256, "vocabulary": 1000},
-    "small": {"width": 512, "heads": 8, "layers": 4, "slots": 1024, "vocabulary": 8000},
-    "base": {"width": 512, "heads": 8, "layers": 6, "slots": 2048, "vocabulary": 8000},
+    "tiny": {"hidden_size": 128, "num_heads": 4, "layers": 2, "ffn_size": 256, "vocabulary": 1000},
+    "small": {"hidden_size": 512, "num_heads": 8, "layers": 4, "ffn_size": 1024, "vocabulary": 8000},
+    "base": {"hidden_size": 512, "num_heads": 8, "layers": 6, "ffn_size": 2048, "vocabulary": 8000},
 }
 
 
 def our_config(size: dict[str, int], variant: str, **others: Any) -> ModelConfig:
     """Our model of this size."""
     return ModelConfig(
-        hidden_size=size["width"],
-        num_heads=size["heads"],
+        hidden_size=size["hidden_size"],
+        num_heads=size["num_heads"],
         encoder_layers=size["layers"],
         decoder_layers=size["layers"],
-        ffn_size=size["slots"],
+        ffn_size=size["ffn_size"],
         variant=variant,
         **others,
     )
@@ -32,13 +32,13 @@ def marian_config(size: dict[str, int], **others: Any) -> Any:
 
     return MarianConfig(
         vocab_size=size["vocabulary"],
-        d_model=size["width"],
+        d_model=size["hidden_size"],
         encoder_layers=size["layers"],
         decoder_layers=size["layers"],
-        encoder_attention_heads=size["heads"],
-        decoder_attention_heads=size["heads"],
-        encoder_ffn_dim=size["slots"],
-        decoder_ffn_dim=size["slots"],
+        encoder_attention_heads=size["num_heads"],
+        decoder_attention_heads=size["num_heads"],
+        encoder_ffn_dim=size["ffn_size"],
+        decoder_ffn_dim=size["ffn_size"],
         activation_function="relu",
         scale_embedding=True,
         pad_token_id=0,

@@ -3,7 +3,7 @@
     python benchmarks/memory.py --out benchmarks/results/memory.jsonl --plot docs/images/memory.svg
 
 The step is forward, backward and Adam on one sentence of N source and N target tokens, without CUDA graphs, so that
-the allocator reports the peak of a step besides weights and optimizer. Then every variant takes one step at the longest
+the allocator reports the peak of a step beyond weights and optimizer. Then every variant takes one step at the longest
 length: a finite loss, or a line that says what went wrong.
 """
 
@@ -59,7 +59,7 @@ def build(variant: str, penalized: bool, device: str) -> Updater:
 
 
 def step(updater: Updater, length: int) -> tuple[float, int]:
-    """Loss of a step, the second of its shape, and the most bytes it held besides what stays."""
+    """Loss of the second step of this shape, and its peak bytes beyond what stays."""
     batch = draw_batch(1, length, VOCABULARY)
     updater.update(1, [batch])
     updater.read()
@@ -96,7 +96,7 @@ def plot(points: Path, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="none: only the last part")
+    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="none: only all variants at one length")
     parser.add_argument("--out", type=Path, help="JSON lines to append to")
     parser.add_argument("--plot", type=Path, help="draw the points of --out into this file, and measure nothing")
     options = parser.parse_args()

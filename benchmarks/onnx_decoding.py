@@ -1,4 +1,4 @@
-"""Decoding speed of exported graphs in onnxruntime beside PyTorch, on the CPU: one search, the same sentences.
+"""Decoding speed of exported graphs in onnxruntime vs. PyTorch on the CPU: the same beam search, the same sentences.
 
     python benchmarks/onnx_decoding.py --out benchmarks/results/onnx-decoding-cpu.jsonl
 

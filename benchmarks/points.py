@@ -1,4 +1,4 @@
-"""What every figure needs beside it, and the JSON lines it is kept in."""
+"""The machine that a measurement comes from, and the JSON lines it is kept in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def describe_machine(device: str = "cpu") -> dict[str, object]:
-    """Command, commit, device, versions. Where there is no git, RECTIFORMER_COMMIT says the commit."""
+    """Command, commit (of git or RECTIFORMER_COMMIT), device and versions."""
     commit = os.environ.get("RECTIFORMER_COMMIT")
     if commit is None:
         git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
@@ -40,7 +40,7 @@ def describe_machine(device: str = "cpu") -> dict[str, object]:
 
 
 def without_out(words: list[str]) -> list[str]:
-    """The command without where its points went, which is nobody else's path."""
+    """The command without --out, a path of this machine."""
     return [word for word, before in zip(words, ["", *words], strict=False) if "--out" not in (word, before)]
 
 

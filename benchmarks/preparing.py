@@ -3,9 +3,9 @@
     python benchmarks/preparing.py --lines 20000000 --out benchmarks/results/preparing.jsonl
 
 The corpus is generated: sentences of the built-in grammar, each with a number before it. Commands run as users run
-them, each in a process of its own whose memory is read from /proc ten times a second, children included. Beside the
-speed of preparing stands how fast sentencepiece alone encodes lines of the same files, with as many threads, right
-after. Everything is written to a folder of its own, in TMPDIR, and removed at the end.
+them, each in a process of its own whose memory is read from /proc ten times per second, children included. For
+comparison sentencepiece alone encodes lines of the same files right after, with as many threads. All files go to a
+folder in TMPDIR, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rectiformer.text.grammar import draw_sentences
 from rectiformer.text.vocabulary import Vocabulary
 
 SENTENCES = 20_000
-"""Different ones; what they are preceded by makes them more."""
+"""Distinct sentences; the number before each makes more of them."""
 SPEED_LINES = 200_000
-"""A side, by which sentencepiece's own speed is taken."""
+"""Lines per side from which sentencepiece's own speed is measured."""
 BATCH = 4_096
 TRAINING = ["model.hidden_size=64", "model.ffn_size=128", "training.steps=30", "log.every=10", "training.device=cpu"]
 
@@ -49,7 +49,7 @@ def write_corpus(folder: Path, lines: int) -> None:
 
 
 def memory_of(process: int) -> tuple[int, int]:
-    """Bytes that a process and its children hold: all, and without pages of files, which can be dropped any time."""
+    """Bytes that a process and its children hold: all, and without file pages, which can be dropped at any time."""
     total = alone = 0
     waiting = [process]
     while waiting:
@@ -67,7 +67,7 @@ def memory_of(process: int) -> tuple[int, int]:
 
 
 def measure(command: list[str], folder: Path) -> dict[str, float]:
-    """Run a command to its end: seconds, those of all cores, and its peaks of memory in MiB."""
+    """Run a command: its seconds, CPU seconds and peak memory in MiB."""
     start, worked = time.perf_counter(), cpu_seconds(resource.RUSAGE_CHILDREN)
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
@@ -90,7 +90,7 @@ def cpu_seconds(of: int) -> float:
 
 
 def sentencepiece_speed(folder: Path, lines: int) -> tuple[float, float]:
-    """Pairs that sentencepiece alone encodes in a second, and in a second of a core, of lines in memory already."""
+    """Pairs that sentencepiece alone encodes per second and per CPU second, from lines in memory."""
     vocabulary = Vocabulary.load(folder / "data/source.model")
     seconds, worked, done = 0.0, 0.0, 0
     for ending in ("de", "en"):

@@ -2,8 +2,8 @@
 
     python benchmarks/scaling_points.py --out benchmarks/results/scaling-cpu.jsonl
 
-Updates are timed in processor seconds of one thread, so that a busy machine does not count; collectives of gloo ranks
-over the loopback by the clock, the fastest of several: what a network does they do not show.
+Updates are timed in CPU seconds of one thread, so that a busy machine does not count; collectives of gloo ranks over
+the loopback by wall time, the fastest of several. They show nothing of a network.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from training import draw_batch, our_update
 SHAPES = [(32, 16), (128, 16), (16, 64), (64, 64), (8, 128), (4, 256), (16, 256), (2, 512), (1, 1024), (3, 1024)]
 """Sentences and their length."""
 BYTES = [1 << power for power in range(12, 25, 2)]
-"""Of what each rank holds before an all-gather or all-reduce, and after a reduce-scatter."""
+"""What each rank holds before an all-gather or all-reduce, and after a reduce-scatter."""
 
 
 def time_updates(size: str, repeats: int, out: Path | None) -> None:
-    """Processor seconds of an update, the least of some."""
+    """CPU seconds of an update, the least of several."""
     for sentences, length in SHAPES:
         batch = draw_batch(sentences, length, SIZES[size]["vocabulary"])
         update = our_update(SIZES[size], "rela-g", batch, "cpu", "fp32")
@@ -49,7 +49,7 @@ def time_updates(size: str, repeats: int, out: Path | None) -> None:
 
 
 def time_collectives(rank: int, ranks: int, folder: str, repeats: int, out: Path | None) -> None:
-    """Seconds of each collective, the least of some, as rank 0 sees them."""
+    """Seconds of each collective on rank 0, the least of several."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/{ranks}", timedelta(seconds=300), world_size=ranks, rank=rank)
     for name in COLLECTIVES:

@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--sentences", type=int, default=2_000)
-    parser.add_argument("--each", type=int, nargs="+", default=[1, 8], help="sentences a request; a point for each")
+    parser.add_argument("--each", type=int, nargs="+", default=[1, 8], help="sentences per request; one point for each")
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--batch-tokens", type=int, default=4_096)
     parser.add_argument("--turns", type=int, default=3)
@@ -171,7 +171,7 @@ def main() -> None:
     for each in arguments.each:
         point = measure(arguments, each) | describe_machine(arguments.device)
         print(
-            f"{each} a request: {point['ratio']:.2f} x offline ({point['cpu_ratio']:.2f} by CPU time), "
+            f"{each} per request: {point['ratio']:.2f} x offline ({point['cpu_ratio']:.2f} by CPU time), "
             f"{point['sentences_per_second']:.0f} sentences/s, "
             f"p50 {point['p50']:.3f} s, p95 {point['p95']:.3f} s"
         )

@@ -41,7 +41,7 @@ def test_the_report_reads_the_points(results):
     )
     assert run.returncode == 0, run.stderr
     assert "| `rela` | forward+backward | **" in run.stdout
-    assert "| attention | dtype | mask | pass | extra MiB | dense scores MiB |" in run.stdout
+    assert "| variant | dtype | mask | pass | extra MiB | dense scores MiB |" in run.stdout
 
 
 def test_a_wrong_answer_is_not_timed():

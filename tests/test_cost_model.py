@@ -35,14 +35,14 @@ def test_costs_that_made_the_points_are_found():
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_bytes_of_sharing_a_sequence_are_those_of_the_page(ranks):
     """docs/scaling.md, per number of B H N D in 16 bits: 6 + 6 and 4 + 4 + 8 W / (W - 1), times (W - 1) / W."""
-    network = cost_fits.Network(width=64, slots=1, encoder=1, decoder=0, vocabulary=0)
+    network = cost_fits.Network(hidden_size=64, ffn_size=1, encoder=1, decoder=0, vocabulary=0)
     found = cost_model.context_bytes(network, 1000, ranks)
     share = (ranks - 1) / ranks
     assert found["rectified"] == pytest.approx(share * 12 * 64_000)
     assert found["softmax"] == pytest.approx((share * 8 + 8) * 64_000)
-    again = cost_model.context_bytes(network, 1000, ranks, again=True)
-    assert again["rectified"] == pytest.approx(1.5 * found["rectified"])
-    assert again["softmax"] == pytest.approx(found["softmax"] + share * 4 * 64_000)
+    recomputed = cost_model.context_bytes(network, 1000, ranks, recompute=True)
+    assert recomputed["rectified"] == pytest.approx(1.5 * found["rectified"])
+    assert recomputed["softmax"] == pytest.approx(found["softmax"] + share * 4 * 64_000)
 
 
 def test_weights_are_counted_as_the_model_has_them():
@@ -53,7 +53,7 @@ def test_weights_are_counted_as_the_model_has_them():
         hidden_size=16, num_heads=2, encoder_layers=2, decoder_layers=3, ffn_size=40, tie_embeddings="target"
     )
     matrices = [each for each in Transformer(config, 7, 50).parameters() if each.dim() == 2]
-    network = cost_fits.Network(width=16, slots=40, encoder=2, decoder=3, vocabulary=50)
+    network = cost_fits.Network(hidden_size=16, ffn_size=40, encoder=2, decoder=3, vocabulary=50)
     assert network.weights == sum(each.numel() for each in matrices) - 7 * 16 - gates(config)
 
 

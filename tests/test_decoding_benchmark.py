@@ -11,7 +11,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-TINY = {"width": 32, "heads": 4, "layers": 2, "slots": 64, "vocabulary": 200}
+TINY = {"hidden_size": 32, "num_heads": 4, "layers": 2, "ffn_size": 64, "vocabulary": 200}
 
 
 @pytest.fixture(scope="module")

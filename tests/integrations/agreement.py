@@ -2,7 +2,7 @@
 
 
 def assert_same_greedily(right, texts):
-    """Greedy search leaves no room for other translations, except beyond our limit of length."""
+    """Greedy decoding leaves no choice between translations, except beyond our length limit."""
     for ours, text in zip(right, texts, strict=True):
         best = ours.candidates[0]
         assert text == best.text if best.ended else text.startswith(best.text)

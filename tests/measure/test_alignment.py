@@ -1,4 +1,4 @@
-"""Alignments from weights to error rate, against hand-made answers and a count of another kind."""
+"""Alignments from weights to error rate, against hand-made answers and an independent count."""
 
 from fractions import Fraction
 
@@ -127,7 +127,7 @@ COUNTED = {
 @pytest.mark.parametrize("names", [*([name] for name in COUNTED), list(COUNTED)], ids=" and ".join)
 def test_the_error_from_weights_to_rate_is_the_one_counted_on_paper(names):
     gold = read_gold([COUNTED[name][0] for name in names])
-    found_sure, found_possible, links, sure = (sum(COUNTED[name][1][place] for name in names) for place in range(4))
+    found_sure, found_possible, links, sure = (sum(COUNTED[name][1][index] for name in names) for index in range(4))
     score = alignment_error([words_linked(CASES[name]) for name in names], gold)
     assert score.aer == pytest.approx(1 - (found_sure + found_possible) / (links + sure), abs=1e-15)
     assert (score.precision, score.recall) == (found_possible / links, found_sure / sure)

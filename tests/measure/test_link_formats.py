@@ -34,7 +34,7 @@ def test_links_of_a_line(line, sure, possible):
 @pytest.mark.parametrize(
     "token", ["1", "1-", "-1-2", "1-2-3", "1P2", "1?2", "a-b", "1-2\0", "²-1", "٣-1", "9" * 5000 + "-1"]
 )
-def test_what_is_no_link_is_named_with_its_place(token):
+def test_what_is_no_link_is_named_with_its_location(token):
     with pytest.raises(DataError) as caught:
         read_gold(["0-0", f"0-0 1p1 {token} 2-2"], "gold.align")
     message = str(caught.value)
@@ -42,7 +42,7 @@ def test_what_is_no_link_is_named_with_its_place(token):
     assert "\n" not in message
 
 
-def test_the_place_is_counted_in_bytes():
+def test_the_location_is_counted_in_bytes():
     with pytest.raises(DataError, match="gold:1:4: 'x' is not a link"):
         read_gold(["\u2028x"])
 
@@ -98,7 +98,7 @@ def test_talp_counts_from_one(token):
     "line",
     ["1 1", "1-1 2-2", "1 1 1 Q", "1 1 1 S P", "1 1 1 s", "1 -1 1", "² 1 1", "1 1 1 S 0.5 x", "1 1 1\0", "9" * 99],
 )
-def test_a_line_that_is_no_naacl_link_is_named_with_its_place(line):
+def test_a_line_that_is_no_naacl_link_is_named_with_its_location(line):
     with pytest.raises(DataError) as caught:
         read_gold(["1 1 1 S", line], "test.wa", "naacl", 1)
     message = str(caught.value)

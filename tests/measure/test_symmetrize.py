@@ -24,7 +24,7 @@ CASES = {
     "an island": ("0-0 2-2", "0-0", "0-0", "", "2-2", "2-2"),
     # Of 0-2 the source has a link already: only "final" takes it.
     "half free": ("0-0 0-2", "0-0", "0-0", "", "0-2", ""),
-    # 0-1 and 1-0 have a free word beside 0-0; then 1-1 has none.
+    # 0-1 and 1-0 have a free word next to 0-0; then 1-1 has none.
     "a square": ("0-0 0-1 1-1", "0-0 1-0", "0-0", "0-1 1-0", "", ""),
     # Nothing to grow from: forward comes first, and leaves 1-1 nothing free.
     "no common link": ("0-1 1-0", "0-0 1-1", "", "", "0-1 1-0", "0-1 1-0"),

@@ -42,8 +42,8 @@ def test_words_of_a_line(line, expected):
 
 @given(LINES)
 def test_words_hold_every_character_but_white_space_once(line):
-    covered = [place for start, end in word_spans(line) for place in range(start, end)]
-    assert covered == [place for place, character in enumerate(line) if not character.isspace()]
+    covered = [index for start, end in word_spans(line) for index in range(start, end)]
+    assert covered == [index for index, character in enumerate(line) if not character.isspace()]
     assert all(start < end for start, end in word_spans(line))
 
 

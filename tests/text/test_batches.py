@@ -1,4 +1,4 @@
-"""Batches: every pair once an epoch, within the budget, in an order that anybody can compute again."""
+"""Batches: every pair once per epoch, within the budget, in an order that anybody can compute again."""
 
 import hashlib
 import itertools
@@ -52,7 +52,7 @@ def draw_lengths(count, seed=0):
 
 
 @given(PAIRS | LONG, BUDGETS, st.integers(0, 3))
-def test_every_pair_stands_in_one_batch_of_an_epoch(lengths, tokens, number):
+def test_every_pair_is_in_one_batch_of_an_epoch(lengths, tokens, number):
     found = epoch(plan(lengths, tokens=tokens), number)
     assert all(found)
     assert sorted(pair for batch in found for pair in batch) == list(range(len(lengths)))
@@ -93,7 +93,7 @@ def test_the_order_depends_on_name_and_index_alone(lengths, tokens, index):
 def test_epochs_and_names_differ():
     lengths = draw_lengths(200)
     orders = [epoch(plan(lengths, name=name), number) for name in ("data|1", "data|2", "data|11") for number in (0, 1)]
-    assert all(one != other for place, one in enumerate(orders) for other in orders[:place])
+    assert all(one != other for index, one in enumerate(orders) for other in orders[:index])
     assert all(set(map(tuple, one)) != set(map(tuple, other)) for one, other in itertools.pairwise(orders))
 
 
@@ -105,13 +105,13 @@ def test_the_order_is_the_same_everywhere_and_for_ever():
 
 
 @pytest.mark.parametrize(
-    ("pairs", "longest", "tokens"), [(1, 5, 10), (300, 50, 100), (5000, 90, 1000), (2000, 6000, 8000)]
+    ("pairs", "max_length", "tokens"), [(1, 5, 10), (300, 50, 100), (5000, 90, 1000), (2000, 6000, 8000)]
 )
-def test_batches_are_those_of_the_first_version(pairs, longest, tokens):
-    """Two copies over four epochs: order, shapes and places, as they were before plans were made piece by piece."""
+def test_batches_are_those_of_the_first_version(pairs, max_length, tokens):
+    """Two copies over four epochs: order, shapes and positions, as they were before plans were made piece by piece."""
     copies = [
-        [(1 + index * 7919 % most, 1 + index * 104729 % (most + 9)) for index in range(pairs)]
-        for most in (longest, longest + 3)
+        [(1 + index * 7919 % limit, 1 + index * 104729 % (limit + 9)) for index in range(pairs)]
+        for limit in (max_length, max_length + 3)
     ]
     batches = plan(*copies, tokens=tokens, name=f"golden{pairs}")
     digest = hashlib.sha256()
@@ -146,9 +146,9 @@ def test_the_shuffle_sorts_by_splitmix64(parts):
 
 
 def test_a_shuffle_is_near_uniform():
-    """Each of 8 things should stand in each of 8 places 500 times in 4,000; five standard deviations are allowed."""
-    places = np.array([shuffled(8, "name", number, "pairs") for number in range(4000)])
-    counts = np.array([np.bincount(column, minlength=8) for column in places.T])
+    """Each of 8 things should be in each of 8 positions 500 times in 4,000; five standard deviations are allowed."""
+    positions = np.array([shuffled(8, "name", number, "pairs") for number in range(4000)])
+    counts = np.array([np.bincount(column, minlength=8) for column in positions.T])
     assert abs(counts - 500).max() <= 5 * (4000 * 1 / 8 * 7 / 8) ** 0.5
 
 

@@ -31,18 +31,18 @@ def starts_in(lengths, marks):
 
 
 def cost(lengths, first, last):
-    """Subwords of the larger side, a separator a sentence counted."""
-    return max(sum(lengths[place][side] + 1 for place in range(first, last)) for side in (0, 1))
+    """Subwords of the larger side, one separator per sentence counted."""
+    return max(sum(lengths[index][side] + 1 for index in range(first, last)) for side in (0, 1))
 
 
 @given(LENGTHS, st.lists(st.integers(1, 24), max_size=4), st.integers(1, 40))
 def test_segments_are_greedy_whole_and_inside_documents(lengths, marks, limit):
     starts = starts_in(lengths, marks)
     expected, first = [], 0
-    for place in range(1, len(lengths) + 1):  # the definition: go on unless a document starts or it would be too long
-        if place == len(lengths) or place in starts or cost(lengths, first, place + 1) > limit:
-            expected.append((first, place))
-            first = place
+    for index in range(1, len(lengths) + 1):  # the definition: go on unless a document starts or it would be too long
+        if index == len(lengths) or index in starts or cost(lengths, first, index + 1) > limit:
+            expected.append((first, index))
+            first = index
     assert build_segments(lengths, starts, [limit]) == expected
     for first, last in expected:
         assert last - first == 1 or cost(lengths, first, last) <= limit
@@ -61,10 +61,10 @@ def test_limits_are_taken_by_turns():
 @given(st.lists(st.integers(1, 12), max_size=25), st.integers(1, 40), st.integers(0, 5))
 def test_windows_cover_every_sentence_once_and_keep_to_the_limit(lengths, limit, overlap):
     windows = build_windows(lengths, limit, overlap)
-    assert [place for window in windows for place in range(window.first, window.last)] == list(range(len(lengths)))
+    assert [index for window in windows for index in range(window.first, window.last)] == list(range(len(lengths)))
     for window in windows:
         assert 0 <= window.first - window.context <= overlap
-        whole = sum(lengths[place] + 1 for place in range(window.context, window.last))
+        whole = sum(lengths[index] + 1 for index in range(window.context, window.last))
         assert whole <= limit or window.last - window.context == 1
 
 
@@ -76,7 +76,7 @@ def test_windows_without_overlap_are_segments(lengths, limit):
     assert all(window.context == window.first for window in windows)
 
 
-def test_context_is_as_much_as_fits_beside_a_new_sentence():
+def test_context_is_as_much_as_fits_with_a_new_sentence():
     windows = build_windows([3, 3, 3, 9, 3], limit=16, overlap=2)  # 4, 4, 4, 10, 4 with separators
     assert [(window.context, window.first, window.last) for window in windows] == [(0, 0, 3), (2, 3, 4), (3, 4, 5)]
 
@@ -87,7 +87,7 @@ def test_ids_joined_are_split_again(sentences):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lines", "expected"),
+    ("documents", "lines", "expected"),
     [
         ("marker", ["<d>", "a", "", "<d>", "b"], [(["<d>"], ["a", ""]), (["<d>"], ["b"])]),
         ("marker", ["a", "<d>", "<d>"], [([], ["a"]), (["<d>", "<d>"], [])]),
@@ -97,8 +97,8 @@ def test_ids_joined_are_split_again(sentences):
         ("blank", [], []),
     ],
 )
-def test_lines_are_cut_into_documents(kind, lines, expected):
-    found = list(split_documents(lines, kind))
+def test_lines_are_cut_into_documents(documents, lines, expected):
+    found = list(split_documents(lines, documents))
     assert [(each.borders, each.sentences) for each in found] == expected
 
 

@@ -172,12 +172,12 @@ def word_for_word(pair, dictionary):
     return [word for source in pair.source_words for word in dictionary[source.lower()]]
 
 
-def usual_places(pairs):
-    places = defaultdict(list)
+def usual_positions(pairs):
+    positions = defaultdict(list)
     for pair in pairs:
         for t, word in enumerate(pair.target_words):
-            places[word.lower()].append(t / len(pair.target_words))
-    return {word: sum(values) / len(values) for word, values in places.items()}
+            positions[word.lower()].append(t / len(pair.target_words))
+    return {word: sum(values) / len(values) for word, values in positions.items()}
 
 
 def bleu(hypotheses, pairs):
@@ -186,10 +186,10 @@ def bleu(hypotheses, pairs):
 
 
 def test_neither_a_dictionary_nor_a_bag_of_words_translates(train, held_out):
-    dictionary, places = dictionary_of(train), usual_places(train)
+    dictionary, positions = dictionary_of(train), usual_positions(train)
     words = [word_for_word(pair, dictionary) for pair in held_out]
     assert 10 < bleu(words, held_out) < 40  # the dictionary does know words
-    assert bleu([sorted(bag, key=places.__getitem__) for bag in words], held_out) < 40
+    assert bleu([sorted(bag, key=positions.__getitem__) for bag in words], held_out) < 40
     assert bleu([pair.target_words for pair in held_out], held_out) == pytest.approx(100)
 
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_opened_is_named(tmp_path, name, reason):
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("content", "location"),
     [
         (b"ok\nab\xe9c\n", "2:3"),
         (b"\xef\xbb\xbfa\xff", "1:5"),
@@ -89,11 +89,11 @@ def test_what_cannot_be_opened_is_named(tmp_path, name, reason):
         (b"a\n\n\xf0\x9f\x98", "3:1"),
     ],
 )
-def test_bad_utf8_is_named_by_line_and_byte(tmp_path, content, place):
+def test_bad_utf8_is_named_by_line_and_byte(tmp_path, content, location):
     path = write(tmp_path, content)
     with pytest.raises(DataError, match="not UTF-8") as error:
         list(read_lines(path))
-    assert str(error.value).startswith(f"{path}:{place}: not UTF-8 (0x")
+    assert str(error.value).startswith(f"{path}:{location}: not UTF-8 (0x")
     assert error.value.exit_code == 3
 
 

@@ -92,7 +92,7 @@ def test_copies_of_a_pair_stand_apart():
 
 @given(WEIGHTS.filter(lambda parts: sum(size * weight for size, weight in parts) > 1), st.integers(0, 60))
 @settings(max_examples=50)
-def test_a_weighed_batch_depends_on_name_and_index_alone(parts, index):
+def test_a_weighted_batch_depends_on_name_and_index_alone(parts, index):
     batches, expected = plan(Corpus(*parts)), plan(Corpus(*parts)).pairs_of(index)
     for other in (index + 9, 0, index):
         batches.pairs_of(other)
@@ -115,7 +115,7 @@ def three_files(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
-def test_a_folder_counts_its_files_and_weighs_them_later(three_files):
+def test_a_folder_counts_its_files_and_weights_them_later(three_files):
     prepared = Prepared.open(three_files)
     corpora = prepared.manifest["splits"]["train-0"]["corpora"]
     assert [entry["pairs"] for entry in corpora] == [30, 5, 7]

@@ -175,14 +175,14 @@ def test_nothing_left_after_dropping_is_an_error(files):
         prepare(configure(max_length=1), files / "data")
 
 
-@pytest.mark.parametrize("place", ["source", "target"])
-def test_standard_input_is_read_once_for_both_passes(files, monkeypatch, place):
-    name = "a.de" if place == "source" else "a.en"
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_standard_input_is_read_once_for_both_passes(files, monkeypatch, side):
+    name = "a.de" if side == "source" else "a.en"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((files / name).read_bytes())))
-    piped = prepare(configure(**{place: ("-",)}), files / "piped")
+    piped = prepare(configure(**{side: ("-",)}), files / "piped")
     assert piped.hash == prepare(configure(), files / "data").hash
     assert not (files / "piped/spool").exists()
-    assert not piped.is_from(configure(**{place: ("-",)}))
+    assert not piped.is_from(configure(**{side: ("-",)}))
 
 
 def test_a_model_from_elsewhere_is_used_as_it_is(files):

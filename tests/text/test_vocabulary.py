@@ -1,4 +1,4 @@
-"""Subwords: the same text comes back, places in the line hold, and no file or text can take the program down."""
+"""Subwords: the same text comes back, offsets in the line hold, and no file or text can take the program down."""
 
 import hashlib
 import os
@@ -64,11 +64,11 @@ def test_texts_that_look_like_symbols_come_back(spelling, text):
 
 
 @given(text=HOSTILE)
-def test_every_character_lies_in_the_place_of_some_piece(spelling, text):
+def test_every_character_is_in_the_span_of_some_piece(spelling, text):
     pieces = spelling.pieces(text)
     assert [piece.id for piece in pieces] == spelling.encode(text)
-    covered = {place for piece in pieces for place in range(piece.start, piece.end)}
-    blank = {place for place, character in enumerate(text) if character in " \t\n\r\u2581"}
+    covered = {index for piece in pieces for index in range(piece.start, piece.end)}
+    blank = {index for index, character in enumerate(text) if character in " \t\n\r\u2581"}
     assert covered | blank == set(range(len(text)))
     assert all(before.start <= after.start for before, after in pairwise(pieces))
 
@@ -76,7 +76,7 @@ def test_every_character_lies_in_the_place_of_some_piece(spelling, text):
 @pytest.mark.parametrize(
     "text", ["The 日本 dogs 😀👍🏽", "e\u0301tude e\u0301", "  Der   Hund \u2028", "a\0b \u202eזה"]
 )
-def test_places_cut_the_line_into_what_the_pieces_say(plain, spelling, text):
+def test_offsets_cut_the_line_into_the_pieces(plain, spelling, text):
     for piece in plain.pieces(text) + spelling.pieces(text):
         surface = text[piece.start : piece.end]
         if not re.fullmatch("<0x..>", piece.text):
@@ -85,7 +85,7 @@ def test_places_cut_the_line_into_what_the_pieces_say(plain, spelling, text):
             assert int(piece.text[3:5], 16) in surface.replace("\0", "\ufffd").encode()
 
 
-def test_bytes_of_one_character_share_its_place(spelling):
+def test_bytes_of_one_character_share_its_span(spelling):
     text = "a ☃ b"
     bytes_of_snowman = [piece for piece in spelling.pieces(text) if piece.text.startswith("<0x")]
     assert [piece.text for piece in bytes_of_snowman] == ["<0xE2>", "<0x98>", "<0x83>"]
@@ -292,15 +292,15 @@ def test_a_model_without_an_end_of_sentence_is_rejected(tmp_path):
         Vocabulary.load(train_foreign(tmp_path, eos_id=-1))
 
 
-def test_places_hold_under_normalization_from_elsewhere(tmp_path):
-    """NFKC makes two letters of one ligature and one of two: places stay those of the line as it was."""
+def test_offsets_hold_under_normalization_from_elsewhere(tmp_path):
+    """NFKC makes two letters of one ligature and one of two: offsets stay those of the line as it was."""
     vocabulary = Vocabulary.load(train_foreign(tmp_path, normalization_rule_name="nfkc", byte_fallback=False))
     text = "ﬁne e\u0301tude"
-    covered = {place for piece in vocabulary.pieces(text) for place in range(piece.start, piece.end)}
+    covered = {index for piece in vocabulary.pieces(text) for index in range(piece.start, piece.end)}
     assert covered == set(range(len(text)))
 
 
 def test_ids_are_stored_in_as_few_bytes_as_fit(plain, monkeypatch):
-    for size, kind in ((1 << 16, "<u2"), ((1 << 16) + 1, "<u4")):
+    for size, dtype in ((1 << 16, "<u2"), ((1 << 16) + 1, "<u4")):
         monkeypatch.setattr(plain, "size", size)
-        assert plain.id_type == kind
+        assert plain.id_type == dtype

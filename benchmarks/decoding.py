@@ -59,7 +59,7 @@ def build_model(size: dict[str, int], variant: str) -> EndlessTransformer:
     """A random model that is sure of its choices, none of which is a special token; no bias or gain is at 0 or 1."""
     config = our_config(size, variant, tie_embeddings="none")
     torch.manual_seed(1)
-    model = EndlessTransformer(config, size["vocabulary"], size["vocabulary"], start=SPECIALS.bos).eval()
+    model = EndlessTransformer(config, size["vocabulary"], size["vocabulary"], bos=SPECIALS.bos).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

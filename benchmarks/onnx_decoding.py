@@ -37,7 +37,7 @@ def build_searches(options: argparse.Namespace, variant: str, sources: Sources, 
     """The same search with the model in PyTorch and in onnxruntime."""
     endless = build_model(SIZES[options.size], variant)
     size = SIZES[options.size]["vocabulary"]
-    model = Transformer(endless.config, size, size, start=SPECIALS.bos).eval()
+    model = Transformer(endless.config, size, size, bos=SPECIALS.bos).eval()
     model.load_state_dict(endless.state_dict())
     write_graphs(model, folder, POSITIONS)
     graphs = OnnxTransformer(folder, size, size, POSITIONS)

@@ -43,7 +43,7 @@ def build(variant: str, **others: str) -> Translator:
         variant=variant,
         **others,  # type: ignore
     )
-    return Translator(Transformer(config, words.size, words.size, start=words.bos).eval(), words, words)
+    return Translator(Transformer(config, words.size, words.size, bos=words.bos).eval(), words, words)
 
 
 def attempt(format: str, variant: str, norm: str) -> bool:

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import RectiformerError
-from rectiformer.model.sharded import sharded_source
-from rectiformer.model.transformer import Transformer
+from rectiformer.model.transformer import Transformer, sharded_source
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
 

@@ -412,7 +412,7 @@ def require_same_weights(ranks: Ranks, translator: Translator) -> None:
 def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
     """All processes translate the same, each a part of every source; rank 0 reads and writes."""
     from rectiformer.cli.output import write_all
-    from rectiformer.model.sharded import sharded_source
+    from rectiformer.model.transformer import sharded_source
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.chunks import stream_lines
 

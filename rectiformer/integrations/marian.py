@@ -188,8 +188,8 @@ def check_folder(folder: Path, model: Transformer) -> None:
         generator = torch.Generator().manual_seed(1)
         source = torch.randint(len(model.source_embedding.table), (3, 12), generator=generator)
         target = torch.randint(len(model.output), (3, 9), generator=generator)
-        assert model.target_embedding.start is not None
-        target[:, 0] = model.target_embedding.start
+        assert model.target_embedding.bos is not None
+        target[:, 0] = model.target_embedding.bos
         lengths = torch.tensor([12, 7, 1])
         real = torch.arange(12) < lengths[:, None]
         right = model(source, lengths, target)
@@ -234,8 +234,8 @@ def translate_weights(model: Transformer, positions: int) -> Tensors:
 def embed(name: str, embedding: Embedding, positions: int) -> Tensors:
     embedding.reserve(positions)
     table = fold_bias(embedding)
-    if embedding.start is not None:
-        table[embedding.start] = 0
+    if embedding.bos is not None:
+        table[embedding.bos] = 0
     encodings = embedding.positions[:positions]
     return {f"{name}.embed_tokens.weight": table * STREAM, f"{name}.embed_positions.weight": encodings * STREAM}
 

@@ -15,22 +15,22 @@ class Embedding(nn.Module):
     """Subwords to vectors: scaled rows, one learned bias, sinusoids of where they stand.
 
     Args:
-        start: the id that a decoder's input begins with; it reads as zeros, bias included.
+        bos: the id that a decoder's input begins with; it reads as zeros, bias included.
         separator: the id between sentences, where positions are counted in each sentence; they are counted through
             unless given. After a source's sentence it is the last of it; in a decoder, where the next word is written
-            from it, it begins the next one as `start` begins the first.
+            from it, it begins the next one as `bos` begins the first.
     """
 
     positions: Tensor
 
     def __init__(
-        self, table: nn.Parameter, dropout: float, start: int | None = None, separator: int | None = None
+        self, table: nn.Parameter, dropout: float, bos: int | None = None, separator: int | None = None
     ) -> None:
         super().__init__()
         self.table = table
         self.bias = nn.Parameter(torch.zeros(table.shape[1]))
         self.drop = Dropout(dropout)
-        self.start, self.separator = start, separator
+        self.bos, self.separator = bos, separator
         self.outgrown: list[Tensor] = []  # shorter tables: graphs that were captured with them read them for good
         self.register_buffer("positions", sinusoids(512, table.shape[1]), persistent=False)
 
@@ -48,8 +48,8 @@ class Embedding(nn.Module):
     def embed(self, ids: Tensor, where: Tensor) -> Tensor:
         """ids [B, M] to [B, M, E], with the signals [M, E] or [B, M, E] of where they stand."""
         x = F.embedding(ids, self.table) * math.sqrt(self.table.shape[1]) + self.bias
-        if self.start is not None:  # the decoder begins with a zero vector, not with a symbol of its own
-            x = x * (ids != self.start)[..., None]
+        if self.bos is not None:  # the decoder begins with a zero vector, not with a symbol of its own
+            x = x * (ids != self.bos)[..., None]
         return self.drop((x + where).to(working_dtype(x)))
 
     def sentence_positions(self, ids: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Embedding(nn.Module):
         assert self.separator is not None
         separators = (ids == self.separator).long()
         sentence_ids = separators.cumsum(1)
-        if self.start is None:
+        if self.bos is None:
             sentence_ids = sentence_ids - separators
         firsts = torch.searchsorted(sentence_ids, sentence_ids)  # they never fall: this is where each sentence begins
         return torch.stack([torch.arange(ids.shape[1], device=ids.device) - firsts, sentence_ids], -1)

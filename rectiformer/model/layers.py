@@ -45,29 +45,29 @@ class Residual(nn.Module):
         return x + self.drop(sublayer(self.norm(x))).to(x.dtype)  # autocast may end a sublayer in a float32 sum
 
 
-def build_attention(config: ModelConfig, kind: str, shared: dict[str, LearnedOption]) -> RectifiedAttention:
-    """Attention of `kind` "encoder", "decoder" or "cross"; `shared` holds the numbers one model learns once."""
-    variant = config.variant_at(kind)
+def build_attention(config: ModelConfig, site: str, shared: dict[str, LearnedOption]) -> RectifiedAttention:
+    """The attention at `site` "encoder", "decoder" or "cross"; `shared` holds the options that all layers share."""
+    variant = config.variant_at(site)
     return RectifiedAttention(
         config.hidden_size,
         config.num_heads,
         variant,
-        cross=kind == "cross",
+        cross=site == "cross",
         dropout=config.attention_dropout,
         option_sharing=find_sharing(config, variant, shared),
         option_init=find_start(config, variant),
         output_norm=config.output_norm or None,
-        center_keys=centers_keys(config, kind),
+        center_keys=centers_keys(config, site),
         score_bias=find_score_bias(config, variant),
     )
 
 
-def centers_keys(config: ModelConfig, kind: str) -> bool:
-    """Whether attention of this kind takes the mean over a sentence off its keys."""
-    if kind == "decoder":
+def centers_keys(config: ModelConfig, site: str) -> bool:
+    """Whether the attention at this site subtracts the mean of a sentence from its keys."""
+    if site == "decoder":
         return False
     if config.center_keys == "auto":
-        return find_variant(config.variant_at(kind)).center_keys
+        return find_variant(config.variant_at(site)).center_keys
     return config.center_keys == "yes"
 
 
@@ -173,7 +173,7 @@ class DecoderLayer(nn.Module):
 
 def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
     """The gamma or alpha of each variant that all layers of the model share, where the configuration asks for that."""
-    names = dict.fromkeys(config.variant_at(kind) for kind in ("encoder", "decoder", "cross"))
+    names = dict.fromkeys(config.variant_at(site) for site in ("encoder", "decoder", "cross"))
     learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
     return {
         name: LearnedOption(find_variant(name), option, init=find_start(config, name))

@@ -1,17 +1,19 @@
-"""The encoder-decoder Transformer of both papers, with any attention of the table in each of its three places."""
+"""The encoder-decoder Transformer of both papers, with any variant of attention at each of its three sites."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.config import ModelConfig
-from rectiformer.errors import ConfigError
+from rectiformer.errors import ArgumentError, ConfigError
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import Cache, ContextCache, KeyValueCache, StaticCache, StaticLayer, before_start
 from rectiformer.model.embedding import Embedding, position_signals, working_dtype
@@ -19,12 +21,12 @@ from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, buil
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import variance_scaling_
 from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of
-from rectiformer.ops.distributed import ContextGroup, own_shard
+from rectiformer.ops.distributed import ContextGroup, own_shard, require_rectified
 
 
 @dataclass(frozen=True)
 class Site:
-    """One attention of a model and where it stands."""
+    """One attention of a model, with its site and layer."""
 
     kind: str  # encoder, decoder or cross
     layer: int
@@ -81,7 +83,7 @@ class Transformer(nn.Module):
     Args:
         config: sizes, variants, order of the norms, ties.
         source_size, target_size: rows of the embeddings.
-        start: the id at position 0 of every decoder input, read as a zero vector.
+        bos: the id at position 0 of every decoder input, read as a zero vector.
         separators: the ids between sentences of a source and of a target, None where a vocabulary has none.
     """
 
@@ -93,7 +95,7 @@ class Transformer(nn.Module):
         config: ModelConfig,
         source_size: int,
         target_size: int,
-        start: int = 2,
+        bos: int = 2,
         separators: tuple[int | None, int | None] = (None, None),
     ) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class Transformer(nn.Module):
             tables[0] = tables[1]
         ends = find_separators(config, separators)
         self.source_embedding = Embedding(tables[0], config.dropout, None, ends[0])
-        self.target_embedding = Embedding(tables[1], config.dropout, start, ends[1])
+        self.target_embedding = Embedding(tables[1], config.dropout, bos, ends[1])
         self.output = (
             tables[1] if config.tie_embeddings != "none" else nn.Parameter(torch.empty(target_size, config.hidden_size))
         )
@@ -152,7 +154,7 @@ class Transformer(nn.Module):
         return rotation_of(sentence_ids, self.config.hidden_size // self.config.num_heads, working_dtype(self.output))
 
     def decode(self, target: Tensor, context: Encoded) -> Tensor:
-        """Decoder inputs [B, M] (first `start`, then the target) to states [B, M, E] that predict the next token."""
+        """Decoder inputs [B, M] (first `bos`, then the target) to states [B, M, E] that predict the next token."""
         x, rotation = self.target_embedding(target), self.rotation(self.target_embedding.sentence_ids(target))
         context_rotation = self.rotation(context.sentence_ids)
         for layer in self.decoder:
@@ -258,3 +260,32 @@ def find_separators(config: ModelConfig, separators: tuple[int | None, int | Non
             "set data.documents or data.segment_length"
         )
     return separators
+
+
+@contextmanager
+def sharded_source(model: Transformer, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Inside, every rank of `group` runs the same model on the same batches and holds a part of each source only.
+
+    `encode` takes whole sources and gives this rank's positions of them, which `decode`, `begin` and `step` take; the
+    decoder runs on every rank and gives the same there. Partial results of cross-attention are summed, so encoder and
+    cross-attention must be rectified. Lengths must be given, and dropout of attention be 0 in training.
+
+    Gradients are those of the sum of all ranks' losses: with the same loss on each, their mean over ranks, as
+    DistributedDataParallel takes it, is the gradient of that loss. Other dropout must draw the same on every rank.
+    """
+    ranks = ContextGroup.of(group)
+    sites = [site for site in model.sites() if site.kind != "decoder"]
+    for site in sites:
+        try:
+            require_rectified(site.attention.variant)
+        except ArgumentError as error:
+            raise ArgumentError(f"{site.kind} attention cannot read a source shared by ranks: {error}") from error
+    model.source_ranks = ranks
+    for site in sites:
+        site.attention.ranks = ranks
+    try:
+        yield
+    finally:
+        model.source_ranks = None
+        for site in sites:
+            site.attention.ranks = None

@@ -149,7 +149,7 @@ def without_kernels() -> Iterator[None]:
 def build_update(config: Config, load: Load, device: torch.device) -> Callable[[], object]:
     """One update on full sentences of random words."""
     torch.manual_seed(1)
-    model = Transformer(config.model, load.vocabulary, load.vocabulary, start=SPECIALS.bos).to(device)
+    model = Transformer(config.model, load.vocabulary, load.vocabulary, bos=SPECIALS.bos).to(device)
     updater, batch = Updater(model, config, device), draw_batch(load)
     steps = iter(range(1, 1_000_000))
     return lambda: updater.update(next(steps), [batch])
@@ -167,7 +167,7 @@ def draw_batch(load: Load) -> Batch:
 def build_decoding(config: Config, load: Load, device: torch.device) -> Callable[[], object]:
     """Beam search for sources of random words; each translation is as long as its source."""
     torch.manual_seed(1)
-    model = EndlessTransformer(config.model, load.vocabulary, load.vocabulary, start=SPECIALS.bos).to(device).eval()
+    model = EndlessTransformer(config.model, load.vocabulary, load.vocabulary, bos=SPECIALS.bos).to(device).eval()
     if device.type == "cuda":
         hold_weights(model, torch.bfloat16)
     ids = torch.randint(4, load.vocabulary, (load.decoded, load.length - 1))

@@ -51,7 +51,7 @@ def test_a_trained_run_translates_a_line_the_same_in_any_batch(launcher, data, p
 def test_a_random_model_translates_a_line_the_same_in_any_batch(prepared, variant):
     torch.manual_seed(0)
     words = prepared.source
-    model = Transformer(dataclasses.replace(SMALL, variant=variant), words.size, words.size, start=words.bos)
+    model = Transformer(dataclasses.replace(SMALL, variant=variant), words.size, words.size, bos=words.bos)
     with torch.no_grad():
         model.output.mul_(4)  # an untrained model is near uniform; this one is sure of something
         model.output[words.eos].zero_()  # and does not end at once

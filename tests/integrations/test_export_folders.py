@@ -27,7 +27,7 @@ def build(words):
     def build(**changes):
         torch.manual_seed(1)
         config = ModelConfig(**{"hidden_size": 32, "num_heads": 2, "ffn_size": 32, "variant": "softmax", **changes})
-        model = Transformer(config, words.size, words.size, start=words.bos, separators=(4, 4)).eval()
+        model = Transformer(config, words.size, words.size, bos=words.bos, separators=(4, 4)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:

@@ -75,7 +75,7 @@ def test_rectified_models_are_the_same_in_transformers(changes, tmp_path):
     words = Vocabulary.train(lines, VocabularyConfig(size=120))
     torch.manual_seed(1)
     config = ModelConfig(**{"hidden_size": 32, "num_heads": 2, "ffn_size": 32, "tie_embeddings": "none", **changes})
-    model = Transformer(config, words.size, words.size, start=words.bos).eval()
+    model = Transformer(config, words.size, words.size, bos=words.bos).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -9,7 +9,7 @@ from gloo import run_ranks
 from sharded_model import CASES, REFUSED, Case, build, encode, find, losses, translate
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.sharded import sharded_source
+from rectiformer.model.transformer import sharded_source
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["2 ranks", "4 ranks"])

@@ -50,7 +50,7 @@ def batch(prepared):
 def build(prepared, variant="rela-g"):
     torch.manual_seed(0)
     config = ModelConfig(**SMALL, variant=variant)
-    return Transformer(config, prepared.source.size, prepared.target.size, start=prepared.target.bos).eval()
+    return Transformer(config, prepared.source.size, prepared.target.size, bos=prepared.target.bos).eval()
 
 
 def kill(attention, heads):

@@ -31,7 +31,7 @@ def build(prepared, check=lambda: None, tokens=200, precision="fp32", **validati
         validation=ValidationConfig(**{"sentences": 6, **validation}),
     )
     torch.manual_seed(0)
-    model = Transformer(MODEL, prepared.source.size, prepared.target.size, start=prepared.target.bos).train()
+    model = Transformer(MODEL, prepared.source.size, prepared.target.size, bos=prepared.target.bos).train()
     return Validator(model, prepared, config, contextlib.nullcontext, check)
 
 

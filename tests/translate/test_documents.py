@@ -71,7 +71,7 @@ def words():
 
 def build(words, segment=LIMIT, kind=Translator, max_length=40):
     torch.manual_seed(0)
-    model = Transformer(SMALL, words.size, words.size, start=words.bos).double()
+    model = Transformer(SMALL, words.size, words.size, bos=words.bos).double()
     with torch.no_grad():
         model.output.mul_(4)  # sure of something
         model.output[words.eos].mul_(2)  # and ending now and then
@@ -284,7 +284,7 @@ def test_validation_scores_segments_as_lines(segmented):
     """A model that copied the reference would have 100: here it is the search that gives the reference."""
     words = segmented.target
     config = Config(training=TrainingConfig(batch_tokens=300), validation=ValidationConfig(sentences=20))
-    model = Transformer(SMALL, words.size, words.size, start=words.bos)
+    model = Transformer(SMALL, words.size, words.size, bos=words.bos)
     validator = Validator(model, segmented, config, torch.no_grad, lambda: None)
     hypotheses, references = validator.translate()
     assert len(hypotheses) == len(references) < segmented.valid.pairs
@@ -300,7 +300,7 @@ def test_data_prepared_with_other_segments_is_refused(segmented, tmp_path):
 
 
 def test_agreement_is_counted_on_documents_of_the_grammar(segmented):
-    model = Transformer(SMALL, segmented.source.size, segmented.target.size, start=segmented.target.bos)
+    model = Transformer(SMALL, segmented.source.size, segmented.target.size, bos=segmented.target.bos)
     translator = Translator(model, segmented.source, segmented.target, segment_length=64)
     found = evaluate_agreement(translator, 3, SearchOptions(beam=1, extra_length=2), warn=lambda _: None)
     documents = list(draw_documents(3, 1, "test"))

@@ -47,7 +47,7 @@ def world(tmp_path_factory):
         folder / "run", Config(model=MODEL, data=DataConfig(segment_length=64)), words, words, data_hash=""
     )
     torch.manual_seed(0)
-    model = Transformer(MODEL, words.size, words.size, start=words.bos)
+    model = Transformer(MODEL, words.size, words.size, bos=words.bos)
     with torch.no_grad():
         model.output.mul_(4)
         row = model.output[words.eos]

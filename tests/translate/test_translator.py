@@ -51,7 +51,7 @@ def build_translator(max_length=40, **vocabulary):
     """A random model in float64, so that the sizes of batches, which round differently, decide no tie."""
     words = Vocabulary.train(generate_lines(200), VocabularyConfig(**({"size": 60} | vocabulary)))
     torch.manual_seed(0)
-    model = Transformer(SMALL, words.size, words.size, start=words.bos).double()
+    model = Transformer(SMALL, words.size, words.size, bos=words.bos).double()
     with torch.no_grad():
         model.output.mul_(4)  # an untrained model is near uniform; this one is sure of something
         model.output[words.eos].mul_(2)  # and ends now and then

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rectiformer.errors import ArgumentError, CheckpointError, DeviceMemoryError
 from rectiformer.runs.folder import changed_keys, is_created, value_of
-from rectiformer.runs.lock import RunLock
+from rectiformer.runs.lock import lock_run
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import require_folder
 from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable, start_folder
@@ -73,7 +73,7 @@ def run_studies(
     with ExitStack() as stack:
         for root in dict.fromkeys(task.paths.root for task in (*chosen, *left)):
             root.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(RunLock(root, reporter.note))
+            stack.enter_context(lock_run(root, reporter.note))
         stop = stack.enter_context(StopRequest())
 
         def time_is_up() -> bool:

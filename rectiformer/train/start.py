@@ -31,7 +31,7 @@ from rectiformer.runs.folder import (
     require_fit,
     resume_run,
 )
-from rectiformer.runs.lock import RunLock
+from rectiformer.runs.lock import lock_run
 from rectiformer.text.corpus import check_files, has_documents, has_split
 from rectiformer.text.prepared import Prepared, Progress, prepare, require_text
 from rectiformer.text.stream import require_stream
@@ -69,10 +69,10 @@ def train(
         reporter = reporter if reporter is not None and ranks.is_rank0 else Silent()
         announce(config, folder, resume, reporter)
         resume = ranks.on_rank0(lambda: begin(config, folder, data, resume, ranks))
-        with StopRequest() as stop, ExitStack() as held:
-            ranks.on_rank0(lambda: hold(held, RunLock(folder, reporter.note)))
+        with StopRequest() as stop, ExitStack() as stack:
+            ranks.on_rank0(lambda: stack.enter_context(lock_run(folder, reporter.note)))
             run, prepared = open_together(config, folder, data, reporter, stop, ranks)
-            held.enter_context(Pulse(ranks, torchrun_store()))
+            stack.enter_context(Pulse(ranks, torchrun_store()))
             newest = ranks.on_rank0(lambda: find_newest(folder, reporter) if resume else "")
             trainer = Trainer(run, prepared, device, reporter, stop, ranks, fresh=not newest)
             if newest:
@@ -109,10 +109,6 @@ def begin(config: Config, folder: Path, data: Path | None, resume: bool, ranks: 
     folder.mkdir(parents=True, exist_ok=True)
     restarts.begin()
     return resume
-
-
-def hold(held: ExitStack, lock: RunLock) -> None:
-    held.enter_context(lock)
 
 
 def open_together(

@@ -1,8 +1,8 @@
-"""Time every attention variant beside PyTorch's SDPA on this CPU, forward and forward+backward.
+"""Time every attention variant compared with PyTorch's SDPA on this CPU, forward and forward+backward.
 
 Each contender is first checked against the float64 reference, output and gradients, by the rule of tests/closeness.py;
 only what passes is timed. Contender and SDPA take turns, so a ratio is the median over turns of two neighboring times.
-Prints tables of SDPA's time over ours (above 1: ours is faster) and appends one JSON line a point to --out.
+Prints tables of SDPA's time over ours (above 1: ours is faster) and appends one JSON line per point to --out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Contender:
     variant: str
     attend: Attend
     implementation: str
-    widest: int  # bytes of scores and the like it holds for one cell
+    widest: int  # bytes of scores and the like that it holds per cell
 
 
 def contenders(shape: Shape, names: list[str]) -> Iterator[Contender]:
@@ -110,8 +110,8 @@ def check(contender: Contender, tensors: list[Tensor], shape: Shape) -> float:
 
         return attend
 
-    def first_head(kind: torch.dtype) -> list[Tensor]:
-        parts = [tensor[:1, :1].detach().to(kind) for tensor in tensors]
+    def first_head(dtype: torch.dtype) -> list[Tensor]:
+        parts = [tensor[:1, :1].detach().to(dtype) for tensor in tensors]
         return [part.requires_grad_() for part in parts]
 
     exact = run_pass(reference(torch.float64), first_head(torch.float64), "forward+backward")

@@ -63,7 +63,7 @@ def contenders(shape: Shape, names: list[str]) -> Iterator[Contender]:
     q = torch.empty(1, 1, 1, shape.size)
     for name in names:
         call = check_call(q, q, q, name, causal=shape.causal)
-        implementation = choose(q, q, q, call, "auto")
+        implementation = choose(q, q, q, call, "auto")[0].name
         widest = 40 * shape.size if not call.variant.has_weights else 40 if implementation == "reference" else 0
         yield Contender(
             name, name, lambda q, k, v, name=name: attention(q, k, v, name, causal=shape.causal), implementation, widest

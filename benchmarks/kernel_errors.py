@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from closeness import assert_no_worse
 
 from rectiformer.ops.attention import check_call
-from rectiformer.ops.cached import follow
 from rectiformer.ops.call import AttentionCall
+from rectiformer.ops.decode import follow
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.variants import VARIANTS
 

@@ -14,7 +14,7 @@ from kernel_timing import Attend, Work, both_work
 from torch import Tensor
 
 from rectiformer import attention_varlen
-from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.decode import decode_attention
 
 HIDDEN = 1.6449  # standard deviations below 0 at which 5 % of normal scores are above it
 Layers = list[tuple[Tensor, Tensor, Tensor]]

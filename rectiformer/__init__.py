@@ -22,7 +22,7 @@ from rectiformer.model.memory import MEMORIES, KeyValueMemory
 from rectiformer.model.multihead import MultiheadAttention
 from rectiformer.model.projection import LearnedOption
 from rectiformer.ops.attention import Explanation, attention, explain
-from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.decode import decode_attention
 from rectiformer.ops.distributed import context_parallel_attention, shard_sequence, unshard_sequence
 from rectiformer.ops.variants import VARIANTS
 from rectiformer.ops.varlen import attention_varlen

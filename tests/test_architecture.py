@@ -41,7 +41,7 @@ INSIDE_OPS = [
     "autograd gpu",
     "cpu plain norm",
     "attention",
-    "weights varlen cached distributed",
+    "weights varlen decode distributed",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
 INSIDE_GPU = ["common", "short long simplex norm", "long_backward decode"]

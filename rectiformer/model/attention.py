@@ -15,8 +15,8 @@ from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output
 from rectiformer.model.projection import LearnedOption, Projections, build_learned, variance_scaling_
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary
 from rectiformer.ops.attention import Window, check_call, run
-from rectiformer.ops.cached import decode_attention
 from rectiformer.ops.call import shown_by
+from rectiformer.ops.decode import decode_attention
 from rectiformer.ops.distributed import attention_to_shards, context_parallel_attention
 from rectiformer.ops.norm import OutputNorm
 from rectiformer.ops.variants import find_variant

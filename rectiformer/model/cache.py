@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rectiformer.ops.cached import follow
+from rectiformer.ops.decode import follow
 
 
 class Cache(Protocol):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError, unknown_name
 from rectiformer.ops.activations import Value
-from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
-from rectiformer.ops.cpu import blocked_attention, blocked_obstacle
+from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility
+from rectiformer.ops.cpu import choose_blocked
 from rectiformer.ops.dropout import drop_seed
-from rectiformer.ops.gpu import fused_attention, fused_obstacle, short_obstacle, transforms_active
-from rectiformer.ops.plain import by_rows, products_attention, rows_at_once, sdpa_attention, sdpa_obstacle
+from rectiformer.ops.gpu import choose_kernels, transforms_active
+from rectiformer.ops.plain import by_rows, choose_products, choose_sdpa, rows_at_once
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import Variant, find_variant, is_finite, is_readable
@@ -24,9 +24,6 @@ from rectiformer.ops.variants import Variant, find_variant, is_finite, is_readab
 if TYPE_CHECKING:
     from rectiformer.ops.gpu.long import Tiling  # which imports Triton
 
-BACKENDS = ("auto", "reference", "blocked", "products", "sdpa", "fused")
-PLAIN = ("reference", "products")
-"""Implementations that keep all scores for the gradient, unless they go by rows."""
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
 Window = int | tuple[int, int]
@@ -134,80 +131,100 @@ def attention(
     return run(q, k, v, call, backend)
 
 
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of attention."""
+
+    name: str
+    """What `backend=` calls it."""
+    choose: Callable[[Tensor, Tensor, Tensor, AttentionCall], Run | str]
+    """The function that runs a call or, in a few words, why there is none."""
+    reason: str
+    """Why `auto` takes it."""
+    keeps_scores: bool = False
+    """Whether autograd would keep all scores, so that long calls go by rows."""
+    transforms: bool = False
+    """Whether torch.func transforms and forward-mode duals pass through it."""
+
+
+def choose_fused(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
+    """The Triton kernels that take this call, or why none can."""
+    kernels = choose_kernels(q, k, v, call)
+    return kernels if isinstance(kernels, str) else kernels.run
+
+
+BACKENDS = (
+    Backend("fused", choose_fused, "one kernel on the GPU, scores never leave it"),
+    Backend("sdpa", choose_sdpa, "softmax in torch's own kernels"),
+    Backend("blocked", choose_blocked, "a rectified variant on the CPU, in blocks of scores that fit the cache"),
+    Backend(
+        "products",
+        choose_products,
+        "two matrix products on the GPU, with the scores in device memory",
+        keeps_scores=True,
+        transforms=True,
+    ),
+    Backend(
+        "reference",
+        lambda *_: reference_attention,
+        "plain operations, which can do every call",
+        keeps_scores=True,
+        transforms=True,
+    ),
+)
+"""All implementations, the fastest first."""
+NAMES = ("auto", *(backend.name for backend in BACKENDS))
+
+
 def run(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> Tensor:
     """Hand a checked call to the implementation that `backend` names or that suits it best."""
     if k.shape[2] == 0:
         return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
-    name = choose(q, k, v, call, backend)
-    step = rows_at_once(q, v, call) if name in PLAIN else q.shape[2]
-    if step < q.shape[2]:
-        return torch.cat(by_rows(IMPLEMENTATIONS[name], q, k, v, call, step), 2)
-    return IMPLEMENTATIONS[name](q, k, v, call)
+    taken, run_call = choose(q, k, v, call, backend)
+    if taken.keeps_scores and (step := rows_at_once(q, v, call)) < q.shape[2]:
+        return torch.cat(by_rows(run_call, q, k, v, call, step), 2)
+    return run_call(q, k, v, call)
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> str:
-    """The name of the implementation to use; a forced one that cannot do the call is refused with the reason."""
-    if backend not in BACKENDS:
-        raise ArgumentError(unknown_name("backend", backend, BACKENDS))
+def choose(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> tuple[Backend, Run]:
+    """The implementation to use and what it runs; a forced one that cannot do the call is refused with the reason."""
+    found: Run | str = ""
+    for each in candidates(q, call, backend):
+        found = try_backend(each, q, k, v, call)
+        if not isinstance(found, str):
+            return each, found
+    raise ArgumentError(cannot_run(backend, found))
+
+
+def candidates(q: Tensor, call: AttentionCall, backend: str) -> Sequence[Backend]:
+    """Implementations in the order in which they are tried."""
+    if backend not in NAMES:
+        raise ArgumentError(unknown_name("backend", backend, NAMES))
     if backend != "auto":
-        obstacle = OBSTACLES[backend](q, k, v, call)
-        if obstacle:
-            raise ArgumentError(f"backend {backend!r} cannot run this call: {obstacle}; use 'auto' or 'reference'")
-        return backend
-    return next(name for name in preferences(q, call) if not OBSTACLES[name](q, k, v, call))
-
-
-def preferences(q: Tensor, call: AttentionCall) -> list[str]:
-    """Implementations in the order in which `auto` tries them."""
+        return [each for each in BACKENDS if each.name == backend]
+    fused, sdpa, blocked, products, reference = BACKENDS
     if q.device.type == "cpu":
-        return ["blocked", "reference"]
+        return blocked, reference
     scores = q.shape[0] * q.shape[1] * call.visibility.queries * call.visibility.keys
     if q.dtype == torch.float32 and scores <= MOST_SCORES:  # fused products of float32 are slow, and exact
-        return ["products", "reference"]
-    return ["fused", "sdpa", "products", "reference"]
+        return products, reference
+    return fused, sdpa, products, reference
 
 
-def cpu_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
-    return blocked_obstacle(q, k, v, call) or transform_obstacle()
+def try_backend(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
+    """What an implementation runs for this call, or why it cannot."""
+    found = backend.choose(q, k, v, call)
+    return found if isinstance(found, str) or backend.transforms else transform_obstacle() or found
 
 
-def products_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Why two matrix products cannot do this call; empty when they can."""
-    if "products" not in call.variant.implementations:
-        return f"variant {call.variant.name!r} is not made of two matrix products"
-    return ""
-
-
-def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Why the fused kernels cannot take this call; empty when they can."""
-    return fused_obstacle(q, k, v, call) or transform_obstacle()
-
-
-def softmax_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Why torch's own kernels cannot take this call; empty when they can."""
-    return sdpa_obstacle(q, k, v, call) or transform_obstacle()
+def cannot_run(backend: str, obstacle: object) -> str:
+    return f"backend {backend!r} cannot run this call: {obstacle}; use 'auto' or 'reference'"
 
 
 def transform_obstacle() -> str:
     if transforms_active():
         return "forward-mode differentiation and torch.func transforms go through plain operations"
     return ""
-
-
-IMPLEMENTATIONS = {
-    "reference": reference_attention,
-    "blocked": blocked_attention,
-    "products": products_attention,
-    "sdpa": sdpa_attention,
-    "fused": fused_attention,
-}
-OBSTACLES = {
-    "reference": lambda q, k, v, call: "",
-    "blocked": cpu_obstacle,
-    "products": products_obstacle,
-    "sdpa": softmax_obstacle,
-    "fused": kernel_obstacle,
-}
 
 
 def check_call(
@@ -329,18 +346,6 @@ def refuse_word(name: str, function: Callable[..., Any]) -> None:
     raise ArgumentError(f"{function.__name__}() has no argument {name!r}; {way}")
 
 
-FASTEST = ("fused", "sdpa", "blocked", "products", "reference")
-"""Implementations, the fastest first."""
-REASONS = {
-    "fused": "one kernel on the GPU, scores never leave it",
-    "sdpa": "softmax in torch's own kernels",
-    "blocked": "a rectified variant on the CPU, in blocks of scores that fit the cache",
-    "products": "two matrix products on the GPU, with the scores in device memory",
-    "reference": "plain operations, which can do every call",
-}
-"""Why `auto` takes an implementation."""
-
-
 @dataclass(frozen=True)
 class Explanation:
     """What `attention` does with a call, and why. Printed, it reads as a few lines."""
@@ -404,27 +409,28 @@ def explain(
         options=options,
         function=explain,
     )
-    taken = choose(q, k, v, call, backend)
+    taken, _ = choose(q, k, v, call, backend)
     auto = backend == "auto"
-    reason = REASONS[taken] if auto else f"asked for by backend={backend!r}"
-    faster = FASTEST[: FASTEST.index(taken)] if auto else ()
-    declined = {name: why for name in faster if (why := why_not(name, q, k, v, call))}
-    if taken != "fused":
-        return Explanation(taken, "", {}, declined, reason)
-    long_instead = short_obstacle(q, v, call)
-    if not long_instead:
-        return Explanation(taken, "short", {}, declined, reason)
-    declined |= {"short": long_instead}
-    return Explanation(taken, "long", tilings(q, v, call), declined, reason, notes(q, k, v, call))
+    reason = taken.reason if auto else f"asked for by backend={backend!r}"
+    faster = BACKENDS[: BACKENDS.index(taken)] if auto else ()
+    declined = {each.name: why for each in faster if (why := why_not(each, q, k, v, call))}
+    kernels = choose_kernels(q, k, v, call)
+    if taken.name != "fused" or isinstance(kernels, str):
+        return Explanation(taken.name, "", {}, declined, reason)
+    if kernels.name == "short":
+        return Explanation(taken.name, "short", {}, declined, reason)
+    declined |= {"short": kernels.not_short}
+    return Explanation(taken.name, "long", tilings(q, v, call), declined, reason, notes(q, k, v, call))
 
 
-def why_not(name: str, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+def why_not(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why `auto` does not take an implementation; empty for one that is not meant for this device."""
     on_cpu = q.device.type == "cpu"
-    if name == ("products" if on_cpu else "blocked"):
+    if backend.name == ("products" if on_cpu else "blocked"):
         return ""
-    if obstacle := OBSTACLES[name](q, k, v, call):
-        return obstacle
+    found = try_backend(backend, q, k, v, call)
+    if isinstance(found, str):
+        return found
     if on_cpu:
         return f"it runs on a GPU, and q is on {q.device}"
     return f"in float32, two matrix products are faster for up to {MOST_SCORES:,} scores"

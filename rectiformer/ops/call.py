@@ -6,7 +6,7 @@ a causal query sees keys up to its position, and a window (left, right) those fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -134,6 +134,10 @@ class AttentionCall:
             attn_bias = attn_bias[:, :, start:stop]
         origin = (self.origin[0] + start, self.origin[1])
         return replace(self, visibility=self.visibility.rows(start, stop), attn_bias=attn_bias, origin=origin)
+
+
+Run = Callable[[Tensor, Tensor, Tensor, AttentionCall], Tensor]
+"""An implementation: q, k, v and the call to the mixed values [B, H, M, Dv] in the dtype of q."""
 
 
 def query_blocks(queries: int, step: int) -> Iterator[slice]:

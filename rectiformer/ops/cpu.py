@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.autograd import recall, remember, second_derivatives
-from rectiformer.ops.call import AttentionCall, Visibility
+from rectiformer.ops.call import AttentionCall, Run, Visibility
 from rectiformer.ops.dropout import keep_cells
 from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows
 from rectiformer.ops.variants import VARIANTS
@@ -327,11 +327,11 @@ NO_GRADIENT = [None] * 10
 """Of the arguments from attn_mask on."""
 
 
-def blocked_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Why blocks on the CPU cannot take this call; empty when they can."""
+def choose_blocked(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
+    """`blocked_attention`, or why it cannot take this call."""
     if not call.variant.rectified:
         return f"variant {call.variant.name!r} is not rectified"
-    return "" if q.device.type == "cpu" else f"it runs on the CPU, and q is on {q.device}"
+    return blocked_attention if q.device.type == "cpu" else f"it runs on the CPU, and q is on {q.device}"
 
 
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:

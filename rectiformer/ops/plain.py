@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from rectiformer.ops.call import AttentionCall
+from rectiformer.ops.call import AttentionCall, Run
 from rectiformer.ops.gpu import simplex_suits, transforms_active
 from rectiformer.ops.reference import clear_padding, dropout_factor, repeat_heads, weigh, working_dtype
 
@@ -25,6 +25,13 @@ MOST_HELD = 1 << 32
 KEPT = 4
 """Tensors like the scores that autograd keeps of a call, about."""
 T = TypeVar("T")
+
+
+def choose_products(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
+    """`products_attention`, or why it cannot take this call."""
+    if "products" not in call.variant.implementations:
+        return f"variant {call.variant.name!r} is not made of two matrix products"
+    return products_attention
 
 
 def products_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
@@ -51,8 +58,8 @@ def plain_weights(products: Tensor, call: AttentionCall) -> Tensor:
     return weigh(products.to(working_dtype(products.dtype)) * call.scale, call)
 
 
-def sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Why torch's kernels cannot take this call; empty when they can."""
+def choose_sdpa(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
+    """`sdpa_attention`, or why torch's kernels cannot take this call."""
     if call.variant.name != "softmax":
         return f"variant {call.variant.name!r} is not a softmax"
     if q.dtype not in (torch.float16, torch.bfloat16):
@@ -61,7 +68,7 @@ def sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
         return "its dropout drops other cells"
     if call.attn_bias is not None:
         return "it has no gradient for a bias"
-    return ""
+    return sdpa_attention
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
-from rectiformer.ops.attention import Window, check_call, run, transform_obstacle
+from rectiformer.ops.attention import Window, cannot_run, check_call, run, transform_obstacle
 from rectiformer.ops.call import AttentionCall, Packing, Visibility
-from rectiformer.ops.gpu import fused_attention, fused_obstacle
+from rectiformer.ops.gpu import choose_kernels
 from rectiformer.ops.shapes import match_shapes
 
 
@@ -78,11 +78,11 @@ def attention_varlen(
 def run_packed(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing, backend: str) -> Tensor:
     """Hand a checked call over [1, H, total, D] to the implementation that `backend` names or that suits it best."""
     if backend == "fused" or (backend == "auto" and q.device.type == "cuda"):
-        obstacle = fused_obstacle(q, k, v, call, packing) or transform_obstacle()
-        if not obstacle:
-            return fused_attention(q, k, v, call, packing)
+        kernels = transform_obstacle() or choose_kernels(q, k, v, call, packing)
+        if not isinstance(kernels, str):
+            return kernels.run(q, k, v, call, packing)
         if backend == "fused":
-            raise ArgumentError(f"backend 'fused' cannot run this call: {obstacle}; use 'auto' or 'reference'")
+            raise ArgumentError(cannot_run(backend, kernels))
     if torch.compiler.is_compiling():  # lengths are not known while compiling: one call, other sequences hidden
         seen = Visibility(q.shape[2], k.shape[2], attn_mask=own_keys(call, packing), first=k.shape[2] - q.shape[2])
         return run(q, k, v, replace(call, visibility=seen), backend)

@@ -5,7 +5,7 @@ import torch
 from closeness import assert_matches_reference, grid_inputs
 
 from rectiformer import VARIANTS, attention
-from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.decode import decode_attention
 
 pytestmark = pytest.mark.gpu
 NAN = float("nan")

@@ -5,10 +5,10 @@ import torch
 from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
 from rectiformer import RectifiedAttention, attention, attention_varlen
-from rectiformer.ops import cached, plain
+from rectiformer.ops import decode, plain
 from rectiformer.ops.attention import check_call
-from rectiformer.ops.cached import decode_attention, follow, plain_decoding
 from rectiformer.ops.call import AttentionCall, Visibility
+from rectiformer.ops.decode import decode_attention, follow, plain_decoding
 from rectiformer.ops.gpu import SIMPLEX_POWERS, row_sums_obstacle
 from rectiformer.ops.norm import OutputNorm, add_norm
 from rectiformer.ops.reference import reference_attention, reference_weights
@@ -246,7 +246,7 @@ def decode_inputs(R, H, K, Q, room, D, dtype, ancestors):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("variant", [*KINDS, "softmax"])
 def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
-    monkeypatch.setattr(cached, "cache_suits", lambda *_: False)  # no kernel of ours is eager torch
+    monkeypatch.setattr(decode, "cache_suits", lambda *_: False)  # no kernel of ours is eager torch
     q, keys, values, lengths, new, index = decode_inputs(*sizes, dtype, ancestors)
     row, room = VARIANTS[variant], keys.shape[2]
     seen = Visibility(q.shape[2], room, key_lengths=lengths, first=room - q.shape[2])

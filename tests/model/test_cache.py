@@ -9,7 +9,7 @@ from rectiformer.model.cache import KeyValueCache, StaticCache
 from rectiformer.model.embedding import sinusoids
 from rectiformer.model.norms import OUTPUT_NORMS
 from rectiformer.model.transformer import Encoded, Transformer
-from rectiformer.ops.cached import follow
+from rectiformer.ops.decode import follow
 
 START, WORDS, STEPS, BEAM = 2, 23, 11, 3
 LENGTHS = torch.tensor([9, 5])

@@ -5,9 +5,9 @@ import torch
 from closeness import assert_no_worse, grid
 
 from rectiformer import VARIANTS
-from rectiformer.ops import cached, gpu
+from rectiformer.ops import decode, gpu
 from rectiformer.ops.attention import check_call
-from rectiformer.ops.cached import decode_attention, follow
+from rectiformer.ops.decode import decode_attention, follow
 from rectiformer.ops.reference import reference_attention, reference_weights
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -88,8 +88,8 @@ def call_of(q, k, v, variant):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_copied(monkeypatch):
-    monkeypatch.setattr(cached, "follow", lambda *_: pytest.fail("the cache was copied"))
-    monkeypatch.setattr(cached, "run", lambda *_: pytest.fail("no kernel was taken"))
+    monkeypatch.setattr(decode, "follow", lambda *_: pytest.fail("the cache was copied"))
+    monkeypatch.setattr(decode, "run", lambda *_: pytest.fail("no kernel was taken"))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -152,24 +152,24 @@ def test_the_operators_are_well_formed(splits):
 
 def test_what_the_kernels_do_not_do_goes_step_by_step(monkeypatch):
     taken = []
-    monkeypatch.setattr(cached, "run", lambda q, k, v, call, _: taken.append(1) or q)
+    monkeypatch.setattr(decode, "run", lambda q, k, v, call, _: taken.append(1) or q)
     monkeypatch.setattr(gpu.decode, "cached_products", lambda *_: pytest.fail("a kernel was taken"))
 
-    def decode(variant="entmax", dtype=torch.float32, D=4, Q=1, gradient=False, **options):
+    def step(variant="entmax", dtype=torch.float32, D=4, Q=1, gradient=False, **options):
         q, keys, values = (torch.ones(1, 1, length, D, dtype=dtype) for length in (Q, 5, 5))
         q = q.requires_grad_() if gradient else q
         decode_attention(q, keys, values, variant, key_lengths=torch.tensor([3]), **options)
 
-    decode(gradient=True)
-    decode(alpha=torch.tensor(1.5, requires_grad=True))
-    decode("inhibitor")
-    decode(dtype=torch.float64)
-    decode(D=257)
-    decode(Q=65)
-    torch.func.vmap(lambda x: decode() or x)(torch.ones(1))
+    step(gradient=True)
+    step(alpha=torch.tensor(1.5, requires_grad=True))
+    step("inhibitor")
+    step(dtype=torch.float64)
+    step(D=257)
+    step(Q=65)
+    torch.func.vmap(lambda x: step() or x)(torch.ones(1))
     monkeypatch.setattr(gpu, "TRITON", False)
-    decode()
+    step()
     monkeypatch.setattr(gpu, "TRITON", True)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    decode()
+    step()
     assert len(taken) == 9

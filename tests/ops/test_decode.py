@@ -10,7 +10,7 @@ from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.ops import gpu
 from rectiformer.ops.attention import check_call
-from rectiformer.ops.cached import decode_attention, follow
+from rectiformer.ops.decode import decode_attention, follow
 from rectiformer.ops.gpu import decode_obstacle
 from rectiformer.ops.norm import OutputNorm, plain_rms_norm
 from rectiformer.ops.reference import reference_attention

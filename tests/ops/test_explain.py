@@ -1,5 +1,7 @@
 """`explain` says what `attention` then does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,13 +17,15 @@ def draw(length, size=16, dtype=torch.float32):
 def taken(monkeypatch, q, **arguments):
     """The implementation that `attention` really runs."""
     ran = []
-    for name, implementation in dispatch.IMPLEMENTATIONS.items():
 
-        def run(*inputs, name=name, implementation=implementation):
-            ran.append(name)
-            return implementation(*inputs)
+    def watch(backend):
+        def choose(*inputs):
+            found = backend.choose(*inputs)
+            return found if isinstance(found, str) else lambda *inputs: ran.append(backend.name) or found(*inputs)
 
-        monkeypatch.setitem(dispatch.IMPLEMENTATIONS, name, run)
+        return replace(backend, choose=choose)
+
+    monkeypatch.setattr(dispatch, "BACKENDS", tuple(watch(backend) for backend in dispatch.BACKENDS))
     attention(q, q, q, **arguments)
     return ran[0]
 

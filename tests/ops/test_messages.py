@@ -14,7 +14,7 @@ from rectiformer import (
     attention_weights,
     explain,
 )
-from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.decode import decode_attention
 
 Q, K, V = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
 NAN, INF = float("nan"), float("inf")

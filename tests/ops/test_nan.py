@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rectiformer import VARIANTS, attention
-from rectiformer.ops.cached import decode_attention
+from rectiformer.ops.decode import decode_attention
 
 RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
 NAN, INF = float("nan"), float("inf")

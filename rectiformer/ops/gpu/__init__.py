@@ -61,19 +61,6 @@ def choose_kernels(
     return long_obstacle(q, v, call) or FusedKernels("long", not_short)
 
 
-def fused_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
-    """Why no fused kernel can take this call; empty when one can."""
-    chosen = choose_kernels(q, k, v, call, packing)
-    return chosen if isinstance(chosen, str) else ""
-
-
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
-    """`reference_attention` by the kernels that were chosen for the call."""
-    chosen = choose_kernels(q, k, v, call, packing)
-    assert not isinstance(chosen, str), chosen
-    return chosen.run(q, k, v, call, packing)
-
-
 def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why no fused attention kernel can take this call; empty when one may."""
     if not (call.variant.rectified or call.variant.name == "softmax"):

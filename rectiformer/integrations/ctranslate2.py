@@ -23,9 +23,7 @@ from rectiformer.integrations.export import (
     write_record,
 )
 from rectiformer.model.attention import RectifiedAttention
-from rectiformer.model.embedding import Embedding
 from rectiformer.model.layers import EPSILON, DecoderLayer, EncoderLayer
-from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import Specials
 from rectiformer.translate.translator import Translator
@@ -64,8 +62,9 @@ def write_model(
     )
     for part, embedding in ((spec.encoder, model.source_embedding), (spec.decoder, model.target_embedding)):
         embedding.reserve(positions)
-        tables = part.embeddings if part is spec.decoder else part.embeddings[0]
-        fill_embedding(tables, part.position_encodings, embedding, positions)
+        table = part.embeddings if part is spec.decoder else part.embeddings[0]
+        table.weight = fold_bias(embedding)  # scaled by sqrt(hidden size) as ours, but without a bias
+        part.position_encodings.encodings = embedding.positions[:positions].clone()
     spec.decoder.start_from_zero_embedding = True
     fill_linear(spec.decoder.projection, model.output)
     for part, layer in zip(spec.encoder.layer, model.encoder, strict=True):
@@ -88,13 +87,9 @@ def write_model(
 def fill_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
     """Self-attention and feed-forward part, which encoder and decoder layers share."""
     fill_attention(part.self_attention, layer.attention, layer.around_attention.norm)
-    fill_memory(part.ffn, layer.memory, layer.around_memory.norm)
-
-
-def fill_embedding(table: Any, encodings: Any, embedding: Embedding, positions: int) -> None:
-    """CTranslate2 scales its table by sqrt(hidden size) as we do, and has no bias: it is added to the rows first."""
-    table.weight = fold_bias(embedding)
-    encodings.encodings = embedding.positions[:positions].clone()
+    fill_linear(part.ffn.linear_0, layer.memory.lookup.keys, layer.memory.lookup.key_bias)
+    fill_linear(part.ffn.linear_1, layer.memory.values.mT.contiguous(), layer.memory.value_bias)
+    fill_norm(part.ffn.layer_norm, layer.around_memory.norm)
 
 
 def fill_attention(part: Any, attention: RectifiedAttention, norm: nn.LayerNorm) -> None:
@@ -106,12 +101,6 @@ def fill_attention(part: Any, attention: RectifiedAttention, norm: nn.LayerNorm)
     for linear, weight, bias in zip(inputs, weights, biases, strict=True):
         fill_linear(linear, weight, bias)
     fill_linear(output, attention.output.weight, attention.output.bias)
-    fill_norm(part.layer_norm, norm)
-
-
-def fill_memory(part: Any, memory: KeyValueMemory, norm: nn.LayerNorm) -> None:
-    fill_linear(part.linear_0, memory.lookup.keys, memory.lookup.key_bias)
-    fill_linear(part.linear_1, memory.values.mT.contiguous(), memory.value_bias)
     fill_norm(part.layer_norm, norm)
 
 

@@ -35,6 +35,7 @@ from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.norms import RMSNorm
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import Variant, find_variant
+from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.translate.translator import Translator
 
 CLOSE = 1e-3
@@ -63,8 +64,8 @@ def export_transformers(translator: Translator, out: Path, report: Report = lamb
         "config.json": to_json(configure(translator, attention, positions)),
         "generation_config.json": to_json(configure_generation(translator)),
         "tokenizer_config.json": to_json(configure_tokenizer(translator)),
-        "vocab.json": to_json(number_tokens(name_tokens(translator.source))),
-        "target_vocab.json": to_json(number_tokens(name_tokens(translator.target))),
+        "vocab.json": to_json(number_tokens(translator.source)),
+        "target_vocab.json": to_json(number_tokens(translator.target)),
         "source.spm": translator.source.to_bytes(),
         "target.spm": translator.target.to_bytes(),
     }
@@ -170,8 +171,8 @@ def configure_tokenizer(translator: Translator) -> dict[str, Any]:
     }
 
 
-def number_tokens(names: list[str]) -> dict[str, int]:
-    return {name: id for id, name in enumerate(names)}
+def number_tokens(vocabulary: Vocabulary) -> dict[str, int]:
+    return {name: id for id, name in enumerate(name_tokens(vocabulary))}
 
 
 def to_json(content: dict[str, Any]) -> bytes:

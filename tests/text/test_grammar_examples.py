@@ -15,7 +15,7 @@ from rectiformer.text.grammar.clauses import (
     RelativePhrase,
     Word,
 )
-from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, HE, MODALS, SHE
+from rectiformer.text.grammar.lexicon import FIRST, FIRST_PLURAL, HE, MODALS, SHE
 from rectiformer.text.grammar.sentences import pair_words
 
 # Parts to build examples from. Keys only have to differ.

@@ -9,15 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rectiformer.text.grammar.inflection import (
+from rectiformer.text.grammar.lexicon import (
     ARTICLES,
     AUXILIARIES,
     BE,
     DO,
     HAVE,
     MERGED,
+    Adjective,
+    Adverbial,
+    Determiner,
     Modal,
+    Noun,
+    Preposition,
     Pronoun,
+    Verb,
     adjective_form,
     determiner_form,
     imperative_form,
@@ -26,7 +32,6 @@ from rectiformer.text.grammar.inflection import (
     present_form,
     third_person,
 )
-from rectiformer.text.grammar.lexicon import Adjective, Adverbial, Determiner, Noun, Preposition, Verb
 
 
 class Word(NamedTuple):

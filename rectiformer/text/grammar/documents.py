@@ -19,8 +19,7 @@ from rectiformer.text.grammar.drawing import (
     nouns_of,
     verbs_of,
 )
-from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, GIRL, HE, IT, SHE, Pronoun
-from rectiformer.text.grammar.lexicon import Noun
+from rectiformer.text.grammar.lexicon import FIRST, FIRST_PLURAL, GIRL, HE, IT, SHE, Noun, Pronoun
 from rectiformer.text.grammar.sentences import Dependent, Pair, check_request, fits, pair_words, report
 
 INTRODUCED = "person animal thing opening device vehicle text"  # kinds a document may be about
@@ -57,7 +56,7 @@ def draw_document(dice: Dice, split: str) -> tuple[Pair, ...]:
     while len(pairs) < length:
         if not known or (waiting and len(pairs) > 1 and dice.chance(0.3)):
             known.append(replace(waiting.pop(), sentence=len(pairs)))
-            draw = partial(draw_introduction, dice, known[-1])
+            draw = partial(draw_meeting if known[-1].sort is None else draw_definition, dice, known[-1])
         elif len(pairs) == 1 or dice.chance(0.7):
             draw = partial(draw_mention, dice, dice.pick(known))
         else:
@@ -92,13 +91,8 @@ def draw_term(dice: Dice) -> Topic:
     return Topic(noun, IT[noun.gender], sort, rival)
 
 
-def draw_introduction(dice: Dice, topic: Topic) -> Pair:
-    """The first sentence about a topic; for a term, it tells the sense."""
-    return draw_meeting(dice, topic) if topic.sort is None else draw_definition(dice, topic, topic.sort)
-
-
 def draw_meeting(dice: Dice, topic: Topic) -> Pair:
-    """The speaker sees, buys or calls the topic."""
+    """The first sentence about a topic: the speaker sees, buys or calls it."""
     direct = draw_noun_phrase(dice, [topic.noun], (lexicon.A, lexicon.THE, lexicon.THIS))
     clause = draw_action(
         dice, "acc", draw_speaker(dice), direct=direct, direct_kind=topic.noun.kind, short=True, negatable=False
@@ -106,10 +100,11 @@ def draw_meeting(dice: Dice, topic: Topic) -> Pair:
     return pair_words(clause.german(), clause.english())
 
 
-def draw_definition(dice: Dice, topic: Topic, sort: Noun) -> Pair:
-    """What sort of thing a term is, stated or reported."""
+def draw_definition(dice: Dice, topic: Topic) -> Pair:
+    """The first sentence about a term: what sort of thing it is, stated or reported."""
+    assert topic.sort is not None
     subject = draw_noun_phrase(dice, [topic.noun], DEFINITE, 0.0)
-    clause = Clause(dice.key(), subject, direct=draw_noun_phrase(dice, [sort], (lexicon.A,), 0.8))
+    clause = Clause(dice.key(), subject, direct=draw_noun_phrase(dice, [topic.sort], (lexicon.A,), 0.8))
     if dice.chance(0.5):
         return report(Clause(dice.key(), draw_speaker(dice), dice.pick(verbs_of("dass"))), clause)
     clause = replace(clause, particle=dice.pick(("", *lexicon.STATEMENT_PARTICLES)))

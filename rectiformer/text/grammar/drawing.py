@@ -9,8 +9,22 @@ from typing import TypeVar
 
 from rectiformer.text.grammar import lexicon
 from rectiformer.text.grammar.clauses import Clause, Location, NounPhrase, Phrase, PronounPhrase
-from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, GIRL, HE, IT, MODALS, SHE, THEY, Pronoun
-from rectiformer.text.grammar.lexicon import Adjective, Adverbial, Determiner, Noun, Verb
+from rectiformer.text.grammar.lexicon import (
+    FIRST,
+    FIRST_PLURAL,
+    GIRL,
+    HE,
+    IT,
+    MODALS,
+    SHE,
+    THEY,
+    Adjective,
+    Adverbial,
+    Determiner,
+    Noun,
+    Pronoun,
+    Verb,
+)
 
 Item = TypeVar("Item")
 

@@ -35,7 +35,7 @@ from rectiformer.text.grammar.drawing import (
     nouns_of,
     verbs_of,
 )
-from rectiformer.text.grammar.inflection import FIRST, FIRST_PLURAL, SECOND
+from rectiformer.text.grammar.lexicon import FIRST, FIRST_PLURAL, SECOND
 
 SPLITS = ("train", "valid", "test")
 MIN_WORDS, MAX_WORDS = 4, 16  # per side, punctuation included

@@ -1,5 +1,6 @@
 """What the documents say is true: code runs, commands exist and print what is shown, files and tables match."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from rectiformer.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 sys.path.insert(0, str(ROOT / "docs"))
 
 
@@ -95,13 +97,41 @@ def test_the_readme_shows_the_table_of_the_demo():
     assert [line.split()[0] for line in lines[1 : 1 + len(VARIANTS)]] == list(VARIANTS)
 
 
+def architecture():
+    return (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
 def test_the_map_names_every_file():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tree = text.split("```")[1]
-    named = set(re.findall(r"([\w]+\.py)\b", tree))
-    actual = {path.name for path in (ROOT / "rectiformer").rglob("*.py")} - {"__main__.py"}
-    assert actual <= named
-    assert named <= actual | {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    named = set(re.findall(r"(\w+\.py)\b", architecture().split("```")[1]))
+    assert named == {path.name for path in (ROOT / "rectiformer").rglob("*.py")} - {"__main__.py", "__init__.py"}
+
+
+def walks():
+    """Title, promised number of files, and the (file, function) steps of every walk of docs/architecture.md."""
+    for title, files, text in re.findall(r"### ([^\n]+) \((\d+) files\)\n(.*?)(?=\n##|\Z)", architecture(), re.DOTALL):
+        yield pytest.param(int(files), re.findall(r"`([\w/]+\.py): ([\w.]+)`", text), id=title)
+
+
+def functions_of(path):
+    """Names of the functions and classes of a file, methods as Class.method."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS))
+
+
+@pytest.mark.parametrize(("files", "steps"), list(walks()))
+def test_walks_name_real_functions(files, steps):
+    assert steps
+    for file, function in steps:
+        assert function in functions_of(ROOT / "rectiformer" / file), f"{file} has no {function}"
+    assert len({file for file, _ in steps}) == files
+
+
+def test_the_architecture_has_its_walks_and_fits_two_screens():
+    assert len(list(walks())) >= 5
+    assert architecture().count("\n") <= 150
 
 
 def test_links_lead_somewhere():

@@ -32,7 +32,7 @@ _hits: Counter[str] = Counter()
 
 
 def failpoint(name: str) -> None:
-    """Kill this process if RECTIFORMER_FAILPOINT is `name`, or is `name:n` and this is the n-th time here."""
+    """Kill this process if RECTIFORMER_FAILPOINT is `name`, or `name:n` and this is the n-th call, for tests."""
     wanted, _, turn = os.environ.get("RECTIFORMER_FAILPOINT", "").partition(":")
     if not name or wanted != name:
         return
@@ -42,7 +42,7 @@ def failpoint(name: str) -> None:
 
 
 def write_file(path: Path, data: bytes, halfway: str = "") -> None:
-    """A new file, on disk when this returns; `halfway` names the failpoint met with half of it written."""
+    """Write a new file, on disk when this returns; `halfway` is a failpoint after half of it."""
     view = memoryview(data)
     with open(path, "xb") as file:
         file.write(view[: len(view) // 2])
@@ -54,7 +54,7 @@ def write_file(path: Path, data: bytes, halfway: str = "") -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give `path` new content at once, on disk when this returns; whoever has the old one open or mapped keeps it."""
+    """Replace `path` atomically, on disk when this returns; whoever has the old file open or mapped keeps it."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -62,32 +62,32 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        error.filename = str(path)  # a full disk is met without any
+        error.filename = str(path)  # an error of a full disk names no file
         raise
     sync(path.parent)
 
 
 @contextmanager
 def replacing(path: Path, refusal: type[RectiformerError] = DataError) -> Iterator[BinaryIO]:
-    """A file to write that becomes `path` at the end; if anything fails before, `path` is as it was and nothing stays.
+    """A file to write that becomes `path` at the end; if anything fails, `path` is as it was and nothing else remains.
 
-    A link keeps pointing: the file it names is replaced. Pipes, devices and open descriptors (/dev/stdout) cannot be
-    replaced and are written to directly. NoSpaceError or `refusal` where the system refuses.
+    A symbolic link stays, and the file it points to is replaced. Pipes, devices and open descriptors (/dev/stdout)
+    are written to directly. An OSError becomes a NoSpaceError or a `refusal`.
     """
     try:
         with open(path, "wb") if must_be_written_directly(path) else open_aside(Path(os.path.realpath(path))) as file:
             yield file
             file.flush()
     except BrokenPipeError:
-        raise  # whoever read a pipe has left, which is no fault
+        raise  # the reader of a pipe has left, which is not an error
     except OSError as error:
         if error.filename is not None and str(error.filename) != str(path):
-            raise  # of another file
+            raise  # about another file
         raise write_failure(path, error, refusal) from error
 
 
 def must_be_written_directly(path: Path) -> bool:
-    """Whether `path` is something other than a file or a name for one: a pipe, a device, a descriptor, a folder."""
+    """Whether `path` cannot be replaced: a pipe, a device, a descriptor, a folder."""
     if not path.exists():
         return False
     if not path.is_file():
@@ -101,8 +101,8 @@ def must_be_written_directly(path: Path) -> bool:
 
 @contextmanager
 def open_aside(path: Path) -> Iterator[BinaryIO]:
-    """A new file in the folder of `path` that takes its name and permissions at the end, on disk then."""
-    old = path.stat() if os.path.lexists(path) else None  # a link that is still one here is a loop, which stat says
+    """A temporary file next to `path` that takes its name and permissions at the end, on disk."""
+    old = path.stat() if os.path.lexists(path) else None  # for a loop of links, stat raises
     if old is not None and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     temporary = path.with_name(f".rectiformer-{secrets.token_hex(6)}.tmp")
@@ -116,7 +116,7 @@ def open_aside(path: Path) -> Iterator[BinaryIO]:
         put_over(temporary, path)
     except OSError as error:
         if str(error.filename) == str(temporary):
-            error.filename = None  # which nobody has named
+            error.filename = None  # a name the user never gave
         raise
     finally:
         with suppress(OSError):
@@ -124,26 +124,26 @@ def open_aside(path: Path) -> Iterator[BinaryIO]:
 
 
 def put_over(temporary: Path, path: Path) -> None:
-    """Give a finished file the name of another, which goes."""
+    """Replace `path` by a finished file."""
     try:
         os.replace(temporary, path)
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
-        shutil.copyfile(temporary, path)  # a single file mounted into a container keeps its name
-    with suppress(OSError):  # the file is complete, and not every file system can do this
+        shutil.copyfile(temporary, path)  # a single file mounted into a container cannot be renamed over
+    with suppress(OSError):  # the file is complete, and not every file system can sync a folder
         sync(path.parent)
 
 
 @contextmanager
 def new_folder(folder: Path, note: Callable[[str], None] = lambda line: None) -> Iterator[Path]:
-    """A folder to fill that becomes `folder`, on disk, at the end; if anything fails, nothing stays.
+    """A folder to fill that becomes `folder`, on disk, at the end; if anything fails, nothing remains.
 
-    What killed processes left of the same is removed first, and `note` is told so.
+    What killed processes left of the same folder is removed first; `note` is told so.
     """
     remove_abandoned(folder, note)
     temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had our number
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with our process id
     try:
         temporary.mkdir(parents=True)
         with open(temporary / WRITE_LOCK, "xb") as lock:
@@ -160,7 +160,7 @@ def new_folder(folder: Path, note: Callable[[str], None] = lambda line: None) ->
 
 
 def remove_abandoned(folder: Path, note: Callable[[str], None]) -> None:
-    """Remove what processes that were killed while they wrote `folder` left; those still at work keep theirs."""
+    """Remove what processes killed while writing `folder` left behind; running processes keep theirs."""
     ours = re.compile(re.escape(folder.name) + r"\.tmp-[0-9]+")
     for path in sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []:
         if ours.fullmatch(path.name) and is_abandoned(path):
@@ -169,7 +169,7 @@ def remove_abandoned(folder: Path, note: Callable[[str], None]) -> None:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether nobody holds the lock in a folder; without a lock file nobody knows, so it is not."""
+    """Whether nobody holds the lock in a folder; False without a lock file, since nobody can tell."""
     try:
         with open(folder / WRITE_LOCK, "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +179,7 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a finished folder; one already there is set aside as `.old` for the moment between the two renames."""
+    """Rename a finished folder to `path`; an existing one is called `.old` between the two renames."""
     aside = path.with_name(f"{path.name}.old")
     if os.path.lexists(path):
         remove(aside)
@@ -205,7 +205,7 @@ def hash_file(path: Path) -> str:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a whole folder, if it is there."""
+    """Delete a file, a link or a whole folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -213,7 +213,7 @@ def remove(path: Path) -> None:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """All of a regular file; CheckpointError, without waiting, for a link, FIFO, device or more than `limit` bytes."""
+    """The bytes of a regular file; CheckpointError, without blocking, for anything else or over `limit` bytes."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
@@ -229,7 +229,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def parse_object(path: Path, data: bytes) -> dict[str, Any]:
-    """The JSON object `data`, read from `path`, holds; CheckpointError where it holds none."""
+    """The JSON object in `data`, which was read from `path`; CheckpointError if there is none."""
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -240,12 +240,12 @@ def parse_object(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def damaged(path: Path, why: str) -> CheckpointError:
-    """What to raise where a file that should be part of a checkpoint is not as it was saved."""
+    """The error to raise for a file that is not as it was saved."""
     return CheckpointError(f"{path} is damaged: {why}; nothing of it was loaded")
 
 
 def write_failure(path: Path, error: OSError, refusal: type[RectiformerError] = CheckpointError) -> RectiformerError:
-    """What to raise where writing `path` failed: NoSpaceError, or `refusal` for other reasons."""
+    """The error to raise if writing `path` failed: a NoSpaceError, or a `refusal` for other reasons."""
     if error.errno in NO_SPACE:
         free = shutil.disk_usage(existing_parent(path)).free
         return NoSpaceError(
@@ -260,7 +260,7 @@ def write_failure(path: Path, error: OSError, refusal: type[RectiformerError] = 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever the system refuses in here, as what to raise where writing `path` failed."""
+    """Turn an OSError in this context into the error for a failed write of `path`."""
     try:
         yield
     except OSError as error:
@@ -268,7 +268,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_space(path: Path, *sizes: int) -> None:
-    """NoSpaceError where checkpoints of `sizes` bytes will not fit on the disk of `path`, which need not exist yet."""
+    """Raise a NoSpaceError if checkpoints of `sizes` bytes do not fit on the disk of `path`, which need not exist."""
     needed = sum(size + SPACE_MARGIN for size in sizes)
     free = shutil.disk_usage(existing_parent(path)).free
     if free < needed:

@@ -142,7 +142,7 @@ def require_new(out: Path) -> None:
 
 @contextmanager
 def export_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `out` at the end; if anything fails, nothing stays."""
+    """A folder to fill that becomes `out` at the end; if anything fails, nothing remains."""
     require_new(out)
     with writing(out), new_folder(out) as folder:
         yield folder

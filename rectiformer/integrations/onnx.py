@@ -171,13 +171,13 @@ class OnnxTransformer(nn.Module):
         self.eval()
 
     def encode(self, source: Tensor, lengths: Tensor) -> OnnxState:
-        """Keys and values of sources [B, N], for every decoder layer, as the state that has written nothing."""
+        """The state before the first token: keys and values of sources [B, N] for every decoder layer."""
         self.require_positions(source.shape[1])
         given = {"source": source.numpy(), "source_lengths": lengths.numpy()}
         return OnnxState(lengths, run_graph(self.encoder, given))
 
     def begin(self, context: OnnxState) -> OnnxState:
-        """A state that has written nothing: what `encode` gives."""
+        """The state before the first token, which `encode` returned."""
         return context
 
     def step(self, ids: Tensor, state: OnnxState) -> Tensor:

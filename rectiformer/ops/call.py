@@ -148,18 +148,18 @@ def query_blocks(queries: int, step: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Packing:
-    """Sequence s owns queries bounds_q[s] to bounds_q[s + 1], and keys likewise; `most` bounds their numbers."""
+    """Sequences laid end to end: s owns queries cu_seqlens_q[s] to cu_seqlens_q[s + 1], and keys likewise."""
 
-    bounds_q: Tensor  # [sequences + 1]
-    bounds_k: Tensor
-    most_q: int | None = None
-    most_k: int | None = None
+    cu_seqlens_q: Tensor  # [sequences + 1]
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
 
     def split(
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionCall]]:
-        """One call for each sequence of [1, H, total, D]; reads the bounds on the host."""
-        starts, key_starts = self.bounds_q.tolist(), self.bounds_k.tolist()
+        """One call for each sequence of [1, H, total, D]; reads cu_seqlens on the host."""
+        starts, key_starts = self.cu_seqlens_q.tolist(), self.cu_seqlens_k.tolist()
         for start, stop, key_start, key_stop in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
             M, N = stop - start, key_stop - key_start
             seen = Visibility(M, N, call.visibility.left, call.visibility.right, first=N - M)

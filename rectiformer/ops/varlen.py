@@ -110,7 +110,7 @@ def check_bounds(side: str, bounds: Tensor, total: int, most: int | None) -> Non
 
 def own_keys(call: AttentionCall, packing: Packing) -> Tensor:
     """True where a query and a key belong to one sequence, within its window: [1, 1, total queries, total keys]."""
-    bounds_q, bounds_k, seen = packing.bounds_q, packing.bounds_k, call.visibility
+    bounds_q, bounds_k, seen = packing.cu_seqlens_q, packing.cu_seqlens_k, call.visibility
     query = torch.arange(seen.queries, dtype=bounds_q.dtype, device=bounds_q.device)
     key = torch.arange(seen.keys, dtype=bounds_k.dtype, device=bounds_k.device)
     owner = torch.searchsorted(bounds_q, query, right=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.activations import Value
 from rectiformer.ops.attention import Window, check_call, transform_obstacle
-from rectiformer.ops.call import AttentionCall, Packing
+from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.plain import by_rows
 from rectiformer.ops.reference import mix_values, reference_weights, scale_rows
@@ -214,9 +214,7 @@ class RowStatistics:
         return self.mass * (self.entropy - nonzero(self.mass).log())
 
 
-def attention_with_rows(
-    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
-) -> tuple[Tensor, RowStatistics]:
+def attention_with_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
     """What `attention.run` returns, and the statistics of each row of weights; both are differentiable.
 
     Rectified variants on a GPU get both from one pass of the fused kernels. Others, and the CPU, get them from the
@@ -225,42 +223,22 @@ def attention_with_rows(
     if not call.variant.has_weights:
         raise ArgumentError(f"variant {call.variant.name!r} subtracts instead of weighing, so its rows have no sums")
     if not (row_sums_obstacle(q, k, v, call) or transform_obstacle()):
-        return fused_rows(q, k, v, call, packing)
-    if packing is None:
-        return plain_rows(q, k, v, call)
-    return join([plain_rows(*alone) for alone in packing.split(q, k, v, call)])
+        return fused_rows(q, k, v, call)
+    step = _step(q, k, BLOCK_CELLS)
+    return plain_rows(q, k, v, call) if step >= q.shape[2] else join(by_rows(plain_rows, q, k, v, call, step))
 
 
-def fused_rows(
-    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None
-) -> tuple[Tensor, RowStatistics]:
+def fused_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
     """By the kernels for long sequences, whatever the length."""
     from rectiformer.ops.gpu.long import row_sums_attention
 
-    out, total, entropy = row_sums_attention(q, k, v, call, packing)
-    visible = call.seen.counts(q.device) if packing is None else packed_counts(call, packing)
+    out, total, entropy = row_sums_attention(q, k, v, call)
+    visible = call.seen.counts(q.device)
     return out, RowStatistics(scale_rows(total[..., None], call, visible).squeeze(-1), entropy, visible)
 
 
-def packed_counts(call: AttentionCall, packing: Packing) -> Tensor:
-    """Keys that each query of sequences laid end to end sees, without waiting for their lengths: [1, 1, total]."""
-    bounds_q, bounds_k, seen = packing.bounds_q, packing.bounds_k, call.visibility
-    query = torch.arange(seen.queries, dtype=bounds_q.dtype, device=bounds_q.device)
-    owner = torch.searchsorted(bounds_q, query, right=True)
-    keys = bounds_k[owner] - bounds_k[owner - 1]
-    position = query - bounds_q[owner] + keys  # a sequence's last query is aligned with its last key
-    stop = torch.minimum(position + seen.right + 1, keys)
-    return (stop - (position - seen.left).clamp_min(0)).clamp_min(0)[None, None]
-
-
 def plain_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
-    """By the reference, a block of query rows at a time; of several, none is kept for the backward pass."""
-    step = _step(q, k, BLOCK_CELLS)
-    return sum_rows(q, k, v, call) if step >= q.shape[2] else join(by_rows(sum_rows, q, k, v, call, step))
-
-
-def sum_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
-    """Mixed values and sums of some rows from all their weights, in the dtype the reference works in."""
+    """By the reference, from all weights at once, in the dtype the reference works in."""
     weights = reference_weights(q, k, call)
     out = mix_values(weights, v, call).to(q.dtype)
     size = weights.abs()

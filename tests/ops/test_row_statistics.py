@@ -1,7 +1,6 @@
 """Row sums beside the output: every path against sums over the reference's dense weights, value and gradients."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import rectiformer.ops.weights as weights_module
 from rectiformer import VARIANTS
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.attention import check_call
-from rectiformer.ops.call import Packing
 from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.reference import reference_attention, reference_weights
 from rectiformer.ops.weights import attention_with_rows
@@ -37,7 +35,6 @@ KERNELS += [
     ("relu2", "everything"),
     ("relu-seqlen", "causal"),
 ]
-PACKING = Packing(torch.tensor([0, 5, 5, 45, 80, 80]), torch.tensor([0, 40, 43, 43, 76, 80]))
 
 
 def plan(q, k, v, variant, arguments, options=None):
@@ -53,15 +50,8 @@ def dense(q, k, v, call):
     return reference_attention(q, k, v, call, precision=q.dtype), mass, entropy
 
 
-def dense_packed(q, k, v, call):
-    """The same of sequences laid end to end."""
-    return [
-        torch.cat(parts, 2) for parts in zip(*(dense(*alone) for alone in PACKING.split(q, k, v, call)), strict=True)
-    ]
-
-
-def summed(q, k, v, call, packing=None):
-    out, rows = attention_with_rows(q, k, v, call, packing)
+def summed(q, k, v, call):
+    out, rows = attention_with_rows(q, k, v, call)
     return out, rows.mass, rows.entropy
 
 
@@ -105,15 +95,6 @@ def test_kernels_sum_up_rows_of_every_shape(sizes, variant):
     assert_rows_match(grid_inputs(*sizes), variant, causal=True)
 
 
-@pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize(
-    "features", [{}, {"causal": True}, {"window_size": (7, 3), "dropout_p": 0.25, "seed": 5}], ids=str
-)
-def test_kernels_sum_up_rows_of_packed_sequences(features):
-    inputs = grid_inputs(1, 2, 2, 80, 80, 16, 8)
-    assert_rows_match(inputs, "reluformer", partial(summed, packing=PACKING), dense_packed, **features)
-
-
 @pytest.mark.parametrize("block", [1 << 20, 5000], ids=["whole", "by rows"])
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("variant", RECTIFIED)
@@ -126,12 +107,6 @@ def test_the_cpu_sums_up_rows_as_the_reference_does(variant, features, block, mo
 def test_rows_of_every_other_variant_are_summed_up_too(variant, monkeypatch):
     monkeypatch.setattr(weights_module, "BLOCK_CELLS", 5000)
     assert_rows_match(grid_inputs(2, 2, 1, M, N, 16, 8), variant, **FEATURES["everything"])
-
-
-@pytest.mark.parametrize("features", [{}, {"causal": True}], ids=str)
-def test_the_cpu_sums_up_rows_of_packed_sequences(features):
-    inputs = grid_inputs(1, 2, 2, 80, 80, 16, 8)
-    assert_rows_match(inputs, "reluformer", partial(summed, packing=PACKING), dense_packed, **features)
 
 
 def test_a_bias_gets_the_gradient_of_the_sums():
@@ -220,7 +195,7 @@ def test_rows_start_as_the_closed_form_says(n):
     assert error < 0.01
 
 
-PATHS = ["causal", "cross", "cache", "packed", "padded"]
+PATHS = ["causal", "cross", "cache", "padded"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -232,16 +207,13 @@ def test_n_counts_visible_keys_in_every_path(path, fused, request):
     N = 12
     M = {"cross": 5, "cache": 3}.get(path, N)
     q, k = torch.ones(2, 1, M, 4), torch.ones(2, 1, N, 4)
-    arguments, packing = {"scale": 0.25, "causal": path in ("causal", "cache", "packed")}, None
+    arguments = {"scale": 0.25, "causal": path in ("causal", "cache")}
     position = torch.arange(N - M, N).expand(2, 1, M)
     expected = position + 1 if arguments["causal"] else torch.full((2, 1, M), N)
     if path == "padded":
         arguments["key_lengths"] = [12, 7]
         expected = torch.tensor([12, 7])[:, None, None].expand(2, 1, M)
-    if path == "packed":
-        q, k, packing = q[:1], k[:1], Packing(torch.tensor([0, 4, 12]), torch.tensor([0, 7, 12]))
-        expected = torch.tensor([4, 5, 6, 7, 0, 0, 0, 1, 2, 3, 4, 5])[None, None]
-    _, rows = attention_with_rows(q, k, k, plan(q, k, k, "reluformer", arguments), packing)
+    _, rows = attention_with_rows(q, k, k, plan(q, k, k, "reluformer", arguments))
     assert torch.equal(rows.visible.expand(expected.shape), expected)
     torch.testing.assert_close(rows.mass, (2 * expected).float().sqrt())
 

@@ -80,9 +80,9 @@ def short_obstacle(q: Tensor, v: Tensor, call: AttentionCall, packing: Packing |
         return "it has no bias or mask"
     queries, keys = call.visibility.queries, call.visibility.keys
     if packing is not None:
-        if packing.most_q is None or packing.most_k is None:
+        if packing.max_seqlen_q is None or packing.max_seqlen_k is None:
             return "it needs max_seqlen_q and max_seqlen_k"
-        queries, keys = packing.most_q, packing.most_k
+        queries, keys = packing.max_seqlen_q, packing.max_seqlen_k
     elif call.dropout_p and call.origin != (0, 0):
         return "its dropout begins at the first query and key"
     if max(queries, keys, q.shape[3], v.shape[3]) > MAX_SHORT[q.dtype]:

@@ -104,7 +104,7 @@ def flatten(
 ) -> tuple[Any, ...]:
     """The operators' arguments after q, k and v; `row_scale` is what the kernels are to apply of it."""
     seen, (exponent, factor, head_factors) = call.visibility, row_scale
-    bounds = (None, None) if packing is None else (packing.bounds_q, packing.bounds_k)
+    bounds = (None, None) if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
     tensors = (call.attn_bias, seen.attn_mask, head_factors, seen.key_lengths, call.seed, *bounds)
     numbers = (call.variant.power, call.scale, call.dropout_p, exponent, factor)
     return *tensors, *numbers, seen.left, seen.right, max_queries, max_keys

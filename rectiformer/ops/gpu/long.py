@@ -115,13 +115,11 @@ def long_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing
     return scale_late(long(q, k, v, *long_arguments(q, k, call, packing)), k, call)
 
 
-def row_sums_attention(
-    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def row_sums_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
     """`long_attention`, and of each row of [scale q k]+ ** power its sum and the entropy of the row divided by it:
     float32 [B, H, M]. Rows of zeros have 0 for both."""
     q, call = with_positive_scale(q, call)
-    out, rows = long_rows(q, k, v, *long_arguments(q, k, call, packing))
+    out, rows = long_rows(q, k, v, *long_arguments(q, k, call, None))
     total, entropy = rows.unbind(-1)
     if q.dtype != torch.float16:  # see `scales_inside`; there is no bias
         total = total * call.scale**call.variant.power
@@ -135,8 +133,8 @@ def long_arguments(q: Tensor, k: Tensor, call: AttentionCall, packing: Packing |
         head_factors = None
     max_queries, max_keys = call.visibility.queries, call.visibility.keys
     if packing is not None:
-        max_queries = max_queries if packing.most_q is None else packing.most_q
-        max_keys = max_keys if packing.most_k is None else packing.most_k
+        max_queries = max_queries if packing.max_seqlen_q is None else packing.max_seqlen_q
+        max_keys = max_keys if packing.max_seqlen_k is None else packing.max_seqlen_k
     return flatten(call, packing, (exponent, factor, head_factors), max_queries, max_keys)
 
 

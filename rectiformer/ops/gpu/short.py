@@ -52,9 +52,9 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packin
     q, call = with_positive_scale(q, call)
     max_queries, max_keys = call.visibility.queries, call.visibility.keys
     if packing is not None:
-        assert packing.most_q is not None
-        assert packing.most_k is not None
-        max_queries, max_keys = bucket(packing.most_q), bucket(packing.most_k)
+        assert packing.max_seqlen_q is not None
+        assert packing.max_seqlen_k is not None
+        max_queries, max_keys = bucket(packing.max_seqlen_q), bucket(packing.max_seqlen_k)
     return short(q, k, v, *flatten(call, packing, row_scale_parts(q, call), max_queries, max_keys))
 
 

@@ -84,7 +84,7 @@ class Band:
     """A [B, 1, M, N] mask as arguments of `rectiformer.attention`, the last query aligned with the last key."""
 
     causal: bool = False
-    window: int | None = None
+    window_size: int | None = None
     key_lengths: Tensor | None = None  # [B]
     attn_mask: Tensor | None = None  # bool, broadcasts to [B, H, M, N]
     ndim: ClassVar[int] = 4
@@ -204,19 +204,18 @@ def attend(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    asked: dict[str, Any] = {
+    attn_mask = None if band.attn_mask is None else band.attn_mask.to(query.device)  # layers may be on several devices
+    arguments: dict[str, Any] = {
         "causal": band.causal,
         "key_lengths": band.key_lengths,
-        "attn_mask": None
-        if band.attn_mask is None
-        else band.attn_mask.to(query.device),  # layers may be on several devices
+        "attn_mask": attn_mask,
         "attn_bias": None if bias is None else bias.to(query.dtype),
-        "window_size": band.window,
+        "window_size": band.window_size,
         "scale": scaling,
         **options,
     }
-    z = attention(query, key, value, variant, dropout_p=dropout, **asked)
-    seen = Observation(variant, query, key, z, asked)
+    z = attention(query, key, value, variant, dropout_p=dropout, **arguments)
+    seen = Observation(variant, query, key, z, arguments)
     for observer in OBSERVERS:
         observer(module, seen)
     z = z.transpose(1, 2).contiguous()

@@ -87,10 +87,25 @@ class SiteRecord:
     def from_dense(cls, kind: str, layer: int, weights: np.ndarray, visible: np.ndarray) -> SiteRecord:
         """The record of weights [H, M, N], where each query sees `visible` [H, M] keys."""
         heads, queries, keys = weights.shape
-        weights = weights.astype(np.float32, copy=False)
-        row, column = weights.reshape(heads * queries, keys).nonzero()
-        nonzero = np.bincount(row, minlength=heads * queries)
-        seen = visible.reshape(-1)
+        flat = weights.astype(np.float32, copy=False).reshape(heads * queries, keys)
+        row, column = flat.nonzero()
+        return cls.from_entries(kind, layer, weights.shape, row, column, flat[row, column], visible)
+
+    @classmethod
+    def from_entries(
+        cls,
+        kind: str,
+        layer: int,
+        shape: tuple[int, ...],
+        rows: np.ndarray,
+        columns: np.ndarray,
+        weights: np.ndarray,
+        visible: np.ndarray,
+    ) -> SiteRecord:
+        """The record of the weights other than 0 of a shape [H, M, N], where the columns of each row are in order."""
+        heads, queries, keys = shape
+        order = np.argsort(rows, kind="stable")
+        nonzero, mass = (np.bincount(rows, each, heads * queries) for each in (None, weights))
         return cls(
             kind,
             layer,
@@ -98,11 +113,11 @@ class SiteRecord:
             queries,
             keys,
             row_starts=np.concatenate([[0], nonzero.cumsum()]).astype(np.uint32),
-            columns=column.astype(np.uint32),
-            weights=weights.reshape(heads * queries, keys)[row, column],
-            mass=weights.sum(-1, dtype=np.float64).astype(np.float32).reshape(-1),
-            null=((nonzero == 0) & (seen > 0)).astype(np.uint8),
-            visible=seen.astype(np.uint32),
+            columns=columns[order].astype(np.uint32),
+            weights=weights[order],
+            mass=mass.astype(np.float32),
+            null=((nonzero == 0) & (visible.reshape(-1) > 0)).astype(np.uint8),
+            visible=visible.reshape(-1).astype(np.uint32),
         )
 
     def dense(self) -> np.ndarray:

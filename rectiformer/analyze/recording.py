@@ -158,52 +158,28 @@ def model_card(model: Transformer, name: str = "") -> ModelCard:
 def site_records(
     seen: Observation, kind: str, layer: int, queries: Sequence[int], keys: Sequence[int]
 ) -> list[SiteRecord]:
-    """The record of an attention for each sequence of a batch: its first `queries` and `keys`, without padding."""
-    batch, heads, _, _ = seen.q.shape
+    """The record of an attention for each sequence of a batch: its first `queries` and `keys`, without padding.
+
+    The weights are computed a few queries at a time: no dense matrix of them is ever held.
+    """
+    heads = seen.q.shape[1]
     visible = seen.visible().expand(seen.q.shape[:3]).cpu().numpy()  # [B, H, M]
-    parts: list[list[SiteRecord]] = [[] for _ in range(batch)]
+    none = (np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.float32))
+    entries = [[none] for _ in queries]  # rows, columns and weights of each block
     with torch.no_grad():
         for rows, block in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
             weights = block.float().cpu().numpy()  # [B, H, m, N]
-            for index, (length, width) in enumerate(zip(queries, keys, strict=True)):
-                real = slice(rows.start, min(rows.stop, length))
-                if real.start < real.stop:
-                    part = weights[index, :, : real.stop - real.start, :width]
-                    parts[index].append(SiteRecord.from_dense(kind, layer, part, visible[index, :, real]))
-    nothing = [
-        SiteRecord.from_dense(kind, layer, np.zeros((heads, 0, width), np.float32), np.zeros((heads, 0), np.int64))
-        for width in keys
-    ]
-    return [join_queries(part) if part else empty for part, empty in zip(parts, nothing, strict=True)]
-
-
-def join_queries(parts: Sequence[SiteRecord]) -> SiteRecord:
-    """Parts with different queries of the same attention and keys, as one record."""
-    heads = range(parts[0].heads)
-
-    def by_head(name: str) -> np.ndarray:
-        return np.concatenate([getattr(part, name).reshape(len(heads), -1) for part in parts], 1).reshape(-1)
-
-    def by_row(name: str) -> np.ndarray:
-        return np.concatenate(
-            [
-                getattr(part, name)[part.row_starts[head * part.queries] : part.row_starts[(head + 1) * part.queries]]
-                for head in heads
-                for part in parts
-            ]
-        )
-
-    counts = np.concatenate([np.diff(part.row_starts).reshape(len(heads), -1) for part in parts], 1)
-    return replace(
-        parts[0],
-        queries=sum(part.queries for part in parts),
-        row_starts=np.concatenate([[0], counts.reshape(-1).cumsum()]).astype(np.uint32),
-        columns=by_row("columns"),
-        weights=by_row("weights"),
-        mass=by_head("mass"),
-        null=by_head("null"),
-        visible=by_head("visible"),
-    )
+            for found, dense, length, width in zip(entries, weights, queries, keys, strict=True):
+                part = dense[:, : max(0, length - rows.start), :width]
+                head, query, column = part.nonzero()
+                row = head * length + rows.start + query
+                found.append((row.astype(np.uint32), column.astype(np.uint32), part[head, query, column]))
+    records = []
+    for found, length, width, seen_keys in zip(entries, queries, keys, visible, strict=True):
+        row, column, values = (np.concatenate(each) for each in zip(*found, strict=True))
+        shape = (heads, length, width)
+        records.append(SiteRecord.from_entries(kind, layer, shape, row, column, values, seen_keys[:, :length]))
+    return records
 
 
 def sample(count: int, total: int, seed: int) -> list[int]:

@@ -32,7 +32,7 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.studies.efficiency import without_kernels
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
-from rectiformer.translate.translator import hold_weights
+from rectiformer.translate.translator import cast_weights
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
 PEERS = {"cpu": ["marian-generate", "ctranslate2"], "cuda": ["marian-generate", "marian-generate-compiled"]}
@@ -74,7 +74,7 @@ def build_model(size: dict[str, int], variant: str) -> EndlessTransformer:
 def our_search(options: argparse.Namespace, sources: Sources, variant: str) -> Callable[[], object]:
     model = build_model(SIZES[options.size], variant).to(options.device)
     if options.device == "cuda":
-        hold_weights(model, torch.bfloat16)
+        cast_weights(model, torch.bfloat16)
     how = SearchOptions(beam=options.beam, extra_length=1)  # as many tokens as the source has with its eos
     return lambda: search(model, sources, how, SPECIALS)
 

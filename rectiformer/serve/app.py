@@ -34,7 +34,7 @@ from rectiformer.serve.requests import (
     read_request,
 )
 from rectiformer.serve.service import ClientGoneError, Service
-from rectiformer.translate.align import AVERAGE, check_place, cross_sites
+from rectiformer.translate.align import AVERAGE, check_head, cross_sites
 from rectiformer.translate.translator import Translator
 from rectiformer.web import FAILED, UNAVAILABLE, Guard, Lingering, RefusalError, add_page, add_refusals, read_json
 
@@ -68,7 +68,7 @@ class Served:
                 raise
             return None
         layer, head, induction = self.align or (model.config.decoder_layers - 1, AVERAGE, "normal")
-        check_place(model, layer, head)
+        check_head(model, layer, head)
         steps_of(induction)
         return AlignPairs(layer, head, induction)
 

@@ -252,7 +252,7 @@ class DocumentsJob:
             return []
         number, window = task.key
         self.waiting[number] -= 1
-        smaller = self._tasks(number, self.drafts[number].place(window, result))
+        smaller = self._tasks(number, self.drafts[number].take(window, result))
         return smaller if self.waiting[number] else self._begin_extras(number)
 
     def _tasks(self, number: int, windows: Sequence[Window]) -> list[Task]:
@@ -268,7 +268,7 @@ class DocumentsJob:
         draft = self.drafts[number]
         return [
             task
-            for index in draft.places
+            for index in draft.non_blank
             for task in self.extras.begin(
                 (number, index), draft.sources[index], draft.sentences[index], len(draft.ids[index]) + 1
             )

@@ -24,7 +24,7 @@ from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
-from rectiformer.translate.translator import find_device, hold_weights
+from rectiformer.translate.translator import cast_weights, find_device
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
 BEAM = 4
@@ -169,7 +169,7 @@ def build_decoding(config: Config, load: Load, device: torch.device) -> Callable
     torch.manual_seed(1)
     model = EndlessTransformer(config.model, load.vocabulary, load.vocabulary, bos=SPECIALS.bos).to(device).eval()
     if device.type == "cuda":
-        hold_weights(model, torch.bfloat16)
+        cast_weights(model, torch.bfloat16)
     ids = torch.randint(4, load.vocabulary, (load.decoded, load.length - 1))
     sources = [[*row, SPECIALS.eos] for row in ids.tolist()]
     options = SearchOptions(beam=BEAM, extra_length=1)

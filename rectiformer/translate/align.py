@@ -203,7 +203,7 @@ def align_pairs(
         induction: "normal" or "shifted", as in `measure.alignment.rows_for`.
         tokenized: whether words are what stands between spaces.
     """
-    check_place(translator.model, layer, head)
+    check_head(translator.model, layer, head)
     return [
         WordLinker(pair, tokenized).links(layer, head, induction)
         for pair in cross_looks(translator, pairs, batch_tokens)
@@ -222,21 +222,21 @@ def alignment_table(
     if len(pairs) != len(gold) or not gold:
         raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one")
     config = translator.model.config
-    places = [
+    aligners = [
         (layer, head, induction)
         for layer in range(config.decoder_layers)
         for head in (*range(config.num_heads), AVERAGE)
         for induction in INDUCTIONS
     ]
-    counts = np.zeros((len(places), 5), dtype=np.int64)
+    counts = np.zeros((len(aligners), 5), dtype=np.int64)
     lengths = EncodedPairs(translator, pairs).padded_lengths
     for batch in translator.ranks.own_share(list(cut_batches(range(len(pairs)), lengths, batch_tokens))):
         found = cross_looks(translator, [pairs[index] for index in batch], batch_tokens)
         for index, pair in zip(batch, found, strict=True):
             linker = WordLinker(pair, tokenized)
-            counts += count_links([linker.links(*place) for place in places], [gold[index]] * len(places))
+            counts += count_links([linker.links(*aligner) for aligner in aligners], [gold[index]] * len(aligners))
     totals = np.sum(translator.ranks.all_gather_object(counts.tolist), axis=0)
-    return [Row(*place, score_counts(row)) for place, row in zip(places, totals, strict=True)]
+    return [Row(*aligner, score_counts(row)) for aligner, row in zip(aligners, totals, strict=True)]
 
 
 def choose(rows: Sequence[Row], *, layer: int | str = "best", head: int | str = "best", induction: str = "best") -> Row:
@@ -252,7 +252,7 @@ def choose(rows: Sequence[Row], *, layer: int | str = "best", head: int | str = 
     return min(fitting, key=lambda row: row.score.aer)
 
 
-def check_place(model: Transformer, layer: int, head: int | str) -> None:
+def check_head(model: Transformer, layer: int, head: int | str) -> None:
     """ArgumentError for a layer or head, both counted from 0, that the decoder does not have."""
     layers, heads = model.config.decoder_layers, model.config.num_heads
     if layer not in range(layers):
@@ -301,12 +301,12 @@ def align_direction(
         rows = alignment_table(translator, pairs, gold, tokenized=tokenized, batch_tokens=batch_tokens)
         best = choose(rows, layer=or_else(layer, "best"), head=or_else(head, "best"), induction=induction or "best")
         layer, head, induction = best.layer, best.head, best.induction
-    place: dict[str, Any] = {
+    aligner: dict[str, Any] = {
         "layer": or_else(layer, translator.model.config.decoder_layers - 1),
         "head": or_else(head, AVERAGE),
         "induction": induction or "normal",
     }
-    links = align_pairs(translator, pairs, **place, tokenized=tokenized, batch_tokens=batch_tokens)
+    links = align_pairs(translator, pairs, **aligner, tokenized=tokenized, batch_tokens=batch_tokens)
     return Direction(links, rows, best)
 
 

@@ -1,15 +1,14 @@
-"""Beam search and sampling of a batch, as tensors of fixed size.
+"""Beam search and sampling of a batch, as tensors of fixed size that are updated in place.
 
-They are advanced in place by operations that never ask the device anything.
-
-What was chosen is written once, as (parent, token) in one number at each position, and read back at the end; only the
-few tensors that the next choice needs are reordered. So one step serves the CPU and a captured CUDA graph alike.
-Samples are drawn by the same steps; what is drawn depends on a sentence and its key, not on its batch.
+No operation waits for the device. What was chosen is written once, as (parent, token) in one number per position, and
+read back at the end; only the few tensors that the next choice needs are reordered. So one step serves the CPU and a
+captured CUDA graph alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,25 +28,26 @@ Ending = tuple[int, int, float, float, float | None]
 
 
 class BeamState:
-    """Where the search of B sentences with K hypotheses each stands.
+    """The state of beam search over B sentences with K hypotheses each.
 
     Args:
-        limits: most tokens of each sentence, eos included.
+        limits: most tokens of each translation, eos included.
         options: beam, length penalty and repetitions.
-        specials: ids treated apart.
+        specials: ids that decoding treats apart.
         vocabulary: columns of the logits.
         device: where the logits will be.
-        prefixes: tokens that each sentence must begin with; None if no sentence has any.
-        borders: separators that each must hold, with something before, between and after them; None leaves it free.
+        prefixes: tokens that each translation must begin with; None if none has any.
+        separator_counts: separators that each must hold, with something before, between and after them; None for any
+            number.
         size: sentences that the tensors hold; default: as many as `limits`. Those beyond are done from the start.
         capacity: positions that they hold, more than the longest prefix; default: enough for all limits.
     """
 
     BATCHED: tuple[str, ...] = (
-        "last", "log_probs", "choices", "token_scores", "finished", "places", "limits", "limit_penalties", "done",
-        "recent", "runs", "forced", "left",
+        "last", "log_probs", "choices", "token_scores", "finished", "end_choices", "limits", "limit_penalties", "done",
+        "recent", "runs", "forced", "separators_left",
     )  # fmt: skip
-    """Tensors whose first axis is the sentences; the last four are None where nothing asks for them."""
+    """Tensors whose first axis is the sentences; the last four are None where they are not needed."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class BeamState:
         device: torch.device,
         *,
         prefixes: Sequence[Sequence[int]] | None = None,
-        borders: Sequence[int] | None = None,
+        separator_counts: Sequence[int] | None = None,
         size: int | None = None,
         capacity: int | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class BeamState:
         self.choices = torch.zeros(B, K, T, dtype=torch.long, device=device)  # parent * V + token
         self.token_scores = torch.zeros(B, K, T, device=device)
         self.finished = torch.full((B, K, 3), NEVER, device=device)  # score, log probability, that of eos; best first
-        self.places = torch.zeros(B, K, dtype=torch.long, device=device)  # position * K * V + choice of that eos
+        self.end_choices = torch.zeros(B, K, dtype=torch.long, device=device)  # position * K * V + choice of that eos
         self.limits = torch.tensor(padded, device=device)
         self.limit_penalties = torch.tensor([options.penalty(limit) for limit in padded], device=device)
         self.done = torch.arange(B, device=device) >= len(limits)
@@ -86,8 +86,8 @@ class BeamState:
         self.recent = None if guarded is None else torch.full(guarded, specials.pad, device=device)
         self.runs = None if guarded is None else torch.zeros(guarded, dtype=torch.long, device=device)
         self.forced = None if prefixes is None else self._begin_forced(prefixes, B, T)
-        # Separators that each hypothesis has yet to write.
-        self.left = None if borders is None else self._begin_left(borders, B, K)
+        # Separators that each hypothesis has yet to generate.
+        self.separators_left = None if separator_counts is None else self._begin_separators(separator_counts, B, K)
 
     @property
     def device(self) -> torch.device:
@@ -121,11 +121,11 @@ class BeamState:
             unbarred = log_probs.gather(2, index)
         log_probs.index_fill_(2, self.banned, NEVER)
         log_probs[..., self.specials.eos].masked_fill_(self.position == 0, NEVER)
-        if self.left is not None and self.specials.separator is not None:
+        if self.separators_left is not None and self.specials.separator is not None:
             # Left to itself a beam ends after a few sentences: to stop costs less than all that should follow.
             empty = (self.last == self.specials.separator) | (self.last == self.specials.bos)
-            log_probs[..., self.specials.eos].masked_fill_(empty | (self.left > 0), NEVER)
-            log_probs[..., self.specials.separator].masked_fill_(empty | (self.left <= 0), NEVER)
+            log_probs[..., self.specials.eos].masked_fill_(empty | (self.separators_left > 0), NEVER)
+            log_probs[..., self.specials.separator].masked_fill_(empty | (self.separators_left <= 0), NEVER)
         if self.recent is not None and self.runs is not None:
             # Token x would complete one block of n too many if x = recent[n] and so it has been for long enough. Where
             # that is not so, what is barred is the padding, which is barred anyway.
@@ -161,7 +161,7 @@ class BeamState:
         Raises DivergedError where the model's scores were not finite numbers.
         """
         index = torch.tensor(sentences, dtype=torch.long, device=self.device)
-        names = ("finished", "places", "log_probs", "limits", "choices", "token_scores")
+        names = ("finished", "end_choices", "log_probs", "limits", "choices", "token_scores")
         held = {name: getattr(self, name)[index].cpu().numpy() for name in names}
         endings = [
             (row, *ending)
@@ -175,19 +175,19 @@ class BeamState:
             found[row].append(Hypothesis(ids, score, log_probability, all_scores, ended=eos is not None))
         if not all(found) or any(each.score != each.score for row in found for each in row):
             raise DivergedError(
-                "the model's scores are not finite numbers, so nothing can be searched; its weights are damaged or "
-                "training diverged: take an earlier checkpoint"
+                "the model's scores are not finite numbers, so no translation can be chosen; its weights are damaged "
+                "or training diverged: take an earlier checkpoint"
             )
         return found
 
     def _endings(
-        self, finished: list[list[float]], places: list[int], log_probs: list[float], limit: int
+        self, finished: list[list[float]], end_choices: list[int], log_probs: list[float], limit: int
     ) -> list[Ending]:
         """The hypotheses to give of one sentence."""
         ended: list[Ending] = []
-        for (score, log_probability, eos), place in zip(finished, places, strict=True):
+        for (score, log_probability, eos), end_choice in zip(finished, end_choices, strict=True):
             if score != NEVER:
-                position, choice = divmod(place, len(places) * self.vocabulary)
+                position, choice = divmod(end_choice, len(end_choices) * self.vocabulary)
                 ended.append((choice // self.vocabulary, position, score, log_probability, eos))
         ended.sort(key=lambda ending: -ending[2])
         unended: list[Ending] = []
@@ -203,18 +203,20 @@ class BeamState:
         K = self.finished.shape[1]
         scores = torch.where(self.done[:, None], NEVER, ended / self.penalties.index_select(0, self.position))
         merged = torch.cat([self.finished, torch.stack([scores, totals, token_scores], -1)], 1)
-        places = torch.cat([self.places, self.position * (K * self.vocabulary) + choices], 1)
+        end_choices = torch.cat([self.end_choices, self.position * (K * self.vocabulary) + choices], 1)
         # Stable, so that equals keep their order however often a done sentence is merged with nothing.
         order = merged[..., 0].argsort(dim=1, descending=True, stable=True)[:, :K]
         self.finished.copy_(merged.gather(1, order[..., None].expand(-1, -1, 3)))
-        self.places.copy_(places.gather(1, order))
+        self.end_choices.copy_(end_choices.gather(1, order))
 
     def _write(self, parents: Tensor, choices: Tensor, token_scores: Tensor) -> None:
         """Note what [B, K] was chosen at this position. What a done sentence notes is never read."""
         tokens = choices % self.vocabulary
         self.last.copy_(tokens)
-        if self.left is not None and self.specials.separator is not None:
-            self.left.copy_(self.left.gather(1, parents) - (tokens == self.specials.separator).long())
+        if self.separators_left is not None and self.specials.separator is not None:
+            self.separators_left.copy_(
+                self.separators_left.gather(1, parents) - (tokens == self.specials.separator).long()
+            )
         self.choices.index_copy_(2, self.position, choices[..., None])
         self.token_scores.index_copy_(2, self.position, token_scores[..., None])
         if self.recent is not None and self.runs is not None:
@@ -239,9 +241,11 @@ class BeamState:
             row[: len(prefix)] = torch.tensor(prefix, dtype=torch.long)
         return forced.to(self.device)
 
-    def _begin_left(self, borders: Sequence[int], B: int, K: int) -> Tensor:
-        """How many separators [B, K] are to be written."""
-        padded = torch.tensor([*borders, *[0] * (B - len(borders))], dtype=torch.long, device=self.device)
+    def _begin_separators(self, separator_counts: Sequence[int], B: int, K: int) -> Tensor:
+        """How many separators [B, K] each hypothesis has yet to generate."""
+        padded = torch.tensor(
+            [*separator_counts, *[0] * (B - len(separator_counts))], dtype=torch.long, device=self.device
+        )
         return padded[:, None].repeat(1, K)
 
 
@@ -262,7 +266,7 @@ def trace(
 
 
 class SampleState(BeamState):
-    """Independent samples of each sentence, in place of a beam: the k-th sample is always the k-th hypothesis.
+    """Independent samples of each sentence instead of a beam: the k-th sample is always the k-th hypothesis.
 
     Args:
         keys: number of each sentence, part of what decides its samples.
@@ -271,27 +275,16 @@ class SampleState(BeamState):
 
     BATCHED: tuple[str, ...] = (*BeamState.BATCHED, "keys")
 
-    def __init__(
-        self,
-        limits: Sequence[int],
-        options: SearchOptions,
-        specials: Specials,
-        vocabulary: int,
-        device: torch.device,
-        *,
-        keys: Sequence[int],
-        prefixes: Sequence[Sequence[int]] | None = None,
-        borders: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(limits, options, specials, vocabulary, device, prefixes=prefixes, borders=borders)
-        self.keys = torch.tensor(keys, dtype=torch.long, device=device)
+    def __init__(self, *arguments: Any, keys: Sequence[int], **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self.keys = torch.tensor(keys, dtype=torch.long, device=self.device)
 
     def advance(self, logits: Tensor) -> Tensor:
         """Draw one token for each sample from logits [B * K, V]; every sample continues itself."""
         B, K = self.log_probs.shape
         log_probs = self.allowed(logits)
         noise = gumbel(self.options.seed, self.keys, K, self.position, self.vocabulary)
-        tokens = (narrow(log_probs, self.options) + noise).argmax(-1)  # [B, K]
+        tokens = (filter_logits(log_probs, self.options) + noise).argmax(-1)  # [B, K]
         token_scores = log_probs.gather(2, tokens[..., None]).squeeze(2)
         totals = self.log_probs + token_scores
         parents = torch.arange(K, device=self.device).expand(B, K)
@@ -308,12 +301,12 @@ class SampleState(BeamState):
         self.finished.copy_(
             torch.where(ended[..., None], torch.stack([scores, totals, token_scores], -1), self.finished)
         )
-        places = self.position * (ended.shape[1] * self.vocabulary) + choices
-        self.places.copy_(torch.where(ended, places, self.places))
+        end_choices = self.position * (ended.shape[1] * self.vocabulary) + choices
+        self.end_choices.copy_(torch.where(ended, end_choices, self.end_choices))
         self.log_probs.copy_(torch.where(ended, NEVER, totals))
 
 
-def narrow(log_probs: Tensor, options: SearchOptions) -> Tensor:
+def filter_logits(log_probs: Tensor, options: SearchOptions) -> Tensor:
     """Log weights to draw from, up to a constant a row: tempered, -inf outside of `top_k` and then of `top_p`."""
     weights = log_probs.double() / options.temperature
     if 0 < options.top_k < weights.shape[-1]:
@@ -329,15 +322,15 @@ def narrow(log_probs: Tensor, options: SearchOptions) -> Tensor:
 def gumbel(seed: int, keys: Tensor, samples: int, position: Tensor, vocabulary: int) -> Tensor:
     """Noise [B, samples, V]: a hash of seed, key [B], sample, position [1] and token, alike on every device."""
     device = keys.device
-    word = mix(mix(torch.full((1,), seed, device=device)) + position)  # [1]
-    word = mix(word + keys)[:, None]
-    word = mix(word + torch.arange(samples, device=device))[..., None]
-    word = mix(word + torch.arange(vocabulary, device=device))
+    word = splitmix64(splitmix64(torch.full((1,), seed, device=device)) + position)  # [1]
+    word = splitmix64(word + keys)[:, None]
+    word = splitmix64(word + torch.arange(samples, device=device))[..., None]
+    word = splitmix64(word + torch.arange(vocabulary, device=device))
     uniform = (((word >> 12) & ((1 << 52) - 1)).double() + 0.5) / (1 << 52)  # the topmost 52 bits: never 0 nor 1
     return -(-uniform.log()).log()
 
 
-def mix(word: Tensor) -> Tensor:
+def splitmix64(word: Tensor) -> Tensor:
     """SplitMix64: a bijection of 64-bit words that turns counters into what passes for random."""
     # torch shifts signed words arithmetically; the masks make the shifts logical.
     word = word * -7046029254386353131 + -7046029254386353131  # 0x9E3779B97F4A7C15

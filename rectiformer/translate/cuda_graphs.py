@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.translate.beam import BeamState
-from rectiformer.translate.options import ABANDONED, Hypothesis, Specials, Task
+from rectiformer.translate.options import ABANDONED, Hypothesis, SearchBatch, Specials
 
-LOOK = 8
+CHECK_EVERY = 8
 """Steps between looks of the host at what is done; divides every capacity."""
 
 MIN_CAPACITY = 32
@@ -27,7 +27,7 @@ MIN_CAPACITY = 32
 SOURCE = 16
 """Source lengths are rounded up to a multiple of this."""
 
-KEPT_BYTES = 8 << 30
+MAX_BYTES = 8 << 30
 """Buffers kept of one model; the least recently used shapes go first."""
 
 
@@ -42,34 +42,34 @@ class Shape:
     nbest: int
     max_repeats: int
     forced: bool
-    bordered: bool
+    counts_separators: bool
     vocabulary: int
     specials: Specials
     precision: torch.dtype | None
 
     @classmethod
-    def of(cls, model: Transformer, task: Task) -> Shape:
+    def of(cls, model: Transformer, batch: SearchBatch) -> Shape:
         """The smallest shape that takes this batch to its first tokens."""
-        prefix = max(map(len, task.prefixes)) if task.prefixes else 0
+        prefix = max(map(len, batch.prefixes)) if batch.prefixes else 0
         return cls(
-            sentences=power_of_two(len(task.sources)),
-            source=-(-max(map(len, task.sources)) // SOURCE) * SOURCE,
+            sentences=power_of_two(len(batch.sources)),
+            source=-(-max(map(len, batch.sources)) // SOURCE) * SOURCE,
             capacity=max(MIN_CAPACITY, power_of_two(prefix + 1)),
-            beam=task.options.beam,
-            nbest=task.options.nbest,
-            max_repeats=task.options.max_repeats,
-            forced=task.prefixes is not None,
-            bordered=task.borders is not None,
+            beam=batch.options.beam,
+            nbest=batch.options.nbest,
+            max_repeats=batch.options.max_repeats,
+            forced=batch.prefixes is not None,
+            counts_separators=batch.separator_counts is not None,
             vocabulary=len(model.output),
-            specials=task.specials,
-            precision=task.precision,
+            specials=batch.specials,
+            precision=batch.precision,
         )
 
 
 class CapturedStep:
     """Buffers of one shape, with two pieces of work over them: begin with sources, and write a token."""
 
-    def __init__(self, model: Transformer, shape: Shape, task: Task) -> None:
+    def __init__(self, model: Transformer, shape: Shape, batch: SearchBatch) -> None:
         self.shape = shape
         device = model.output.device
         dtype = model.output.dtype if shape.precision is None else shape.precision
@@ -82,12 +82,12 @@ class CapturedStep:
         self.cache = self.decoder.static
         self.beam = BeamState(
             [],
-            task.options,
+            batch.options,
             shape.specials,
             shape.vocabulary,
             device,
             prefixes=[] if shape.forced else None,
-            borders=[] if shape.bordered else None,
+            separator_counts=[] if shape.counts_separators else None,
             size=shape.sentences,
             capacity=shape.capacity,
         )
@@ -132,25 +132,25 @@ class CapturedStep:
             self.run(model)
         self.begin_graph, self.step_graph = begin_graph, step_graph
 
-    def load(self, model: Transformer, task: Task) -> None:
+    def load(self, model: Transformer, batch: SearchBatch) -> None:
         """Begin with a batch that fits the shape."""
-        ids, lengths = task.padded(self.shape.sentences, self.shape.source)
+        ids, lengths = batch.padded(self.shape.sentences, self.shape.source)
         self.ids.copy_(ids)
         self.lengths.copy_(lengths)
         self.encode(model)
         self.decoder.position.zero_()
         self.cache.clear()
         beam = BeamState(
-            task.limits(),
-            task.options,
-            task.specials,
+            batch.limits(),
+            batch.options,
+            batch.specials,
             self.shape.vocabulary,
             self.ids.device,
-            prefixes=task.prefixes,
-            borders=task.borders,
+            prefixes=batch.prefixes,
+            separator_counts=batch.separator_counts,
             capacity=self.shape.capacity,
         )
-        self.beam.copy_from(beam, torch.arange(len(task.sources), device=self.ids.device))
+        self.beam.copy_from(beam, torch.arange(len(batch.sources), device=self.ids.device))
 
     def take(self, other: CapturedStep, sentences: Tensor) -> None:
         """Go on with these sentences of another shape, whose capacity is no larger than this one's."""
@@ -171,14 +171,14 @@ class CapturedStep:
         return context + [part for cache in self.decoder.cross_caches for part in (cache.keys, cache.values)]
 
 
-class KeptSteps:
+class CapturedSteps:
     """Steps of one model by shape, as long as its weights stay where they are."""
 
     def __init__(self) -> None:
         self.steps: OrderedDict[Shape, CapturedStep] = OrderedDict()
         self.addresses: list[int] = []
 
-    def find(self, model: Transformer, shape: Shape, task: Task, capture: bool) -> CapturedStep:
+    def find(self, model: Transformer, shape: Shape, batch: SearchBatch, capture: bool) -> CapturedStep:
         """The step of this shape, made and captured if it is not there."""
         model.target_embedding.reserve(shape.capacity)
         tensors = [*model.parameters(), model.target_embedding.positions]
@@ -187,12 +187,12 @@ class KeptSteps:
             self.steps.clear()
             self.addresses = addresses
         if shape not in self.steps:
-            self.steps[shape] = CapturedStep(model, shape, task)
+            self.steps[shape] = CapturedStep(model, shape, batch)
         step = self.steps[shape]
         if capture and step.step_graph is None:
             step.capture(model, self._pool())
         self.steps.move_to_end(shape)
-        while len(self.steps) > 1 and sum(kept.size() for kept in self.steps.values()) > KEPT_BYTES:
+        while len(self.steps) > 1 and sum(kept.size() for kept in self.steps.values()) > MAX_BYTES:
             self.steps.popitem(last=False)
         return step
 
@@ -202,37 +202,37 @@ class KeptSteps:
         return next((graph.pool() for graph in graphs if graph is not None), None)
 
 
-KEPT: WeakKeyDictionary[Transformer, KeptSteps] = WeakKeyDictionary()
+CAPTURED: WeakKeyDictionary[Transformer, CapturedSteps] = WeakKeyDictionary()
 
 
-def search_static(model: Transformer, task: Task, capture: bool = True) -> list[list[Hypothesis]]:
+def search_static(model: Transformer, batch: SearchBatch, capture: bool = True) -> list[list[Hypothesis]]:
     """Beam search of one batch; `capture` False runs the steps without a graph."""
-    kept = KEPT.setdefault(model, KeptSteps())
-    with task.autocast(model.output.device):
-        step = kept.find(model, Shape.of(model, task), task, capture)
-        step.load(model, task)
-        places = dict(enumerate(range(len(task.sources))))  # row of the shape -> sentence of the batch
+    kept = CAPTURED.setdefault(model, CapturedSteps())
+    with batch.autocast(model.output.device):
+        step = kept.find(model, Shape.of(model, batch), batch, capture)
+        step.load(model, batch)
+        sentences = dict(enumerate(range(len(batch.sources))))  # row of the shape -> sentence of the batch
         found: dict[int, list[Hypothesis]] = {}
         position = 0
         while True:
-            for _ in range(LOOK):
+            for _ in range(CHECK_EVERY):
                 step.run(model)
-            position += LOOK
+            position += CHECK_EVERY
             done = step.beam.done.tolist()
-            going = [row for row in places if not done[row] and task.wants(places[row])]
+            going = [row for row in sentences if not done[row] and batch.wants(sentences[row])]
             full = position == step.shape.capacity
             if going and not full and 2 * len(going) > step.shape.sentences:
                 continue
-            ready = [row for row in places if done[row]]
-            found |= zip((places[row] for row in ready), step.beam.hypotheses(ready), strict=True)
+            ready = [row for row in sentences if done[row]]
+            found |= zip((sentences[row] for row in ready), step.beam.hypotheses(ready), strict=True)
             if not going:
-                return [found.get(index, [ABANDONED]) for index in range(len(task.sources))]
+                return [found.get(index, [ABANDONED]) for index in range(len(batch.sources))]
             shape = replace(
                 step.shape, sentences=power_of_two(len(going)), capacity=step.shape.capacity * (2 if full else 1)
             )
-            larger = kept.find(model, shape, task, capture)
+            larger = kept.find(model, shape, batch, capture)
             larger.take(step, torch.tensor(going, device=step.ids.device))
-            step, places = larger, {new: places[row] for new, row in enumerate(going)}
+            step, sentences = larger, {new: sentences[row] for new, row in enumerate(going)}
 
 
 def capturable(model: Transformer) -> bool:

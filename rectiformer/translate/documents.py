@@ -124,7 +124,7 @@ def translate_document_chunk(
         waiting = [
             (draft, smaller)
             for (draft, window), each in zip(waiting, found, strict=True)
-            for smaller in draft.place(window, each)
+            for smaller in draft.take(window, each)
         ]
     for draft in drafts:
         yield draft.finish(warn)
@@ -175,35 +175,35 @@ class Draft:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.places = [place for place, ids in enumerate(self.ids) if ids and self.sources[place].strip()]
+        self.non_blank = [index for index, ids in enumerate(self.ids) if ids and self.sources[index].strip()]
         self.sentences = [""] * len(self.sources)
         self.tried: set[Window] = set()
 
     def cut(self, limit: int, overlap: int) -> list[Window]:
         """The windows to begin with."""
-        windows = build_windows([len(self.ids[place]) for place in self.places], limit, overlap)
+        windows = build_windows([len(self.ids[index]) for index in self.non_blank], limit, overlap)
         self.segments, self.tried = len(windows), set(windows)
         return windows
 
     def segment(self, window: Window) -> Segment:
         """The sentences of a window, context included."""
-        places = self.places[window.context : window.last]
+        indices = self.non_blank[window.context : window.last]
         return Segment(
-            [self.sources[place] for place in places], [self.ids[place] for place in places], self.line + places[0]
+            [self.sources[index] for index in indices], [self.ids[index] for index in indices], self.line + indices[0]
         )
 
-    def place(self, window: Window, found: Found) -> list[Window]:
+    def take(self, window: Window, found: Found) -> list[Window]:
         """Keep what was found for a window; where it is not a part a sentence, give smaller windows to try instead."""
         size = window.last - window.context
         if size > 1 and not (found.ended and len(found.parts) == size):
             self.fallbacks += window in self.tried
             return halve(window)
         parts = found.parts if size > 1 else [" ".join(filter(None, found.parts))]
-        places = self.places[window.first : window.last]
-        for place, text in zip(places, parts[window.first - window.context :], strict=True):
-            self.sentences[place] = text
+        indices = self.non_blank[window.first : window.last]
+        for index, text in zip(indices, parts[window.first - window.context :], strict=True):
+            self.sentences[index] = text
         notes = found.notes if found.ended else [*found.notes, "the translation met its length limit before it ended"]
-        self.notes += [f"sentence {places[0] + 1}: {note}" for note in notes]  # which only single sentences have
+        self.notes += [f"sentence {indices[0] + 1}: {note}" for note in notes]  # which only single sentences have
         self.tokens += found.tokens
         return []
 

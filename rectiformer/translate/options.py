@@ -102,7 +102,7 @@ ABANDONED = Hypothesis(ids=[], score=-math.inf, log_probability=-math.inf, token
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchBatch:
     """One batch to search; the fields are the arguments of `search`."""
 
     sources: Sequence[Sequence[int]]
@@ -110,7 +110,7 @@ class Task:
     specials: Specials
     prefixes: Sequence[Sequence[int]] | None = None
     keys: Sequence[int] | None = None
-    borders: Sequence[int] | None = None
+    separator_counts: Sequence[int] | None = None
     precision: torch.dtype | None = None
     is_wanted: Callable[[int], bool] | None = None
 

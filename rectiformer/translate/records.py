@@ -10,7 +10,7 @@ from itertools import compress, islice
 from typing import Any
 
 from rectiformer.measure.alignment import Link, format_links
-from rectiformer.translate.align import PairWeights, WordLinker, check_place, cross_weights
+from rectiformer.translate.align import PairWeights, WordLinker, check_head, cross_weights
 from rectiformer.translate.evaluate import fits
 from rectiformer.translate.translator import Translation, Translator
 
@@ -36,7 +36,7 @@ def to_records(
         yield from map(to_record, translations)
         return
     if align is not None:
-        check_place(translator.model, *align[:2])
+        check_head(translator.model, *align[:2])
     stream = iter(translations)
     while chunk := list(islice(stream, buffer)):
         pairs = [(translation.source, translation.text) for translation in chunk]

@@ -12,7 +12,7 @@ from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.beam import BeamState, SampleState
 from rectiformer.translate.cuda_graphs import capturable, search_static
-from rectiformer.translate.options import ABANDONED, Hypothesis, SearchOptions, Specials, Task
+from rectiformer.translate.options import ABANDONED, Hypothesis, SearchBatch, SearchOptions, Specials
 
 
 def search(
@@ -23,7 +23,7 @@ def search(
     *,
     prefixes: Sequence[Sequence[int]] | None = None,
     keys: Sequence[int] | None = None,
-    borders: Sequence[int] | None = None,
+    separator_counts: Sequence[int] | None = None,
     precision: torch.dtype | None = None,
     is_wanted: Callable[[int], bool] | None = None,
 ) -> list[list[Hypothesis]]:
@@ -36,9 +36,9 @@ def search(
         specials: ids that are treated apart; pad, bos and unk are never produced.
         prefixes: ids that each translation must begin with, [] for none; they may hold unk and may end with eos. A
             prefix that the length limit does not admit raises the limit to one token more than the prefix.
-        keys: a number for each sentence that decides its samples; its place in the batch unless given.
-        borders: how many of `specials.separator` each translation holds, none of them right after another, first or
-            last; as many as the model writes unless given. Not what a prefix says: that is taken as it is.
+        keys: a number for each sentence that decides its samples; default: its index in the batch.
+        separator_counts: how many of `specials.separator` each translation holds, none of them right after another,
+            first or last; default: as many as the model generates. A prefix is taken as it is.
         precision: of matrix products, torch.bfloat16 for instance; float32 and None leave them to the model.
         is_wanted: whether the translation of the n-th source is still wanted, asked again and again: after each token,
             or every few where steps are captured. One that is not is given up and has `ABANDONED` as its only
@@ -48,31 +48,35 @@ def search(
     if not sources:
         return []
     narrower = None if precision == torch.float32 else precision
-    task = Task(sources, options, specials, prefixes, keys, borders, narrower, is_wanted)
-    check_task(task, model)
-    if not any(map(task.wants, range(len(sources)))):
+    batch = SearchBatch(sources, options, specials, prefixes, keys, separator_counts, narrower, is_wanted)
+    check_batch(batch, model)
+    if not any(map(batch.wants, range(len(sources)))):
         return [[ABANDONED] for _ in sources]
     with torch.inference_mode():
         if model.output.device.type == "cuda" and not options.sample and capturable(model):
-            return search_static(model, task)
-        return search_eager(model, task)
+            return search_static(model, batch)
+        return search_eager(model, batch)
 
 
-def check_task(task: Task, model: Transformer) -> None:
+def check_batch(batch: SearchBatch, model: Transformer) -> None:
     """Refuse ids and lists that do not fit the model or each other, before they fail inside of it."""
-    for name, given in (("prefixes", task.prefixes), ("keys", task.keys), ("borders", task.borders)):
-        if given is not None and len(given) != len(task.sources):
-            raise ArgumentError(f"{name} has {len(given)} entries, but there are {len(task.sources)} sources")
-    if task.borders is not None and task.specials.separator is None:
-        raise ArgumentError("borders are given, but specials.separator is None: there is nothing to count")
-    check_ids("sources", task.sources, model.source_embedding.table.shape[0])
-    for index, source in enumerate(task.sources):
+    for name, given in (
+        ("prefixes", batch.prefixes),
+        ("keys", batch.keys),
+        ("separator_counts", batch.separator_counts),
+    ):
+        if given is not None and len(given) != len(batch.sources):
+            raise ArgumentError(f"{name} has {len(given)} entries, but there are {len(batch.sources)} sources")
+    if batch.separator_counts is not None and batch.specials.separator is None:
+        raise ArgumentError("separator_counts are given, but specials.separator is None: there is nothing to count")
+    check_ids("sources", batch.sources, model.source_embedding.table.shape[0])
+    for index, source in enumerate(batch.sources):
         if not source:
             raise ArgumentError(f"sources[{index}] is empty; it must at least hold eos")
-    if task.prefixes is not None:
-        check_ids("prefixes", task.prefixes, model.output.shape[0])
-        for index, prefix in enumerate(task.prefixes):
-            if task.specials.pad in prefix or task.specials.bos in prefix or task.specials.eos in prefix[:-1]:
+    if batch.prefixes is not None:
+        check_ids("prefixes", batch.prefixes, model.output.shape[0])
+        for index, prefix in enumerate(batch.prefixes):
+            if batch.specials.pad in prefix or batch.specials.bos in prefix or batch.specials.eos in prefix[:-1]:
                 raise ArgumentError(f"prefixes[{index}] holds pad or bos, or eos before its end: {list(prefix)}")
 
 
@@ -91,20 +95,20 @@ class DecodingState(Protocol):
     def keep(self, sources: Tensor, beam: int) -> None: ...
 
 
-def search_eager(model: Transformer, task: Task) -> list[list[Hypothesis]]:
+def search_eager(model: Transformer, batch: SearchBatch) -> list[list[Hypothesis]]:
     """Beam search or sampling step by step, dropping each sentence as soon as it is done."""
-    beams = begin_beams(model, task)
-    with task.autocast(model.output.device):
-        state = model.begin(task.encode(model))
-        return drive(lambda last: model.step(last, state), state, beams, task.wants)
+    beams = begin_beams(model, batch)
+    with batch.autocast(model.output.device):
+        state = model.begin(batch.encode(model))
+        return drive(lambda last: model.step(last, state), state, beams, batch.wants)
 
 
-def begin_beams(model: Transformer, task: Task) -> BeamState:
-    arguments = (task.limits(), task.options, task.specials, len(model.output), model.output.device)
-    if not task.options.sample:
-        return BeamState(*arguments, prefixes=task.prefixes, borders=task.borders)
-    keys = range(len(task.sources)) if task.keys is None else task.keys
-    return SampleState(*arguments, keys=keys, prefixes=task.prefixes, borders=task.borders)
+def begin_beams(model: Transformer, batch: SearchBatch) -> BeamState:
+    arguments = (batch.limits(), batch.options, batch.specials, len(model.output), model.output.device)
+    if not batch.options.sample:
+        return BeamState(*arguments, prefixes=batch.prefixes, separator_counts=batch.separator_counts)
+    keys = range(len(batch.sources)) if batch.keys is None else batch.keys
+    return SampleState(*arguments, keys=keys, prefixes=batch.prefixes, separator_counts=batch.separator_counts)
 
 
 def drive(

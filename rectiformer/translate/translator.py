@@ -126,14 +126,10 @@ class Translator:
             device=device, precision=precision,
             max_length=max(MAX_LENGTH, segment_length), segment_length=segment_length,
         )  # fmt: skip
-        translator.narrow()
+        if translator.precision is not None:  # held so from now on, where weights otherwise are cast at each use
+            cast_weights(translator.model, translator.precision)
+            translator.precision = None
         return translator
-
-    def narrow(self) -> None:
-        """Hold the weights in `precision`, where they otherwise are cast at each use: for a model of one's own."""
-        if self.precision is not None:
-            hold_weights(self.model, self.precision)
-            self.precision = None
 
     def fingerprint(self) -> str:
         """A hash of the weights and vocabularies."""
@@ -171,7 +167,7 @@ class Translator:
 
         Args:
             batch_tokens: padded source tokens in a batch; a longer line makes a batch of its own.
-            batch_sentences: sentences in a batch, in place of `batch_tokens`; 0 goes by tokens.
+            batch_sentences: sentences in a batch, instead of `batch_tokens`; 0 goes by tokens.
             prefixes: how each translation has to begin; "" leaves it free.
             first_line: the number of lines[0], for messages and for the seeds of sampling.
             warn: told of each line that did not go through the model as a whole.
@@ -246,7 +242,7 @@ class Translator:
         """
         target, separator = self.target, self.source.separator
         specials = Specials(target.pad, target.unk, target.bos, target.eos, target.separator)
-        borders = None if separator is None else [part.ids.count(separator) for part in parts]
+        separator_counts = None if separator is None else [part.ids.count(separator) for part in parts]
         lengths = [len(part.ids) + 1 for part in parts]
         order = sorted(range(len(parts)), key=lambda index: -lengths[index])
         own = self.ranks.own_share(list(cut_batches(order, lengths, batch_tokens, batch_sentences)))
@@ -260,7 +256,7 @@ class Translator:
                     specials,
                     prefixes=[parts[index].prefix for index in batch],
                     keys=[parts[index].key for index in batch],
-                    borders=None if borders is None else [borders[index] for index in batch],
+                    separator_counts=None if separator_counts is None else [separator_counts[index] for index in batch],
                     precision=self.precision,
                     is_wanted=ask_by_line(is_wanted, [parts[index].line for index in batch]),
                 )
@@ -354,18 +350,18 @@ def piece_text(vocabulary: Vocabulary, id: int) -> str:
     return vocabulary._processor.id_to_piece(id)
 
 
-def split_pieces(line: str, pieces: Sequence[Piece], longest: int) -> list[list[int]]:
-    """The ids of `line` in groups of at most `longest`.
+def split_pieces(line: str, pieces: Sequence[Piece], max_length: int) -> list[list[int]]:
+    """The ids of `line` in groups of at most `max_length`.
 
     Cut behind the last sentence that fits, else at the last white space, else between characters.
     """
     groups = []
     start = 0
-    while len(pieces) - start > longest:
-        places = range(start + longest, start, -1)
-        kinds = (ends_sentence, is_spaced, is_between_characters)
-        fitting = (place for fits in kinds for place in places if fits(line, pieces[place - 1], pieces[place]))
-        stop = next(fitting, places[0])  # a character spelled in more than `longest` bytes is cut too
+    while len(pieces) - start > max_length:
+        cuts = range(start + max_length, start, -1)
+        preferred = (ends_sentence, is_spaced, is_between_characters)
+        fitting = (cut for fits in preferred for cut in cuts if fits(line, pieces[cut - 1], pieces[cut]))
+        stop = next(fitting, cuts[0])  # a character spelled in more than `max_length` bytes is cut too
         groups.append([piece.id for piece in pieces[start:stop]])
         start = stop
     groups.append([piece.id for piece in pieces[start:]])
@@ -392,10 +388,10 @@ def ends_sentence(line: str, left: Piece, right: Piece) -> bool:
     return mark in FINAL and is_spaced(line, left, right)
 
 
-def hold_weights(model: Transformer, dtype: torch.dtype) -> None:
+def cast_weights(model: Transformer, dtype: torch.dtype) -> None:
     """Hold every parameter in `dtype`, tied ones still tied; position signals stay as they are, exact.
 
-    For a model that learns no more: what projections are multiplied with is multiplied in.
+    For a model that learns no more: score biases and learned scales are folded into the projection weights.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -12,7 +12,7 @@ from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
-from rectiformer.translate.translator import hold_weights
+from rectiformer.translate.translator import cast_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's own warnings
 DEVICE = "cuda"
@@ -38,7 +38,7 @@ def build(kind):
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())  # so that both hold the same numbers
     held = copy.deepcopy(model)
-    hold_weights(held, torch.bfloat16)
+    cast_weights(held, torch.bfloat16)
     return model.double(), held
 
 

@@ -171,14 +171,14 @@ def test_the_average_is_the_mean_of_the_weights(rows, source):
     assert WordLinker(hand_made(*heads)).links(0, "average", "normal") == {(source, 0)}
 
 
-def test_alignments_keep_the_places_of_empty_lines(translator):
+def test_alignments_keep_the_order_around_empty_lines(translator):
     pairs = [("das Haus", "der Hund"), ("", ""), ("das", ""), ("", "das"), ("das Haus", "der Hund")]
     found = align_pairs(translator, pairs, layer=0, head="average")
     assert [bool(links) for links in found[1:4]] == [False, False, False]
     assert found[0] == found[4]
 
 
-def test_the_table_holds_what_each_place_gives_alone(translator):
+def test_the_table_holds_what_each_head_gives_alone(translator):
     pairs = list(zip(generate_lines(6, 1), generate_lines(6, 2), strict=True))
     gold = [Links(frozenset({(0, 0), (1, 1)}), frozenset({(1, 0)}))] * len(pairs)
     rows = alignment_table(translator, pairs, gold)
@@ -208,7 +208,7 @@ def test_gold_of_another_length_is_refused_before_anything_runs(translator):
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("aligner", "message"),
     [
         ({"layer": 2}, "no decoder layer has index 2; there are 2, indices 0 to 1"),
         ({"layer": -1}, "no decoder layer has index -1"),
@@ -218,6 +218,6 @@ def test_gold_of_another_length_is_refused_before_anything_runs(translator):
     ],
     ids=str,
 )
-def test_places_that_do_not_exist_are_refused(translator, place, message):
+def test_heads_that_do_not_exist_are_refused(translator, aligner, message):
     with pytest.raises(ArgumentError, match=message):
-        align_pairs(translator, [("das", "das")], **place)
+        align_pairs(translator, [("das", "das")], **aligner)

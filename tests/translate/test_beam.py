@@ -57,10 +57,16 @@ def random_logits(seed, sentences=1, vocabulary=9, scale=2.0):
     return scale * torch.randn(sentences, vocabulary, vocabulary, vocabulary, generator=generator)
 
 
-def found(logits, limits, prefixes=None, borders=None, **options):
+def found(logits, limits, prefixes=None, counts=None, **options):
     cpu = torch.device("cpu")
     state = BeamState(
-        limits, SearchOptions(**options), SPECIALS, logits.shape[-1], cpu, prefixes=prefixes, borders=borders
+        limits,
+        SearchOptions(**options),
+        SPECIALS,
+        logits.shape[-1],
+        cpu,
+        prefixes=prefixes,
+        separator_counts=counts,
     )
     decoder = TableDecoder(logits)
     return drive(decoder.step, decoder, state, lambda _: True)
@@ -78,28 +84,28 @@ def repeats_too_often(ids, most):
     return False
 
 
-def plain_allowed(ids, prefix, vocabulary, most, borders=None):
+def plain_allowed(ids, prefix, vocabulary, most, counts=None):
     if len(ids) < len(prefix):
         return [prefix[len(ids)]]
     tokens = [SPECIALS.eos] if ids else []
     tokens += [x for x in range(FIRST_WORD, vocabulary) if not repeats_too_often([*ids, x], most)]
-    if borders is not None:
+    if counts is not None:
         written = ids.count(SPECIALS.separator)
-        barred = SPECIALS.eos if written < borders else SPECIALS.separator
+        barred = SPECIALS.eos if written < counts else SPECIALS.separator
         tokens = [x for x in tokens if x != barred]
         if ids[-1:] in ([], [SPECIALS.separator]):
             tokens = [x for x in tokens if x not in (SPECIALS.eos, SPECIALS.separator)]
     return tokens
 
 
-def plain_beam_search(row, vocabulary, limit, beam, alpha, nbest, most, prefix, borders):
+def plain_beam_search(row, vocabulary, limit, beam, alpha, nbest, most, prefix, counts):
     """(ended, score, ids, log probability, token scores) of the best hypotheses, in lists and float32 numbers."""
     alive, finished = [([], np.float32(0), [])], []
     for length in range(1, limit + 1):
         candidates = []
         for ids, total, scores in alive:
             log_probs = row(ids)
-            for token in plain_allowed(ids, prefix, vocabulary, most, borders):
+            for token in plain_allowed(ids, prefix, vocabulary, most, counts):
                 candidates.append(([*ids, token], total + log_probs[token], [*scores, log_probs[token]]))
         candidates.sort(key=lambda candidate: -candidate[1])
         candidates = candidates[: 2 * beam if beam > 1 else 1]
@@ -123,20 +129,20 @@ def plain_beam_search(row, vocabulary, limit, beam, alpha, nbest, most, prefix, 
     most=st.integers(0, 3),
     prefix=st.lists(st.integers(FIRST_WORD, 8), max_size=3),
     scale=st.sampled_from([0.5, 2.0, 4.0]),
-    most_borders=st.none() | st.integers(0, 3),
+    most_separators=st.none() | st.integers(0, 3),
 )
-def test_a_search_in_plain_python_finds_the_same(seed, beam, alpha, limit, most, prefix, scale, most_borders):
+def test_a_search_in_plain_python_finds_the_same(seed, beam, alpha, limit, most, prefix, scale, most_separators):
     logits = random_logits(seed, sentences=3, scale=scale)
     prefixes = [prefix, [], prefix[:1]]
     limits = [limit, limit + 3, limit]
-    borders = [None] * 3 if most_borders is None else [most_borders, most_borders // 2, 0]
+    counts = [None] * 3 if most_separators is None else [most_separators, most_separators // 2, 0]
     nbest = 1 + seed % beam
     asked = {"beam": beam, "nbest": nbest, "length_penalty": alpha, "max_repeats": most}
-    ours = found(logits, limits, prefixes, None if most_borders is None else borders, **asked)
+    ours = found(logits, limits, prefixes, None if most_separators is None else counts, **asked)
     for sentence, hypotheses in enumerate(ours):
         theirs = plain_beam_search(
             lambda ids, sentence=sentence: TableDecoder(logits).row(sentence, ids),
-            logits.shape[-1], limits[sentence], beam, alpha, nbest, most, prefixes[sentence], borders[sentence],
+            logits.shape[-1], limits[sentence], beam, alpha, nbest, most, prefixes[sentence], counts[sentence],
         )  # fmt: skip
         assert [h.ids for h in hypotheses] == [ids for _, _, ids, _, _ in theirs]
         assert [h.ended for h in hypotheses] == [ended for ended, *_ in theirs]
@@ -209,7 +215,7 @@ def test_as_many_sentences_are_written_as_asked_for_and_none_is_empty(beam):
     logits[..., SPECIALS.eos] += 6
     logits[..., SPECIALS.separator] += 3
     assert any(h.ids.count(SPECIALS.separator) == 0 for (h,) in found(logits, [40] * 6, beam=beam))
-    for number, (best,) in enumerate(found(logits, [40] * 6, borders=list(range(6)), beam=beam)):
+    for number, (best,) in enumerate(found(logits, [40] * 6, counts=list(range(6)), beam=beam)):
         parts = split_ids(best.ids, SPECIALS.separator)
         assert best.ended
         assert len(parts) == number + 1

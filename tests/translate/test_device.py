@@ -10,7 +10,7 @@ from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
-from rectiformer.translate.translator import find_device, hold_weights
+from rectiformer.translate.translator import cast_weights, find_device
 
 WORDS, START = 23, 2
 SMALL = (
@@ -37,7 +37,7 @@ def test_held_weights_are_cast_ones(kind):
     held = copy.deepcopy(cast)
     for parameter in cast.parameters():
         parameter.data = parameter.data.bfloat16()
-    hold_weights(held, torch.bfloat16)
+    cast_weights(held, torch.bfloat16)
     source, target, lengths = torch.randint(4, WORDS, (2, 9)), torch.randint(4, WORDS, (2, 7)), torch.tensor([9, 4])
     with torch.inference_mode():
         assert torch.equal(held(source, lengths, target), cast(source, lengths, target))
@@ -59,7 +59,7 @@ def test_a_step_multiplies_no_weights_any_more(kind, monkeypatch):
     with torch.inference_mode():
         model(*inputs)
         assert made
-        hold_weights(model, torch.bfloat16)
+        cast_weights(model, torch.bfloat16)
         made.clear()
         model(*inputs)
     assert not made

@@ -1,4 +1,4 @@
-"""Streams, records and the places where long lines are cut."""
+"""Streams, records and where long lines are cut."""
 
 import json
 import random
@@ -144,7 +144,7 @@ def test_a_record_of_a_split_line_says_why_it_has_no_alignment(translator):
 
 
 def pieces_of(line):
-    """A piece a character: each place is a possible cut."""
+    """One piece per character: each is a possible cut."""
     return [Piece(number, character, number, number + 1) for number, character in enumerate(line)]
 
 
@@ -163,7 +163,7 @@ def pieces_of(line):
 )
 def test_lines_are_cut_after_a_sentence_else_at_white_space_else_anywhere(line, longest, parts):
     groups = split_pieces(line, pieces_of(line), longest)
-    assert ["".join(line[place] for place in group) for group in groups] == parts
+    assert ["".join(line[index] for index in group) for group in groups] == parts
 
 
 def test_white_space_at_the_end_of_a_piece_is_cut_after():
@@ -189,5 +189,5 @@ def test_a_character_spelled_in_bytes_is_not_cut():
 @given(st.text("ab. 。!\u2028\0é", max_size=60), st.integers(1, 12))
 def test_parts_hold_every_piece_once_and_fit(line, longest):
     groups = split_pieces(line, pieces_of(line), longest)
-    assert [place for group in groups for place in group] == list(range(len(line)))
+    assert [index for group in groups for index in group] == list(range(len(line)))
     assert all(0 < len(group) <= longest for group in groups) or not line

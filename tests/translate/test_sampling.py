@@ -7,7 +7,7 @@ import torch
 
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.beam import gumbel, narrow
+from rectiformer.translate.beam import filter_logits, gumbel
 from rectiformer.translate.options import SearchOptions, Specials
 from rectiformer.translate.search import search
 
@@ -53,7 +53,7 @@ def test_tokens_are_drawn_as_often_as_the_model_says(options):
     with torch.no_grad():
         logits = model(torch.tensor([source]), None, torch.tensor([[SPECIALS.bos]]))[0, 0]
     logits[: SPECIALS.eos + 1] = -torch.inf  # at the first position eos is out, too
-    allowed = narrow(logits.log_softmax(-1)[None], choice)[0].softmax(-1).tolist()
+    allowed = filter_logits(logits.log_softmax(-1)[None], choice)[0].softmax(-1).tolist()
     firsts = [h.ids[0] for samples in found for h in samples]
     assert_drawn_from([firsts.count(token) for token in range(VOCABULARY)], allowed)
 
@@ -122,7 +122,7 @@ def test_one_candidate_left_is_the_greedy_path():
 )
 def test_the_likeliest_tokens_are_kept_until_they_hold_enough(options, kept):
     log_probs = torch.tensor([0.1, 0.4, 0.2, 0.3]).double().log()[None]
-    weights = narrow(log_probs, SearchOptions(sample=True, **options))
+    weights = filter_logits(log_probs, SearchOptions(sample=True, **options))
     assert weights.isfinite()[0].tolist() == [rank < kept for rank in (3, 0, 2, 1)]
 
 

@@ -13,7 +13,7 @@ import rectiformer.translate.cuda_graphs as cuda_graphs
 from rectiformer import VARIANTS, ArgumentError
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.options import ABANDONED, SearchOptions, Specials, Task
+from rectiformer.translate.options import ABANDONED, SearchBatch, SearchOptions, Specials
 from rectiformer.translate.search import search
 
 VOCABULARY, SEPARATOR = 40, 4
@@ -52,7 +52,7 @@ def assert_same(ours, theirs):
 
 def search_static(model, sources, options, **others):
     with torch.inference_mode():
-        return cuda_graphs.search_static(model, Task(sources, options, SPECIALS, **others), capture=False)
+        return cuda_graphs.search_static(model, SearchBatch(sources, options, SPECIALS, **others), capture=False)
 
 
 class Leaving:
@@ -145,7 +145,7 @@ def test_fixed_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
     options = SearchOptions(beam=beam, nbest=beam, extra_length=60, length_penalty=1.0, max_repeats=max_repeats)
     eager = search(model, sources, options, SPECIALS)
     assert_same(search_static(model, sources, options), eager)
-    shapes = {(shape.sentences, shape.capacity) for shape in cuda_graphs.KEPT[model].steps}
+    shapes = {(shape.sentences, shape.capacity) for shape in cuda_graphs.CAPTURED[model].steps}
     assert {capacity for _, capacity in shapes} >= {32, 64}
     assert len({sentences for sentences, _ in shapes}) > 1
     assert {best[0].ended for best in eager} == {True, False}
@@ -161,35 +161,35 @@ def test_every_driver_counts_in_sentences():
     assert_same(search(model, sources, cached, SPECIALS), found)
     for _ in range(2):  # the second time in shapes that have been used
         assert_same(search_static(model, sources, cached), found)
-    assert len({shape.capacity for shape in cuda_graphs.KEPT[model].steps}) > 1
+    assert len({shape.capacity for shape in cuda_graphs.CAPTURED[model].steps}) > 1
     assert {h.ids.count(SEPARATOR) for best in found for h in best} >= {0, 1, 2}
 
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_every_driver_writes_as_many_sentences_as_asked_for(sample):
     model, sources = build_model(eos=9.0, positions="sentence"), random_sources(9, longest=40)
-    borders = [0, 3, 1, 2, 5, 0, 1, 7, 4]
+    separator_counts = [0, 3, 1, 2, 5, 0, 1, 7, 4]
     with torch.no_grad():
         model.output[SEPARATOR] = 1.05 * model.output[SPECIALS.eos]
     options = SearchOptions(beam=4, nbest=3, extra_length=90, sample=sample)
-    found = search(recomputing(model), sources, options, SPECIALS, borders=borders)
-    assert_same(search(model, sources, options, SPECIALS, borders=borders), found)
+    found = search(recomputing(model), sources, options, SPECIALS, separator_counts=separator_counts)
+    assert_same(search(model, sources, options, SPECIALS, separator_counts=separator_counts), found)
     if not sample:
-        assert_same(search_static(model, sources, options, borders=borders), found)
+        assert_same(search_static(model, sources, options, separator_counts=separator_counts), found)
         free = search_static(model, sources, options)  # another shape, though its buffers have the same sizes
         assert_same(free, search(model, sources, options, SPECIALS))
-    for best, wanted in zip(found, borders, strict=True):
+    for best, wanted in zip(found, separator_counts, strict=True):
         assert {h.ids.count(SEPARATOR) for h in best if h.ended} <= {wanted}
         assert all(h.ids.count(SEPARATOR) <= wanted for h in best)
-    assert any(best[0].ended and wanted > 1 for best, wanted in zip(found, borders, strict=True))
+    assert any(best[0].ended and wanted > 1 for best, wanted in zip(found, separator_counts, strict=True))
 
 
 def test_borders_need_a_separator_and_a_number_for_each_source():
     model, options = build_model(), SearchOptions(extra_length=3)
-    with pytest.raises(ArgumentError, match=r"borders has 1 entries, but there are 2 sources"):
-        search(model, random_sources(2), options, SPECIALS, borders=[1])
+    with pytest.raises(ArgumentError, match=r"separator_counts has 1 entries, but there are 2 sources"):
+        search(model, random_sources(2), options, SPECIALS, separator_counts=[1])
     with pytest.raises(ArgumentError, match=r"specials\.separator is None"):
-        search(model, random_sources(1), options, replace(SPECIALS, separator=None), borders=[1])
+        search(model, random_sources(1), options, replace(SPECIALS, separator=None), separator_counts=[1])
 
 
 def test_kept_shapes_serve_later_batches_and_other_penalties():
@@ -198,22 +198,22 @@ def test_kept_shapes_serve_later_batches_and_other_penalties():
         sources = random_sources(6, seed=seed)
         options = SearchOptions(beam=4, nbest=4, extra_length=30, length_penalty=penalty)
         assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
-    kept = dict(cuda_graphs.KEPT[model].steps)
+    kept = dict(cuda_graphs.CAPTURED[model].steps)
     search_static(model, random_sources(6), SearchOptions(nbest=4, extra_length=30))
-    assert dict(cuda_graphs.KEPT[model].steps) == kept
+    assert dict(cuda_graphs.CAPTURED[model].steps) == kept
 
 
 def test_kept_shapes_go_when_weights_move_or_the_model_dies():
     model, options = build_model(), SearchOptions(extra_length=3)
     search_static(model, random_sources(2), options)
-    before = list(cuda_graphs.KEPT[model].steps.values())
+    before = list(cuda_graphs.CAPTURED[model].steps.values())
     with torch.no_grad():
         model.output.mul_(2)  # in place: the weights stay where they are
     search_static(model, random_sources(2), options)
-    assert list(cuda_graphs.KEPT[model].steps.values()) == before
+    assert list(cuda_graphs.CAPTURED[model].steps.values()) == before
     model.output = torch.nn.Parameter(model.output.detach().clone())
     assert_same(search_static(model, random_sources(2), options), search(model, random_sources(2), options, SPECIALS))
-    assert not set(cuda_graphs.KEPT[model].steps.values()) & set(before)
+    assert not set(cuda_graphs.CAPTURED[model].steps.values()) & set(before)
     alive = weakref.ref(model)
     del model
     gc.collect()
@@ -221,11 +221,11 @@ def test_kept_shapes_go_when_weights_move_or_the_model_dies():
 
 
 def test_kept_shapes_stay_within_their_bytes(monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "KEPT_BYTES", 1)
+    monkeypatch.setattr(cuda_graphs, "MAX_BYTES", 1)
     model, sources = build_model(eos=6.0), random_sources(9, longest=40)
     options = SearchOptions(extra_length=60)
     assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
-    assert len(cuda_graphs.KEPT[model].steps) == 1
+    assert len(cuda_graphs.CAPTURED[model].steps) == 1
 
 
 @pytest.mark.parametrize("driver", ["eager", "fixed", "sampled"])
@@ -325,8 +325,8 @@ DRIVERS = pytest.mark.parametrize(
 @DRIVERS
 def test_what_nobody_wants_any_more_is_given_up_and_the_rest_goes_on(driver, monkeypatch):
     model, sources, options = build_model(), random_sources(5), SearchOptions(beam=3, extra_length=60)
-    whole, steps = driver(model, sources, options, borders=[20] * 5), steps_of(model, monkeypatch)
-    found = driver(model, sources, options, borders=[20] * 5, is_wanted=Leaving({1: 12, 2: 14, 3: 16}))
+    whole, steps = driver(model, sources, options, separator_counts=[20] * 5), steps_of(model, monkeypatch)
+    found = driver(model, sources, options, separator_counts=[20] * 5, is_wanted=Leaving({1: 12, 2: 14, 3: 16}))
     assert found[1:4] == [[ABANDONED]] * 3
     assert_same([found[0], found[4]], [whole[0], whole[4]])
     assert steps[-1] < steps[0]
@@ -337,8 +337,8 @@ def test_a_batch_that_nobody_wants_stops_at_once(driver, monkeypatch):
     """After as many tokens as lie between two looks, of the hundreds that it would have written."""
     model, sources, options = build_model(), random_sources(3), SearchOptions(extra_length=300)
     steps, leaving = steps_of(model, monkeypatch), Leaving({0: 9, 1: 9, 2: 9})
-    assert driver(model, sources, options, borders=[100] * 3, is_wanted=leaving) == [[ABANDONED]] * 3
-    assert 1 <= len(steps) <= 4 * cuda_graphs.LOOK
+    assert driver(model, sources, options, separator_counts=[100] * 3, is_wanted=leaving) == [[ABANDONED]] * 3
+    assert 1 <= len(steps) <= 4 * cuda_graphs.CHECK_EVERY
 
 
 def test_what_nobody_wants_from_the_start_is_not_even_encoded(monkeypatch):

@@ -115,7 +115,7 @@ def test_equal_parts_of_a_split_line_draw_their_own_samples(translator):
 
 
 @pytest.mark.parametrize("beam", [1, 2])
-def test_hostile_lines_keep_their_places(translator, beam):
+def test_hostile_lines_keep_their_order(translator, beam):
     heard = []
     found = translator.translate(HOSTILE, SearchOptions(beam=beam, extra_length=3), warn=heard.append)
     assert [each.source for each in found] == HOSTILE

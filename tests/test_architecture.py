@@ -4,9 +4,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from rectiformer.errors import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rectiformer"
@@ -107,6 +110,36 @@ def test_importing_the_package_is_light():
     heavy = ["matplotlib", "sentencepiece", "typer", "rich", "triton", "sacrebleu", "entmax", "fastapi", "transformers"]
     loaded = run_python(f"import sys, rectiformer; print([name for name in {heavy} if name in sys.modules])")
     assert loaded.strip() == "[]"
+
+
+WITHOUT_EXTRAS = """
+import sys
+from rectiformer.errors import EXTRAS
+sys.modules.update(dict.fromkeys([package for packages in EXTRAS.values() for package in packages]))
+import torch, rectiformer
+q = torch.randn(1, 2, 3, 4)
+layer = rectiformer.RectifiedAttention(8, 2)
+with rectiformer.observe(layer):
+    layer(torch.randn(1, 3, 8))
+print(tuple(rectiformer.attention(q, q, q).shape))
+from rectiformer.__main__ import start
+start()
+"""
+
+
+def test_the_core_needs_torch_and_numpy_alone():
+    found = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, cwd=ROOT)
+    line = "rectiformer: typer is not installed; pip install 'rectiformer[translate]'\n"
+    assert (found.returncode, found.stdout, found.stderr) == (1, "(1, 2, 3, 4)\n", line)
+
+
+def test_extras_of_messages_are_those_of_the_package():
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {extra: {re.split(r"[>=\[]", each)[0].replace("-", "_") for each in found[extra]} for extra in EXTRAS}
+    assert {extra: set(packages) for extra, packages in EXTRAS.items()} == {
+        extra: packages - {"rectiformer"} | ({"pydantic"} if extra == "serve" else set())
+        for extra, packages in named.items()
+    }
 
 
 def test_public_names_are_those_exported():

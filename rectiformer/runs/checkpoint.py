@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load
 from torch import Tensor
 
 import rectiformer
@@ -75,6 +74,8 @@ class Checkpoint:
         return bool(files_of(name, self.manifest["files"], self.path / MANIFEST))
 
     def _load(self, file: str) -> dict[str, Tensor]:
+        from safetensors.torch import load  # here, so that `observe` needs torch and numpy alone
+
         data = self.read(file)
         try:
             return load(data)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, DivergedError
@@ -98,6 +97,8 @@ def pack(step: int, name: str, group: Mapping[str, Tensor]) -> bytes:
             )
         if tensor.numel() and (owner := owners.setdefault((tensor.device, tensor.data_ptr()), key)) != key:
             raise ArgumentError(f"{name} {owner!r} and {key!r} share storage; save one of them")
+    from safetensors.torch import save
+
     return save({key: tensor.detach().cpu().contiguous() for key, tensor in group.items()})
 
 

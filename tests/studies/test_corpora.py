@@ -22,7 +22,7 @@ from rectiformer.studies.plan import Scale, configure
         ("words", "en", "", ""),
     ],
 )  # fmt: skip
-def test_words_stand_apart_in_small_letters(form, language, line, words):
+def test_words_are_lowercase_and_separated(form, language, line, words):
     assert rewrite(line, form, language) == words
 
 
@@ -56,7 +56,7 @@ def test_gold_links_run_from_the_source_of_the_model(tmp_path):
     assert links == [Links(frozenset({(0, 0), (1, 1)}), frozenset({(1, 2)})), Links(frozenset({(0, 0)}))]
 
 
-def test_test_sets_are_read_without_marks_and_in_the_form_of_their_corpus(tmp_path):
+def test_test_sets_are_read_without_markers_and_in_the_form_of_their_corpus(tmp_path):
     corpus = next(corpus for corpus in CORPORA["small"] if corpus.name == "europarl-en-fr-words")
     folder = tmp_path / corpus.folder
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Figures of studies: who is shown, and by which look."""
+"""Figures of studies: which models are drawn, and in which style."""
 
 from rectiformer.studies.figures import MARKED, draw_panels, line_style
 from rectiformer.studies.sparsity import above_zero
@@ -9,11 +9,11 @@ def colors(svg):
 
 
 def test_lines_of_a_figure_differ_without_color_too():
-    looks = [(line_style(number)["linestyle"], line_style(number)["marker"]) for number in range(40)]
-    assert len(set(looks)) == 40
+    styles = [(line_style(number)["linestyle"], line_style(number)["marker"]) for number in range(40)]
+    assert len(set(styles)) == 40
 
 
-def test_a_model_that_has_nothing_but_zeros_is_not_drawn_and_the_others_look_as_ever(tmp_path):
+def test_a_model_with_nothing_but_zeros_is_not_drawn_and_the_others_keep_their_style(tmp_path):
     panels = [{"softmax": {1: [0.0, 0.0]}, "rela-g": {1: [0.0]}, "relu2": {1: [0.4]}}, {"rela-g": {1: [0.3]}}]
     shown = above_zero(panels, ["softmax", "rela-g", "relu2"])
     (path,) = draw_panels(tmp_path / "a.svg", ["one", "two"], shown, "layer")
@@ -32,8 +32,8 @@ def test_nothing_is_drawn_where_all_are_zero(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_places_some_are_marked(tmp_path):
-    lines = {name: {place: [float(place)] for place in range(10 * MARKED)} for name in ("a", "b")}
+def test_some_of_many_points_are_marked(tmp_path):
+    lines = {name: {x: [float(x)] for x in range(10 * MARKED)} for name in ("a", "b")}
     (path,) = draw_panels(tmp_path / "a.svg", ["one"], [lines], "updates")
     marks_and_ticks = path.read_text().count("<use ")
     assert 2 * MARKED < marks_and_ticks < 2 * 10 * MARKED

@@ -1,4 +1,4 @@
-"""Every study at every scale: configurations that hold, names that do not clash, and one hash wherever it is run."""
+"""Every study at every scale: valid configurations, unique names, and the same hash on every machine."""
 
 import dataclasses
 import hashlib
@@ -26,7 +26,7 @@ EVERY = [(study, scale) for study in TRAINED for scale in SCALES]
 
 
 @pytest.mark.parametrize(("study", "scale"), EVERY)
-def test_trainings_are_valid_and_have_names_of_their_own(study, scale):
+def test_trainings_are_valid_and_have_unique_names(study, scale):
     trainings = STUDIES[study].trainings(STUDIES[study].at(scale))
     assert max(Counter(training.key for training in trainings).values()) == 1
     configs = Counter(hash_config(training.config) for training in trainings)
@@ -40,7 +40,7 @@ def test_trainings_are_valid_and_have_names_of_their_own(study, scale):
 
 
 @pytest.mark.parametrize("study", TRAINED)
-def test_files_lie_in_the_folder_that_is_named(study):
+def test_files_are_in_the_given_folder(study):
     for scale in ("small", "paper"):
         for training in STUDIES[study].trainings(STUDIES[study].at(scale, Path("elsewhere"))):
             data = training.config.data
@@ -49,7 +49,7 @@ def test_files_lie_in_the_folder_that_is_named(study):
     assert all(training.config.data.source == () for training in STUDIES[study].trainings(Scale("smoke")))
 
 
-def test_what_matters_most_is_done_first_and_with_three_seeds():
+def test_what_matters_most_comes_first_and_has_three_seeds():
     quality = STUDIES["translation-quality"].trainings(Scale("small"))
     headline = {
         (corpus.name, variant, seed)
@@ -72,7 +72,7 @@ def test_what_matters_most_is_done_first_and_with_three_seeds():
     assert all(seeds[row] == 3 for claim in ABLATION_CLAIMS for row in (claim.first, claim.second))
 
 
-def test_the_papers_kinds_of_attention_are_compared_on_every_corpus_that_is_scored_and_ours_beside_them():
+def test_the_papers_variants_are_compared_on_every_corpus_that_is_scored_and_ours_with_them():
     compared = {
         corpus.name: set(corpus.seeds) for scale in ("small", "paper") for corpus in CORPORA[scale] if not corpus.form
     }
@@ -82,7 +82,7 @@ def test_the_papers_kinds_of_attention_are_compared_on_every_corpus_that_is_scor
     assert {name for name, variants in compared.items() if variants == papers} == {"multi30k-en-fr"}
 
 
-def test_each_kind_of_attention_is_the_same_in_every_study():
+def test_each_row_has_the_same_attention_in_every_study():
     for name in ("translation-quality", "document-length"):
         for training in STUDIES[name].trainings(Scale("small")):
             model = training.config.model
@@ -133,7 +133,7 @@ def test_a_hash_does_not_depend_on_folders_or_the_device():
     changed = dataclasses.replace(here, training=dataclasses.replace(here.training, steps=1))
     assert hash_config(changed) != hash_config(here)
     assert hash_text(changed) == hash_text(here)
-    # Of defaults nothing is hashed: a key that a later version adds does not have text prepared again.
+    # Defaults are not hashed: a key that a later version adds does not invalidate prepared text.
     assert hash_text(Config()) == hashlib.sha256(b"").hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Trainings of several studies share the jobs: who waits for whom, who runs alone, and nobody waits for ever."""
+"""Trainings of several studies share the jobs: which wait for which, which run alone, and none waits forever."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ tell("ends")
 
 
 def study(name, rows, start="", **others):
-    """A study of one training a row."""
+    """A study with one training per row."""
     config = replace(CONFIG, training=replace(CONFIG.training, init_from=start))
     return replace(
         SEARCH,
@@ -39,7 +39,7 @@ def study(name, rows, start="", **others):
 
 @pytest.fixture
 def play(tmp_path, monkeypatch):
-    """Runs studies, so many trainings side by side: what was said, and what happened in which order."""
+    """Runs studies with `jobs` trainings side by side: the notes, and what happened in which order."""
     reporter = play_trainings(tmp_path, monkeypatch, PLAYED)
 
     def call(*studies, jobs, only=""):
@@ -55,7 +55,7 @@ def play(tmp_path, monkeypatch):
     return call
 
 
-def test_studies_run_side_by_side_and_say_whose_a_training_is(play):
+def test_studies_run_side_by_side_and_name_the_study_of_a_training(play):
     said, journal = play(study("first", ["a"]), study("second", ["b"]), jobs=2)
     assert journal.index("begins second/b-seed1") < journal.index("ends first/a-seed1")
     assert {line.split(":")[0] for line in said} == {"first/a-seed1", "second/b-seed1"}
@@ -73,12 +73,12 @@ def test_a_model_that_others_start_from_is_trained_first(play):
     assert begun == ["c-seed1", "a-seed1", "b-seed1", "d-seed1"]
 
 
-def test_what_measures_a_model_waits_until_nobody_else_does(play):
+def test_what_measures_a_model_waits_until_its_own_study_has_measured_it(play):
     _, journal = play(study("second", ["a"], reads="first"), study("first", ["a"]), jobs=2)
     assert journal.index("ends first/a-seed1") < journal.index("begins second/a-seed1")
 
 
-def test_who_measures_time_runs_alone(play):
+def test_a_study_that_measures_time_runs_alone(play):
     _, journal = play(study("first", ["c"]), study("timed", ["a", "b"], alone=True), study("last", ["d", "e"]), jobs=3)
     for key in ("timed/a-seed1", "timed/b-seed1"):
         begun = journal.index(f"begins {key}")
@@ -86,7 +86,7 @@ def test_who_measures_time_runs_alone(play):
     assert journal.index("ends last/e-seed1") < journal.index("begins timed/a-seed1")
 
 
-def test_what_nobody_trains_is_not_waited_for(play):
+def test_a_model_that_is_not_trained_here_is_not_waited_for(play):
     _, journal = play(study("second", ["b"], start="first/a-seed1"), jobs=1)
     assert journal[0] == "begins second/b-seed1"
 

@@ -177,9 +177,13 @@ def resume_run(run: Run, config: Config, data_hash: str) -> Run:
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Seal `record` as that of the run in `folder`."""
+    """Seal `record` as that of the run in `folder`: every key of every section, defaults too."""
+    sealed = {"format": RECORD_FORMAT, "identity": record.identity, "rectiformer": rectiformer.__version__}
+    sealed["config"] = dataclasses.asdict(record.config)
+    if record.replaced is not None:
+        sealed["replaced"] = dataclasses.asdict(record.replaced)
     with writing(folder / "run.json"):
-        replace_file(folder / "run.json", seal(to_json(record)))
+        replace_file(folder / "run.json", seal(sealed))
 
 
 def repeat_config(folder: Path, config: Config) -> None:
@@ -196,19 +200,6 @@ def change_record(folder: Path, old: Record, new: Record) -> None:
         write_record(folder, dataclasses.replace(new, replaced=old.config))
         failpoint("before-config")
         repeat_config(folder, new.config)
-
-
-def to_json(record: Record) -> dict[str, Any]:
-    """The record as JSON holds it: every key of every section, defaults too."""
-    sealed: dict[str, Any] = {
-        "format": RECORD_FORMAT,
-        "identity": record.identity,
-        "rectiformer": rectiformer.__version__,
-    }
-    sealed["config"] = dataclasses.asdict(record.config)
-    if record.replaced is not None:
-        sealed["replaced"] = dataclasses.asdict(record.replaced)
-    return json.loads(json.dumps(sealed))  # lists for tuples, as they are read back
 
 
 def read_record(folder: Path) -> Record:

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -109,3 +110,15 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 4 MiB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount ({mounted.stderr.strip()})")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)

@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
 import time
 
 import pytest
@@ -36,18 +35,6 @@ def stopped(launcher, data, tmp_path_factory):
 def run(stopped, tmp_path):
     """A copy of it, to be harmed."""
     return shutil.copytree(stopped, tmp_path / "run")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 4 MiB."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount ({mounted.stderr.strip()})")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_disk_that_fills_up_costs_nothing_but_time(launcher, straight, data, small_disk):

@@ -196,18 +196,6 @@ def test_tied_tensors_are_refused_by_name(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 4 MiB."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount ({mounted.stderr.strip()}); the limit on file sizes is tested instead")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
-
-
 @pytest.mark.parametrize("checked", [True, False], ids=["found before", "found while writing"])
 def test_a_full_disk_keeps_the_last_checkpoint(small_disk, monkeypatch, checked):
     save(small_disk, 1, size=2**18)  # 1 MiB

@@ -5,7 +5,6 @@ import io
 import lzma
 import os
 import re
-import subprocess
 import sys
 import threading
 
@@ -133,18 +132,6 @@ def test_a_pipe_is_spooled_once_and_read_often(tmp_path):
     writer.join()
     assert not is_stream(copy)
     assert list(read_lines(copy)) == list(read_lines(copy)) == ["a", "b"]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 4 MiB."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount ({mounted.stderr.strip()})")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_input_without_end_is_refused_at_half_of_the_disk(small_disk):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rectiformer.config import DataConfig, Files
 from rectiformer.errors import ConfigError, DataError
@@ -20,6 +20,7 @@ from rectiformer.text.lines import DATASET, display_name, is_stream, parse_addre
 
 NO_LINE = "\n"  # what `zip_longest` pads with: no line is equal to it
 BATCH_PAIRS, BATCH_CHARACTERS = 4_096, 4_000_000
+FILE_KEYS = ("source", "target", "valid_source", "valid_target", "document_tables")
 
 
 def has_split(config: DataConfig, split: str) -> bool:
@@ -39,8 +40,7 @@ def files_of(config: DataConfig, split: str) -> tuple[Files, Files]:
 
 def input_files(config: DataConfig) -> Files:
     """All files of all splits."""
-    texts = config.source + config.target + config.valid_source + config.valid_target
-    return texts + config.document_tables
+    return tuple(chain.from_iterable(getattr(config, key) for key in FILE_KEYS))
 
 
 def check_files(config: DataConfig) -> None:
@@ -251,18 +251,8 @@ def spool_inputs(config: DataConfig, folder: Path, meanwhile: Callable[[], None]
     for index, path in enumerate(filter(is_stream, dict.fromkeys(input_files(config)))):
         (spooled / str(index)).mkdir(parents=True)
         copies[path] = spool(path, spooled / str(index), meanwhile)
-
-    def reread(files: Files) -> Files:
-        return tuple(copies.get(path, path) for path in files)
-
-    yield replace(
-        config,
-        source=reread(config.source),
-        target=reread(config.target),
-        valid_source=reread(config.valid_source),
-        valid_target=reread(config.valid_target),
-        document_tables=reread(config.document_tables),
-    )
+    files: Any = {key: tuple(copies.get(path, path) for path in getattr(config, key)) for key in FILE_KEYS}
+    yield replace(config, **files)
     shutil.rmtree(spooled, ignore_errors=True)
 
 

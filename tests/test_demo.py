@@ -13,7 +13,7 @@ from rectiformer.errors import RectiformerError
 from rectiformer.measure.alignment import Links
 from rectiformer.terminal import Terminal
 from rectiformer.text.grammar import draw_sentences
-from rectiformer.translate.align import alignment_table, choose, cross_weights
+from rectiformer.translate.align import alignment_table, choose, cross_attention
 from rectiformer.translate.evaluate import evaluate
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
@@ -63,7 +63,7 @@ def expected_rows(folder):
         result = evaluate(translator, [s for s, _ in texts], [t for _, t in texts], SearchOptions(beam=4), ("bleu",))
         best = choose(alignment_table(translator, texts, [Links(pair.sure, pair.possible) for pair in pairs]))
         head = "mean of heads" if best.head == "average" else f"head {best.head + 1}"
-        weights = [pair.weights for pair in cross_weights(translator, texts)]
+        weights = [pair.weights for pair in cross_attention(translator, texts, weights=True)]
         zeros, nulls = [], []
         for layer in range(2):
             flat = [pair[layer] for pair in weights]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rectiformer.terminal import Terminal
     from rectiformer.text.prepared import Prepared
     from rectiformer.train.saving import State
-    from rectiformer.translate.align import Row
+    from rectiformer.translate.align import AlignmentRow
 
 
 def write_all(texts: Iterable[str], path: Path | None = None, inputs: Iterable[str] = ()) -> None:
@@ -158,7 +158,7 @@ def print_scores(
     terminal.note(f"rectiformer {scores[0][1].version}; {lines:,} lines{blank}")
 
 
-def print_alignments(terminal: Terminal, rows: Sequence[Row], chosen: Row) -> None:
+def print_alignments(terminal: Terminal, rows: Sequence[AlignmentRow], chosen: AlignmentRow) -> None:
     """Alignment error, precision and recall of every layer, head and induction; what was chosen is bold."""
     from rectiformer.translate.align import ordinal
 

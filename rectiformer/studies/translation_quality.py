@@ -39,7 +39,7 @@ from rectiformer.studies.measures import (
 from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
 from rectiformer.studies.recipes import THRESHOLD, attention_settings
 from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
-from rectiformer.translate.align import Row, align_direction
+from rectiformer.translate.align import AlignmentRow, align_direction
 from rectiformer.translate.translator import Translator
 
 ANALYZED = 1000
@@ -130,7 +130,7 @@ def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> d
     return found
 
 
-def panel_errors(rows: Sequence[Row], panel: str) -> list[float]:
+def panel_errors(rows: Sequence[AlignmentRow], panel: str) -> list[float]:
     """The AER of each layer in one of `PANELS`: of its best head, or of the average of its heads."""
     induction, _, how = panel.partition(", ")
     layers: dict[int, list[float]] = {}

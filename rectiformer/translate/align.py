@@ -1,8 +1,8 @@
-"""Word alignments out of attention to the source: every layer, every head, both ways to read the decoder's steps."""
+"""Word alignments from cross-attention: every layer, every head, both ways to read the decoder's steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,38 +37,22 @@ AVERAGE = "average"
 
 
 @dataclass(frozen=True)
-class PiecePair:
-    """A sentence pair and its pieces."""
+class PairAttention:
+    """Cross-attention while a given translation is decoded."""
 
     source: str
     target: str
     source_pieces: list[Piece]
     target_pieces: list[Piece]
-
-
-@dataclass(frozen=True)
-class PairWeights(PiecePair):
-    """Attention to the source while a given translation is decoded."""
-
+    peaks: list[np.ndarray]
+    """Per layer [H + 1, M]: the source piece with the largest weight at each step, -1 if none; the last row is that of
+    the heads' mean. M counts the target pieces and the step that predicts the end."""
     weights: list[np.ndarray]
-    """One a layer: [H, M, N], M target pieces and the step that predicts the end, N source pieces and their end."""
-
-    @property
-    def looks(self) -> list[np.ndarray]:
-        """As in `PairLooks`."""
-        return [strongest_pieces(layer, len(self.source_pieces)) for layer in self.weights]
+    """Per layer [H, M, N], N counting the source pieces and their end; none unless asked for."""
 
 
 @dataclass(frozen=True)
-class PairLooks(PiecePair):
-    """Where each decoder step looks in the source."""
-
-    looks: list[np.ndarray]
-    """One a layer: [H + 1, M], the source piece that a head's step weighs most, -1 if none; last the mean of heads."""
-
-
-@dataclass(frozen=True)
-class Row:
+class AlignmentRow:
     """How well one layer's head, or the mean of its heads, aligns."""
 
     layer: int
@@ -94,7 +78,7 @@ def observed(sites: Sequence[Site]) -> Iterator[dict[int, Observation]]:
 
 
 def cross_sites(model: Transformer) -> list[Site]:
-    """The attentions to the source, first layer first; ArgumentError if one has no weights."""
+    """Every cross-attention, first layer first; ArgumentError if one has no weights."""
     sites = [site for site in model.sites() if site.kind == "cross"]
     for site in sites:
         if not find_variant(site.attention.variant).has_weights:
@@ -105,36 +89,15 @@ def cross_sites(model: Transformer) -> list[Site]:
     return sites
 
 
-def cross_weights(
-    translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096
-) -> Iterator[PairWeights]:
-    """The weights of each (source, target) pair, in order; those of one batch are in memory at a time."""
-    for pair, layers in read_sites(
-        translator, pairs, batch_tokens, lambda seen, _: seen.weights().float().cpu().numpy()
-    ):
-        M, N = len(pair.target_pieces) + 1, len(pair.source_pieces) + 1
-        yield PairWeights(**vars(pair), weights=[layer[:, :M, :N].copy() for layer in layers])
-
-
-def cross_looks(
-    translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096
-) -> Iterator[PairLooks]:
-    """Where the steps of each (source, target) pair look, in order, from a few rows of weights at a time."""
-    for pair, layers in read_sites(translator, pairs, batch_tokens, look):
-        yield PairLooks(**vars(pair), looks=[layer[:, : len(pair.target_pieces) + 1] for layer in layers])
-
-
-def read_sites(
-    translator: Translator,
-    pairs: Sequence[tuple[str, str]],
-    batch_tokens: int,
-    read: Callable[[Observation, np.ndarray], np.ndarray],
-) -> Iterator[tuple[PiecePair, list[np.ndarray]]]:
-    """Each pair, in order, and its part of what `read` makes [B, ...] of each layer's attention to the source.
+def cross_attention(
+    translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096, *, weights: bool = False
+) -> Iterator[PairAttention]:
+    """The cross-attention of each (source, target) pair, in order.
 
     Args:
         batch_tokens: padded tokens of the longer side in a batch.
-        read: given a call and how many source pieces each pair of the batch has.
+        weights: whether to give the weights too; those of one batch are held at a time. Without them the peaks are
+            computed from a few rows of weights at a time.
     """
     sites, symbols = cross_sites(translator.model), symbols_of(translator)
     encoded = EncodedPairs(translator, pairs)
@@ -142,38 +105,42 @@ def read_sites(
         batch = collate(encoded, np.array(indices), symbols)
         with translator.inference(), observed(sites) as seen:
             decode_forced(translator, batch)
-            layers = [read(seen[site.layer], encoded.source_lengths[indices]) for site in sites]
+            layers = [read_attention(seen[site.layer], encoded.source_lengths[indices], weights) for site in sites]
         for row, index in enumerate(indices):
             source, target = pairs[index]
             pieces = translator.source.pieces(source), translator.target.pieces(target)
-            yield PiecePair(source, target, *pieces), [layer[row] for layer in layers]
+            N, M = (len(each) + 1 for each in pieces)
+            peaks = [layer[row, :, :M] for layer, _ in layers]
+            cut = [layer[row, :, :M, :N].copy() for _, layer in layers if layer is not None]
+            yield PairAttention(source, target, *pieces, peaks, cut)
 
 
-def look(seen: Observation, source_pieces: np.ndarray) -> np.ndarray:
-    """Where each step of a batch looks: [B, H + 1, M], as in `PairLooks`, among the first `source_pieces` [B] keys."""
-    blocks = []
-    for _, block in weight_blocks(seen.q, seen.k, seen.variant, **seen.call):
-        own = zip(block.float().cpu().numpy(), source_pieces, strict=True)  # each [H, m, N]
-        blocks.append(np.stack([strongest_pieces(weights, pieces) for weights, pieces in own]))
-    return np.concatenate(blocks, -1)
+def read_attention(seen: Observation, source_pieces: np.ndarray, keep: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Peaks [B, H + 1, M] of a batch among the first `source_pieces` [B] keys; if `keep`, its weights [B, H, M, N]."""
+    blocks = (block for _, block in weight_blocks(seen.q, seen.k, seen.variant, **seen.call))
+    peaks = []
+    for block in [seen.weights()] if keep else blocks:
+        weights = block.float().cpu().numpy()
+        peaks.append(np.stack([find_peaks(each, pieces) for each, pieces in zip(weights, source_pieces, strict=True)]))
+    return np.concatenate(peaks, -1), weights if keep else None
 
 
-def strongest_pieces(weights: np.ndarray, source_pieces: int) -> np.ndarray:
+def find_peaks(weights: np.ndarray, source_pieces: int) -> np.ndarray:
     """The strongest of the first keys in each row of weights [H, M, N] and, last, of their mean: [H + 1, M]."""
     weights = weights[..., :source_pieces]
     return np.concatenate([strongest(weights), strongest(weights.mean(0, keepdims=True))])
 
 
 class WordLinker:
-    """Turns what one pair's pieces look at into links of its words.
+    """Links the words of one pair by the peaks of its pieces.
 
     Args:
-        tokenized: whether words are what stands between spaces; otherwise punctuation is split off.
+        tokenized: whether words are separated by spaces only; otherwise punctuation is split off.
     """
 
-    def __init__(self, pair: PairWeights | PairLooks, tokenized: bool = False) -> None:
+    def __init__(self, pair: PairAttention, tokenized: bool = False) -> None:
         spans = given_spans if tokenized else word_spans
-        self.looks = pair.looks
+        self.peaks = pair.peaks
         self.source_words, self.target_words = (
             pieces_to_words([(piece.start, piece.end) for piece in pieces], spans(line))
             for pieces, line in ((pair.source_pieces, pair.source), (pair.target_pieces, pair.target))
@@ -181,7 +148,7 @@ class WordLinker:
 
     def links(self, layer: int, head: int | str, induction: str) -> set[Link]:
         """Links (source word, target word): each target piece votes for the source piece it weighs most."""
-        steps = self.looks[layer][-1 if isinstance(head, str) else head][steps_of(induction)]
+        steps = self.peaks[layer][-1 if isinstance(head, str) else head][steps_of(induction)]
         return merge_links(links_from_steps(steps), self.source_words, self.target_words)
 
 
@@ -201,12 +168,12 @@ def align_pairs(
         layer: of the decoder, counted from 0.
         head: counted from 0, or "average" for the mean of the heads' weights.
         induction: "normal" or "shifted", as in `measure.alignment.rows_for`.
-        tokenized: whether words are what stands between spaces.
+        tokenized: whether words are separated by spaces only.
     """
     check_head(translator.model, layer, head)
     return [
         WordLinker(pair, tokenized).links(layer, head, induction)
-        for pair in cross_looks(translator, pairs, batch_tokens)
+        for pair in cross_attention(translator, pairs, batch_tokens)
     ]
 
 
@@ -217,7 +184,7 @@ def alignment_table(
     *,
     tokenized: bool = False,
     batch_tokens: int = 4096,
-) -> list[Row]:
+) -> list[AlignmentRow]:
     """The alignment error of every layer, head, average of heads and induction, in one pass over the pairs."""
     if len(pairs) != len(gold) or not gold:
         raise DataError(f"{len(pairs)} sentence pairs for {len(gold)} gold alignments; each pair needs one")
@@ -231,15 +198,17 @@ def alignment_table(
     counts = np.zeros((len(aligners), 5), dtype=np.int64)
     lengths = EncodedPairs(translator, pairs).padded_lengths
     for batch in translator.ranks.own_share(list(cut_batches(range(len(pairs)), lengths, batch_tokens))):
-        found = cross_looks(translator, [pairs[index] for index in batch], batch_tokens)
+        found = cross_attention(translator, [pairs[index] for index in batch], batch_tokens)
         for index, pair in zip(batch, found, strict=True):
             linker = WordLinker(pair, tokenized)
             counts += count_links([linker.links(*aligner) for aligner in aligners], [gold[index]] * len(aligners))
     totals = np.sum(translator.ranks.all_gather_object(counts.tolist), axis=0)
-    return [Row(*aligner, score_counts(row)) for aligner, row in zip(aligners, totals, strict=True)]
+    return [AlignmentRow(*aligner, score_counts(row)) for aligner, row in zip(aligners, totals, strict=True)]
 
 
-def choose(rows: Sequence[Row], *, layer: int | str = "best", head: int | str = "best", induction: str = "best") -> Row:
+def choose(
+    rows: Sequence[AlignmentRow], *, layer: int | str = "best", head: int | str = "best", induction: str = "best"
+) -> AlignmentRow:
     """The row with the least alignment error, the first if several have it, among those that fit what is given."""
     wanted = (layer, head, induction)
     fitting = [
@@ -271,9 +240,9 @@ class Direction:
     """What one model links, as (source word, target word) of the pairs it was given."""
 
     links: list[set[Link]]
-    rows: list[Row]
+    rows: list[AlignmentRow]
     """The errors of every layer, head and induction; none without gold links."""
-    best: Row | None
+    best: AlignmentRow | None
     """The one of them that made the links."""
 
 
@@ -291,12 +260,12 @@ def align_direction(
     """Links of each (source, target) pair.
 
     Args:
-        gold: with it, what is left empty or "best" is where the alignment error is least; without it, what is left
-            empty is the last layer, the average of its heads, and normal induction.
+        gold: with gold links, whatever is "" or "best" is chosen for the least alignment error. Without them the
+            defaults are the last layer, the average of its heads, and normal induction.
         layer, head, induction: as in `align_pairs`.
     """
-    rows: list[Row] = []
-    best: Row | None = None
+    rows: list[AlignmentRow] = []
+    best: AlignmentRow | None = None
     if gold is not None:
         rows = alignment_table(translator, pairs, gold, tokenized=tokenized, batch_tokens=batch_tokens)
         best = choose(rows, layer=or_else(layer, "best"), head=or_else(head, "best"), induction=induction or "best")
@@ -314,10 +283,10 @@ def align_backward(
     translator: Translator, pairs: Sequence[tuple[str, str]], gold: Sequence[Links] | None = None, **options: Any
 ) -> Direction:
     """`align_direction` by a model from target to source; pairs, gold and the links found are source to target."""
-    turned = [(target, source) for source, target in pairs]
+    reversed_pairs = [(target, source) for source, target in pairs]
     if gold is not None:
         gold = [Links(frozenset(flip(each.sure)), frozenset(flip(each.possible))) for each in gold]
-    found = align_direction(translator, turned, gold, **options)
+    found = align_direction(translator, reversed_pairs, gold, **options)
     return Direction([flip(links) for links in found.links], found.rows, found.best)
 
 

@@ -10,7 +10,7 @@ from itertools import compress, islice
 from typing import Any
 
 from rectiformer.measure.alignment import Link, format_links
-from rectiformer.translate.align import PairWeights, WordLinker, check_head, cross_weights
+from rectiformer.translate.align import PairAttention, WordLinker, check_head, cross_attention
 from rectiformer.translate.evaluate import fits
 from rectiformer.translate.translator import Translation, Translator
 
@@ -41,19 +41,19 @@ def to_records(
     while chunk := list(islice(stream, buffer)):
         pairs = [(translation.source, translation.text) for translation in chunk]
         fitting = [fits(translator, pair) for pair in pairs]
-        weights = cross_weights(translator, list(compress(pairs, fitting)))
+        found = cross_attention(translator, list(compress(pairs, fitting)), weights=heads)
         for translation, whole in zip(chunk, fitting, strict=True):
             if not whole:
                 note = f"no alignment: a side has more than {translator.max_length} subwords"
                 yield to_record(dataclasses.replace(translation, warnings=[*translation.warnings, note]))
                 continue
-            pair = next(weights)
+            pair = next(found)
             links = None if align is None else WordLinker(pair).links(*align)
             yield to_record(translation, links, pair if heads else None)
 
 
 def to_record(
-    translation: Translation, links: AbstractSet[Link] | None = None, weights: PairWeights | None = None
+    translation: Translation, links: AbstractSet[Link] | None = None, weights: PairAttention | None = None
 ) -> dict[str, Any]:
     """What JSON says of a translation; `alignment` and `heads` are there only if links and weights are given."""
     best = translation.candidates[0]

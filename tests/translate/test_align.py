@@ -13,13 +13,14 @@ from rectiformer.measure.alignment import Links, alignment_error
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.vocabulary import Piece, Vocabulary
 from rectiformer.translate.align import (
-    PairWeights,
+    PairAttention,
     WordLinker,
     align_pairs,
     alignment_table,
     choose,
+    cross_attention,
     cross_sites,
-    cross_weights,
+    find_peaks,
     observed,
 )
 from rectiformer.translate.translator import Translator
@@ -79,7 +80,7 @@ def weights_by_hand(translator, source, target):
 def test_weights_are_those_of_the_model(vocabularies, variant, batch_tokens):
     translator = build_translator(vocabularies, variant)
     pairs = [*zip(generate_lines(7, 1), generate_lines(7, 2), strict=True), ("", "das"), ("das", ""), ("", "")]
-    found = list(cross_weights(translator, pairs, batch_tokens))
+    found = list(cross_attention(translator, pairs, batch_tokens, weights=True))
     assert [(each.source, each.target) for each in found] == pairs
     for each in found:
         M, N = len(each.target_pieces) + 1, len(each.source_pieces) + 1
@@ -92,7 +93,9 @@ def test_weights_are_those_of_the_model(vocabularies, variant, batch_tokens):
 
 def test_exact_zeros_stay_exact(translator):
     pairs = list(zip(generate_lines(7, 1), generate_lines(7, 2), strict=True))
-    cells = np.concatenate([layer.ravel() for pair in cross_weights(translator, pairs) for layer in pair.weights])
+    cells = np.concatenate(
+        [layer.ravel() for pair in cross_attention(translator, pairs, weights=True) for layer in pair.weights]
+    )
     assert 0.1 < (cells == 0).mean() < 0.9
     assert (cells >= 0).all()
 
@@ -105,7 +108,7 @@ def test_observers_are_given_back_whatever_happens(translator):
     def observers():
         return [site.attention.observer for site in sites]
 
-    iterator = cross_weights(translator, [("das", "das"), ("der", "der")], batch_tokens=1)
+    iterator = cross_attention(translator, [("das", "das"), ("der", "der")], batch_tokens=1)
     next(iterator)
     assert observers() == [mine, None]  # between batches too: nobody has to finish the loop
     with pytest.raises(KeyError), observed(sites):
@@ -117,7 +120,7 @@ def test_observers_are_given_back_whatever_happens(translator):
 @pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if not variant.has_weights])
 def test_attention_without_weights_says_so(vocabularies, variant):
     with pytest.raises(ArgumentError, match=f"cross-attention is '{variant}' in layer 1 of 2, which has no weights"):
-        next(cross_weights(build_translator(vocabularies, variant), [("das", "das")]))
+        next(cross_attention(build_translator(vocabularies, variant), [("das", "das")]))
 
 
 def pieces_at(*spans):
@@ -126,12 +129,14 @@ def pieces_at(*spans):
 
 def hand_made(*heads):
     """ "Ein Wagenrad ." in four pieces against "A wheel." in three; the last row and column are the ends."""
-    return PairWeights(
+    weights = np.array(heads, dtype=float)
+    return PairAttention(
         "Ein Wagenrad .",
         "A wheel.",
         pieces_at((0, 3), (3, 9), (9, 12), (12, 14)),
         pieces_at((0, 1), (1, 7), (7, 8)),
-        [np.array(heads, dtype=float)],
+        [find_peaks(weights, 4)],
+        [weights],
     )
 
 

@@ -47,17 +47,17 @@ class Scores:
 
     q: Tensor  # [B * H, M, D]
     k: Tensor  # [B * H, N, D]
-    bias: Tensor | None  # four axes, broadcasts to [B, H, M, N]
-    mask: Tensor | None
-    seed: Tensor | None
-    visibility: Visibility
+    call: AttentionCall
+    """Its mask hides what the bias hides and, where padding would not come out as 0, the padding."""
     batch: int
     heads: int
     inner: float
     outer: float
     """Weights are (outer [inner q k + bias]+) ** power. A positive scale goes outside, where it costs nothing."""
-    dropout: float
-    origin: tuple[int, int]
+
+    @property
+    def visibility(self) -> Visibility:
+        return self.call.visibility
 
     def blocks(self, buffers: int) -> Iterator[Block]:
         """All blocks that hold a visible cell, sized so that `buffers` of them fit in `SCORE_BYTES`."""
@@ -84,11 +84,12 @@ class Scores:
         """[x]+ of one block with hidden and dropped cells exactly 0: [b * h, m, n], or [b * h, n, m]."""
         rows, columns = self.q[block.flat, block.queries], self.k[block.flat, keys]
         factors = (columns, rows) if transposed else (rows, columns)
-        scores = product(*factors, buffer) if self.bias is not None else self.rectified_product(*factors, buffer)
+        bias = self.call.attn_bias
+        scores = self.rectified_product(*factors, buffer) if bias is None else product(*factors, buffer)
         cells = self.cells(scores, block, transposed)
-        if self.bias is not None:
+        if bias is not None:
             # Two roundings in this order, as in the reference: a score that is exactly 0 there is exactly 0 here.
-            torch.add(over_block(self.bias, block, keys), cells, alpha=self.inner, out=cells).relu_()
+            torch.add(over_block(bias, block, keys), cells, alpha=self.inner, out=cells).relu_()
         self.hide(cells, block, keys)
         return scores
 
@@ -122,23 +123,12 @@ class Scores:
         if first_seen_by_all > 0:
             stop = first_seen_by_all if 2 * first_seen_by_all < columns else columns
             keep_triangle(cells[..., :stop], lower=False, diagonal=corner - self.visibility.left)
-        if self.mask is not None:
-            cells.masked_fill_(over_block(self.mask, block, keys).logical_not(), 0)
-        if self.dropout:
-            cells.mul_(self.kept(block, keys))
-
-    def kept(self, block: Block, keys: slice) -> Tensor:
-        assert self.seed is not None
-        row, column = self.origin
-        return keep_cells(
-            self.seed,
-            self.dropout,
-            (block.batch.start, block.batch.stop),
-            (block.heads.start, block.heads.stop),
-            (row + block.queries.start, row + block.queries.stop),
-            (column + keys.start, column + keys.stop),
-            all_heads=self.heads,
-        )
+        if self.visibility.attn_mask is not None:
+            cells.masked_fill_(over_block(self.visibility.attn_mask, block, keys).logical_not(), 0)
+        if self.call.dropout_p:
+            assert self.call.seed is not None
+            rectangle = block.batch, block.heads, block.queries, keys
+            cells.mul_(keep_cells(self.call.seed, self.call.dropout_p, *rectangle, self.heads, self.call.origin))
 
 
 def block_sizes(scores: Scores, buffers: int) -> tuple[int, int, int]:
@@ -204,8 +194,8 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Score
         real = (torch.arange(visibility.keys) < lengths[:, None])[:, None, None]
         mask = real if mask is None else real & mask
     inner, outer = (1.0, call.scale) if bias is None else (call.scale, 1.0)
-    q = q.flatten(0, 1)
-    return Scores(q, k, bias, mask, call.seed, visibility, B, H, inner, outer, call.dropout_p, call.origin), v
+    call = replace(call, attn_bias=bias, visibility=replace(visibility, attn_mask=mask))
+    return Scores(q.flatten(0, 1), k, call, B, H, inner, outer), v
 
 
 def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
@@ -241,7 +231,7 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Atten
     # Contiguous, as the operator's fake implementation promises: zeros_like would keep the strides of the inputs.
     d_q = q.new_zeros(scores.q.shape)
     d_k, d_v = (q.new_zeros(tensor.shape, dtype=wide) for tensor in (scores.k, values))
-    d_bias = None if scores.bias is None else q.new_zeros(scores.bias.shape, dtype=wide)
+    d_bias = None if call.attn_bias is None else q.new_zeros(call.attn_bias.shape, dtype=wide)
     buffer = other = q.new_empty(0)
     for block in scores.blocks(buffers=2):
         buffer, other = grow_buffer(block, buffer), grow_buffer(block, other)

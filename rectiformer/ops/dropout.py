@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Span = tuple[int, int]
-"""First and last, exclusive. A Python range would fix the sizes of a program that is compiled for any."""
 GOLDEN = -1640531527  # 0x9E3779B9 as a signed word: spreads neighboring counters over all bits
 
 
@@ -24,19 +22,28 @@ def drop_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
 
 
 def keep_cells(
-    seed: Tensor, probability: float, batch: Span, heads: Span, queries: Span, keys: Span, all_heads: int
+    seed: Tensor,
+    probability: float,
+    batch: slice,
+    heads: slice,
+    queries: slice,
+    keys: slice,
+    all_heads: int,
+    origin: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """True where a weight survives, for one rectangle of cells: [b, h, m, n], as long as the spans."""
-    device = seed.device
+    """True where a weight survives, for one rectangle of cells: [b, h, m, n], as long as the slices.
+
+    `origin` is where query 0 and key 0 lie in the dropout pattern of a packed batch.
+    """
+
+    def count(part: slice, first: int = 0) -> Tensor:
+        return torch.arange(first + part.start, first + part.stop, device=seed.device, dtype=torch.int32)
+
     word = (seed ^ (seed >> 32)).to(torch.int32)  # [1]
-    sequence = _count(batch, device)[:, None] * all_heads + _count(heads, device)  # [b, h]
-    row = murmur3(murmur3(word + sequence * GOLDEN)[:, :, None] + _count(queries, device) * GOLDEN)  # [b, h, m]
-    cell = murmur3(row[..., None] + _count(keys, device) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
+    sequence = count(batch)[:, None] * all_heads + count(heads)  # [b, h]
+    row = murmur3(murmur3(word + sequence * GOLDEN)[:, :, None] + count(queries, origin[0]) * GOLDEN)  # [b, h, m]
+    cell = murmur3(row[..., None] + count(keys, origin[1]) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
     return cell >= round(probability * 2**32) - 2**31
-
-
-def _count(span: Span, device: torch.device) -> Tensor:
-    return torch.arange(*span, device=device, dtype=torch.int32)
 
 
 def murmur3(word: Tensor) -> Tensor:

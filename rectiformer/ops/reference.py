@@ -81,17 +81,8 @@ def dropout_factor(call: AttentionCall, weights: Tensor) -> Tensor | None:
     if not call.dropout_p:
         return None
     assert call.seed is not None
-    batch, heads, queries, keys = weights.shape
-    row, column = call.origin
-    keep = keep_cells(
-        call.seed,
-        call.dropout_p,
-        (0, batch),
-        (0, heads),
-        (row, row + queries),
-        (column, column + keys),
-        all_heads=heads,
-    )
+    batch, heads, queries, keys = (slice(0, size) for size in weights.shape)
+    keep = keep_cells(call.seed, call.dropout_p, batch, heads, queries, keys, weights.shape[1], call.origin)
     return keep.to(weights.dtype) / (1 - call.dropout_p)
 
 

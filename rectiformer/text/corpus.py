@@ -102,11 +102,6 @@ class TextPair(NamedTuple):
     corpus: int = 0
     """The index of the file, or pair of files, it comes from."""
 
-    @property
-    def sides(self) -> tuple[str, str]:
-        """Source and target."""
-        return self[:2]
-
 
 @dataclass
 class Counts:

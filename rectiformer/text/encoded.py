@@ -120,6 +120,17 @@ def concatenate(lines: list[list[int]]) -> Ids:
     return Ids(np.fromiter(chain.from_iterable(lines), np.int32, int(lengths.sum())), lengths)
 
 
+def encode_pairs(
+    vocabularies: Sequence[Vocabulary], texts: Sequence[list[str]], alpha: float = 0.0, seed: str = ""
+) -> tuple[list[Ids], np.ndarray]:
+    """The ids of the lines of each side, and their lengths [sides, pairs]; `alpha` and `seed` sample subwords."""
+    sides = [
+        concatenate(vocabulary.encode_all(lines, alpha, f"{seed}/{side}"))
+        for side, vocabulary, lines in zip(SIDES, vocabularies, texts, strict=True)
+    ]
+    return sides, np.stack([ids.lengths for ids in sides])
+
+
 def fit_lengths(
     lengths: np.ndarray, max_length: int, config: DataConfig, counts: Counts, name: Callable[[int], str]
 ) -> np.ndarray:
@@ -183,9 +194,9 @@ class SplitWriter(ExitStack):
             self._files[f"{side}.ids"].write(written.astype(self._types[index]).tobytes())
             self._files[f"{side}.starts"].write(starts.astype("<i8").tobytes())
             np.add.at(self.tokens[index], corpora, sizes[kept])
-        for index, name in enumerate(self._texts):
-            texts = [pair.sides[index].encode() for pair, is_kept in zip(pairs, kept, strict=True) if is_kept]
-            self._files[name].write(b"".join(text + b"\n" for text in texts))
+        for name, side in zip(self._texts, SIDES, strict=False):
+            lines = [getattr(pair, side) + "\n" for pair, is_kept in zip(pairs, kept, strict=True) if is_kept]
+            self._files[name].write("".join(lines).encode())
         self.pairs += np.bincount(corpora, minlength=len(self.pairs))
 
     def _add_documents(self, starts: np.ndarray, kept: np.ndarray) -> None:

@@ -37,9 +37,9 @@ from rectiformer.text.encoded import (
     TEXTS,
     Encoded,
     SplitWriter,
-    concatenate,
     cut_segments,
     damaged,
+    encode_pairs,
     fit_lengths,
 )
 from rectiformer.text.lines import local_path
@@ -199,12 +199,8 @@ def write_split(
     counts, read, number = Counts(), Counts(), 1
     with SplitWriter(folder, vocabularies, data.segment_length > 0, corpora) as writer:
         for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
-            key = f"{data.seed}/{folder.name}/{number - 1}"
-            sides = [
-                concatenate(vocabulary.encode_all([pair.sides[index] for pair in pairs], alpha, f"{key}/{side}"))
-                for index, (side, vocabulary) in enumerate(zip(SIDES, vocabularies, strict=True))
-            ]
-            lengths = np.stack([ids.lengths for ids in sides])
+            texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
+            sides, lengths = encode_pairs(vocabularies, texts, alpha, f"{data.seed}/{folder.name}/{number - 1}")
             fitting = fit_lengths(lengths, max_length, data, counts, partial(pair_name, number))
             writer.add(pairs, sides, fitting)
             number += len(pairs)

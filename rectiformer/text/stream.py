@@ -21,7 +21,7 @@ from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.batches import Batch, BatchPlan, Symbols, collate, padded_lengths, round_up, shuffled
 from rectiformer.text.corpus import BATCH_PAIRS, Counts
-from rectiformer.text.encoded import SIDES, Ids, concatenate, cut_ids, fit_lengths
+from rectiformer.text.encoded import SIDES, Ids, cut_ids, encode_pairs, fit_lengths
 from rectiformer.text.lines import BOM, MAX_LINE, replace_bad, standard_input
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.vocabulary import Vocabulary
@@ -207,11 +207,7 @@ class StreamPlan:
 
     def _encode(self, pairs: list[tuple[int, str, str]]) -> tuple[np.ndarray, list[Ids]]:
         numbers, *texts = zip(*pairs, strict=True)
-        sides = [
-            concatenate(vocabulary.encode_all(list(lines)))
-            for vocabulary, lines in zip(self.vocabularies, texts, strict=True)
-        ]
-        found = np.stack([ids.lengths for ids in sides])
+        sides, found = encode_pairs(self.vocabularies, [list(lines) for lines in texts])
         lengths = fit_lengths(
             found, self.config.max_length, self.config, self.counts, lambda index: f"stdin:{numbers[index]}"
         )

@@ -1,4 +1,4 @@
-"""What the tests of exports share: small trained runs, one a variant, and sentences that none of them has seen."""
+"""What the tests of exports share: small trained runs, one per variant, and sentences that none of them has seen."""
 
 import pytest
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from rectiformer.studies.corpora import held_out
 from rectiformer.studies.measures import (
-    HEADS_NOTE,
     SITES,
-    heads_of,
+    heads_table,
     measure_attention,
     measure_translation,
     open_model,
@@ -87,12 +86,11 @@ def tables(results: Results) -> list[Table]:
         (name, results.labels(name)["settings"], results.cell(name, "bleu"), results.cell(name, "valid_bleu"))
         for name in results.names()
     ]
-    heads = [(name, *(results.means(name, heads_of(site)) for site in SITES)) for name in results.names()]
     columns = ("row", "settings", "test BLEU", "validation BLEU")
     return [
         Table("Ablations", columns, rows, ("Mean and 95 % interval over seeds; beam 4.",)),
         claims_table("What the paper claims", CLAIMS, results, "bleu", "test BLEU"),
-        Table("What their heads do", ("row", *SITES), heads, (HEADS_NOTE,)),
+        heads_table(results, ("row",), {name: (name,) for name in results.names()}),
     ]
 
 

@@ -12,12 +12,10 @@ from rectiformer.studies.corpora import held_out_documents
 from rectiformer.studies.figures import Lines, add_point, draw_panels, lines_against
 from rectiformer.studies.measures import (
     BEAM,
-    HEADS_NOTE,
     SIGNATURE,
-    SITES,
     TRANSLATED_TOKENS,
     curve_of,
-    heads_of,
+    heads_table,
     measure_attention,
     measure_shapes,
     open_model,
@@ -151,26 +149,23 @@ def tables(results: Results) -> list[Table]:
         by_length("s-BLEU by segment length", "s_bleu"),
         by_length("Final validation loss per subword", "valid_loss"),
         claims_table("What the paper claims", claims(results), results, "d_bleu", "d-BLEU"),
-        heads_table(results),
+        heads_table(results, ("variant", "length"), {name: first_cells(results, name) for name in results.names()}),
         cost_table(results),
     ]
 
 
-def heads_table(results: Results) -> Table:
-    rows = []
-    for name in results.names():
-        labels, means = results.labels(name), [results.means(name, heads_of(site)) for site in SITES]
-        rows.append((labels["variant"], str(labels["length"]), *means))
-    return Table("What the heads do", ("variant", "length", *SITES), rows, (HEADS_NOTE,))
+def first_cells(results: Results, name: str) -> tuple[str, str]:
+    labels = results.labels(name)
+    return labels["variant"], str(labels["length"])
 
 
 def cost_table(results: Results) -> Table:
     """Peak memory, and how many segments had to be translated in smaller ones."""
     rows = []
     for name in results.names():
-        labels, peaks = results.labels(name), results.values(name, "peak_bytes")
+        peaks = results.values(name, "peak_bytes")
         peak = f"{max(peaks) / 2**30:.2f}" if peaks else ""
-        rows.append((labels["variant"], str(labels["length"]), peak, results.cell(name, "fallbacks", 3)))
+        rows.append((*first_cells(results, name), peak, results.cell(name, "fallbacks", 3)))
     note = (
         "Fallbacks: share of segments whose translation did not have the sentences of its source, so that they were "
         "translated in smaller ones. Speed by length is in `efficiency`; these trainings share a GPU."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -15,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rectiformer.analyze.findings import Findings, analyze
+from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.meters import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
 from rectiformer.model.attention import Observation
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import Pair
 from rectiformer.studies.plan import Trained
+from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared
 from rectiformer.translate.evaluate import Evaluation, decode_forced, evaluate, symbols_of
@@ -37,10 +37,6 @@ SIGNATURE = "signature"
 SITES = ("encoder", "decoder", "cross")
 HEADS = {"zeros": "sparsity", "null": "null_rate", "mass": "mass", "entropy": "entropy"}
 """What is measured of attention, and what it is called in analyze/meters.py."""
-HEADS_NOTE = (
-    "On validation data, all layers and heads of a site together: share of weights that are exactly 0 / share of "
-    "queries that attend to nothing / mean row sum / entropy in nats."
-)
 SHAPES = {
     "cells": (1, 1),
     "pages of 16": (1, 16),
@@ -88,9 +84,17 @@ def describe_translation(found: Evaluation, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def heads_of(site: str) -> list[str]:
-    """The names of the measures of one site."""
-    return [f"{site}_{short}" for short in HEADS]
+def heads_table(results: Results, columns: tuple[str, ...], rows: Mapping[str, tuple[str, ...]]) -> Table:
+    """Means of `measure_attention`: for each row its first cells, which `columns` name, and then the sites."""
+    cells = [
+        (*first, *(results.means(name, [f"{site}_{short}" for short in HEADS]) for site in SITES))
+        for name, first in rows.items()
+    ]
+    note = (
+        "On validation data, all layers and heads of a site together: share of weights that are exactly 0 / share of "
+        "queries that attend to nothing / mean row sum / entropy in nats."
+    )
+    return Table("What the heads do", (*columns, *SITES), cells, (note,))
 
 
 def meter_sites(
@@ -216,12 +220,6 @@ def valid_batches(translator: Translator, run: Trained) -> Iterator[Batch]:
     order = sorted(range(pairs.pairs), key=lambda index: -lengths[index])
     for indices in cut_batches(order, lengths, BATCH_TOKENS):
         yield collate(pairs, np.array(indices), symbols_of(translator))
-
-
-def measure_memories(translator: Translator, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """All measures of each memory, encoder first, under forced decoding."""
-    findings = analyze(translator, pairs, quality=False, warn=lambda _: None)
-    return [asdict(memory) for memory in findings.memories]
 
 
 def training_speed(folder: Path) -> float:

@@ -7,10 +7,8 @@ from typing import Any
 
 from rectiformer.studies.figures import Lines, add_point, draw_panels
 from rectiformer.studies.measures import (
-    HEADS_NOTE,
-    SITES,
     curve_of,
-    heads_of,
+    heads_table,
     measure_attention,
     measure_translation,
     open_model,
@@ -123,10 +121,9 @@ def tables(results: Results) -> list[Table]:
     """All rows, the best first: BLEU, and what the heads do."""
     names = sorted(results.names(), key=lambda name: -max(results.values(name, "valid_bleu"), default=-1.0))
     reached = [(name, results.cell(name, "valid_bleu"), results.labels(name)["settings"]) for name in names]
-    heads = [(name, *(results.means(name, heads_of(site)) for site in SITES)) for name in names]
     return [
         Table("Settings, the best first", ("row", "validation BLEU", "settings"), reached, ("Beam 4.",)),
-        Table("What their heads do", ("row", *SITES), heads, (HEADS_NOTE,)),
+        heads_table(results, ("row",), {name: (name,) for name in names}),
     ]
 
 

@@ -8,16 +8,7 @@ from typing import Any
 from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
-from rectiformer.studies.corpora import (
-    CORPORA,
-    HEADLINE,
-    Corpus,
-    Pair,
-    find_corpus,
-    gold_pairs,
-    held_out_pairs,
-    within,
-)
+from rectiformer.studies.corpora import CORPORA, HEADLINE, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs, within
 from rectiformer.studies.measures import (
     PENALTY,
     describe_lengths,

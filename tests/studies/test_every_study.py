@@ -217,5 +217,5 @@ def test_diagnostics_read_the_models_of_the_swap(out):
         assert softmax["top_score_ratio"]["0.002"] > relu["top_score_ratio"]["0.002"]  # 0.17, 0.70 against 0.02
         assert softmax["anisotropy"] > relu["anisotropy"]  # 0.05, 0.18 against 0.00
     paper, relu, softmax = study.tables(results)[0].rows
-    assert (paper[0], relu[0], softmax[0]) == ("paper", "relu", "softmax")
+    assert (paper[0], relu[0], softmax[0]) == ("paper, softmax vs. relu", "relu", "softmax")
     assert softmax[1] == f"{fmean(memory['variance_ratio'] for memory in found['softmax']):.3f}"

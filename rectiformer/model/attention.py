@@ -177,8 +177,8 @@ class RectifiedAttention(Projections):
             self.observer(Observation(self.variant, q, k, mixed, {**arguments, **options}))
         return self.combine_heads(mixed)
 
-    def step(self, x: Tensor, cache: StaticLayer, written: Tensor, rotary: SentenceRotary = NO_ROTARY) -> Tensor:
-        """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `written` [R] counts those then cached."""
+    def step(self, x: Tensor, cache: StaticLayer, key_lengths: Tensor, rotary: SentenceRotary = NO_ROTARY) -> Tensor:
+        """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `key_lengths` [R] counts those then cached."""
         q, k, v = self.project(x, None, None, rotary=rotary)
         norm = None
         if isinstance(self.norm, RMSNorm | GatedRMSNorm):
@@ -188,7 +188,7 @@ class RectifiedAttention(Projections):
             cache.keys,
             cache.values,
             self.variant,
-            key_lengths=written,
+            key_lengths=key_lengths,
             new_kv=(k, v),
             ancestors=cache.ancestors,
             norm=norm,

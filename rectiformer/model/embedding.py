@@ -1,4 +1,4 @@
-"""Subwords to vectors, with signals of where they stand: in their sequence, or in their sentence of a segment."""
+"""Subwords to vectors, with signals of their position: in the sequence, or in their sentence of a segment."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rectiformer.model.dropout import Dropout
 
 
 class Embedding(nn.Module):
-    """Subwords to vectors: scaled rows, one learned bias, sinusoids of where they stand.
+    """Subwords to vectors: scaled rows, one learned bias, sinusoids of their positions.
 
     Args:
         bos: the id that a decoder's input begins with; it reads as zeros, bias included.
-        separator: the id between sentences, where positions are counted in each sentence; they are counted through
-            unless given. After a source's sentence it is the last of it; in a decoder, where the next word is written
-            from it, it begins the next one as `bos` begins the first.
+        separator: the id between sentences, where positions are counted in each sentence; default: counted through.
+            A source's sentence ends with it; in a decoder, where it predicts the next word, it begins the next sentence
+            as `bos` begins the first.
     """
 
     positions: Tensor
@@ -46,7 +46,7 @@ class Embedding(nn.Module):
         return None if self.separator is None else self.sentence_positions(ids)[..., 1]
 
     def embed(self, ids: Tensor, where: Tensor) -> Tensor:
-        """ids [B, M] to [B, M, E], with the signals [M, E] or [B, M, E] of where they stand."""
+        """ids [B, M] to [B, M, E], with the signals [M, E] or [B, M, E] of their positions."""
         x = F.embedding(ids, self.table) * math.sqrt(self.table.shape[1]) + self.bias
         if self.bos is not None:  # the decoder begins with a zero vector, not with a symbol of its own
             x = x * (ids != self.bos)[..., None]
@@ -83,8 +83,8 @@ class Embedding(nn.Module):
 
 def working_dtype(x: Tensor) -> torch.dtype:
     """What the residual stream is held in: the dtype of autocast where that is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -115,7 +115,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention over what was written, cross-attention, then a memory."""
+    """Self-attention, cross-attention, then a memory."""
 
     def __init__(self, config: ModelConfig, shared: dict[str, LearnedOption]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class DecoderLayer(nn.Module):
         rotation: Rotation | None = None,
         context_rotation: Rotation | None = None,
     ) -> Tensor:
-        """All positions [B, M, E] at once, each seeing itself and what stands before it."""
+        """All positions [B, M, E] at once, each seeing itself and what precedes it."""
         own, across = SentenceRotary(rotation, rotation), SentenceRotary(rotation, context_rotation)
         x = self.around_attention(x, lambda x: self.attention(x, causal=True, rotary=own))
         x = self.around_cross(x, lambda x: self.cross(x, context, key_lengths=context_lengths, rotary=across))
@@ -147,19 +147,19 @@ class DecoderLayer(nn.Module):
         context_lengths: Tensor | None,
         self_cache: Cache | StaticLayer,
         cross_cache: Cache,
-        written: Tensor | None,
+        self_lengths: Tensor | None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """One position [R, 1, E] of R = B * beam hypotheses. `written` [R] counts those that a static cache then holds;
-        `cross_cache` holds the keys of the context already.
+        """One position [R, 1, E] of R = B * beam hypotheses; `cross_cache` holds the keys of the context already.
 
+        `self_lengths` [R] counts the positions that a static `self_cache` then holds.
         The beam is the query axis of cross-attention, so a source's keys are held once, not once per hypothesis.
         """
 
         def attend(x: Tensor) -> Tensor:
             if isinstance(self_cache, StaticLayer):
-                assert written is not None
-                return self.attention.step(x, self_cache, written, SentenceRotary(rotation, rotation))
+                assert self_lengths is not None
+                return self.attention.step(x, self_cache, self_lengths, SentenceRotary(rotation, rotation))
             return self.attention(x, cache=self_cache, rotary=SentenceRotary(rotation, rotation))
 
         def attend_context(x: Tensor) -> Tensor:

@@ -146,11 +146,11 @@ class Experts(Lookup):
         # Undoing the sort and then adding, unlike index_add, adds in one order on every device.
         mixed = mixed[order.argsort()].unflatten(0, (len(x), self.keep)).sum(1)
 
-        def place() -> Tensor:
+        def scatter() -> Tensor:
             dense = x.new_zeros(len(x), self.experts, len(parts[0]))  # [T, experts, G]
             return dense.index_put((token, picked.flatten()[order]), torch.cat([*weights.values()]).to(x)).flatten(1)
 
-        return mixed, place
+        return mixed, scatter
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The gates and the indices of the K experts of each token; gates are not normalized over the K."""

@@ -48,7 +48,7 @@ class Encoded(NamedTuple):
 
 @dataclass
 class DecoderState:
-    """Where a step-by-step decoding stands: the encoded sources and the caches of every hypothesis."""
+    """The state of step-by-step decoding: the encoded sources and the caches of every hypothesis."""
 
     context: Encoded
     self_caches: Sequence[Cache | StaticLayer]
@@ -57,8 +57,8 @@ class DecoderState:
     static: StaticCache | None = None
     """What `self_caches` are layers of, when their size is fixed."""
     sentence_positions: Tensor | None = None
-    """Where in its sentence each hypothesis has written last, [R, 2], if that is counted; the static cache's where
-    there is one, else None before the first step."""
+    """The position in its sentence of each hypothesis's last token, [R, 2], if that is counted; the static cache's
+    where there is one, else None before the first step."""
 
     def reorder(self, rows: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis rows[r]."""
@@ -169,7 +169,7 @@ class Transformer(nn.Module):
         return F.linear(states, self.output)
 
     def begin(self, context: Encoded) -> DecoderState:
-        """A state that has written nothing; its caches grow as needed."""
+        """The state before the first token; its caches grow as needed."""
         self_caches, cross_caches = ([KeyValueCache() for _ in self.decoder] for _ in range(2))
         for cache, pair in zip(cross_caches, self.project_context(context), strict=True):
             cache.append(*pair)
@@ -213,11 +213,11 @@ class Transformer(nn.Module):
             state.static.reorder(state.position)
         x = self.target_embedding.embed(ids[:, None], self.next_signals(ids, state))
         rotation = self.rotation(None if state.sentence_positions is None else state.sentence_positions[:, 1:])
-        written = None if state.static is None else (state.position + 1).expand(len(ids))
+        self_lengths = None if state.static is None else (state.position + 1).expand(len(ids))
         states, lengths = state.context.states, state.context.lengths
         for layer, self_cache, cross_cache in zip(self.decoder, state.self_caches, state.cross_caches, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer.step(x, states, lengths, self_cache, cross_cache, written, rotation)
+            x = layer.step(x, states, lengths, self_cache, cross_cache, self_lengths, rotation)
         state.position += 1
         return self.logits(self.decoder_norm(x)).squeeze(1)
 

@@ -1,1 +1,1 @@
-"""Translating with a trained model: search, and what is built on it."""
+"""Translating with a trained model: beam search, and what is built on it."""

@@ -235,7 +235,7 @@ class BeamState:
         return torch.tensor([self.options.penalty(position + 1) for position in range(capacity)], device=self.device)
 
     def _begin_forced(self, prefixes: Sequence[Sequence[int]], B: int, T: int) -> Tensor:
-        """The token [B, T] that must stand at each position, -1 where any may."""
+        """The token [B, T] that must be at each position, -1 where any may."""
         forced = torch.full((B, T), -1)
         for row, prefix in zip(forced, prefixes, strict=False):
             row[: len(prefix)] = torch.tensor(prefix, dtype=torch.long)
@@ -307,7 +307,7 @@ class SampleState(BeamState):
 
 
 def filter_logits(log_probs: Tensor, options: SearchOptions) -> Tensor:
-    """Log weights to draw from, up to a constant a row: tempered, -inf outside of `top_k` and then of `top_p`."""
+    """Log weights to draw from, up to a constant per row: tempered, -inf outside of `top_k` and then of `top_p`."""
     weights = log_probs.double() / options.temperature
     if 0 < options.top_k < weights.shape[-1]:
         weights = torch.where(weights >= weights.topk(options.top_k).values[..., -1:], weights, NEVER)

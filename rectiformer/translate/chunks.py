@@ -34,7 +34,7 @@ BUFFER_CHARACTERS = 2**20  # a buffer also ends here, so that long lines take no
 
 @dataclass(frozen=True)
 class LineChunk:
-    """Lines that are translated together; None stands for one that was not UTF-8."""
+    """Lines that are translated together; None is one that was not UTF-8."""
 
     first_line: int
     lines: list[str | None]
@@ -201,7 +201,7 @@ def open_job(path: Path, key: str, notice: Callable[[str], None]) -> None:
     record.unlink(missing_ok=True)
     for old in path.glob("*.txt"):
         old.unlink()
-    sync(path)  # never the new key beside old chunks
+    sync(path)  # never the new key next to old chunks
     try:
         replace_file(record, json.dumps({"key": key}).encode())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The search as CUDA graphs: one replay a token, with no word from the host in between.
+"""Beam search as CUDA graphs: one replay per token, with nothing asked of the host in between.
 
 Shapes are rounded up to a few, and for each the buffers and the graph of one step are kept, so that the next batch of
 the same shape only copies its sources in. Without capture the same steps run one operation at a time, on any device.
@@ -19,16 +19,16 @@ from rectiformer.translate.beam import BeamState
 from rectiformer.translate.options import ABANDONED, Hypothesis, SearchBatch, Specials
 
 CHECK_EVERY = 8
-"""Steps between looks of the host at what is done; divides every capacity."""
+"""Steps after which the host looks at what is done; divides every capacity."""
 
 MIN_CAPACITY = 32
 """Fewest positions of a shape; they double when they run out."""
 
-SOURCE = 16
+SOURCE_MULTIPLE = 16
 """Source lengths are rounded up to a multiple of this."""
 
 MAX_BYTES = 8 << 30
-"""Buffers kept of one model; the least recently used shapes go first."""
+"""Size of the buffers kept for one model; the least recently used shapes go first."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Shape:
         prefix = max(map(len, batch.prefixes)) if batch.prefixes else 0
         return cls(
             sentences=power_of_two(len(batch.sources)),
-            source=-(-max(map(len, batch.sources)) // SOURCE) * SOURCE,
+            source=-(-max(map(len, batch.sources)) // SOURCE_MULTIPLE) * SOURCE_MULTIPLE,
             capacity=max(MIN_CAPACITY, power_of_two(prefix + 1)),
             beam=batch.options.beam,
             nbest=batch.options.nbest,
@@ -67,7 +67,7 @@ class Shape:
 
 
 class CapturedStep:
-    """Buffers of one shape, with two pieces of work over them: begin with sources, and write a token."""
+    """Buffers of one shape, and two pieces of work on them: encode sources, and generate a token."""
 
     def __init__(self, model: Transformer, shape: Shape, batch: SearchBatch) -> None:
         self.shape = shape
@@ -117,7 +117,7 @@ class CapturedStep:
             cache.values.copy_(values)
 
     def capture(self, model: Transformer, pool: Any) -> None:
-        """Record both as graphs that take memory from `pool`. The buffers hold nothing of worth before or after."""
+        """Record both as graphs that allocate from `pool`. What the buffers hold is lost."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -236,9 +236,9 @@ def search_static(model: Transformer, batch: SearchBatch, capture: bool = True) 
 
 
 def capturable(model: Transformer) -> bool:
-    """Whether a step never waits for a number: experts ask how many tokens each has, observers see every call.
+    """Whether a step never waits for the host: experts ask how many tokens each has, observers see every call.
 
-    Nor does it wait for other ranks, where these share the sources.
+    Nor may it wait for other ranks, where these share the sources.
     """
     watched = any(part.observer is not None for part in [*(s.attention for s in model.sites()), *model.memories()])
     alone = model.source_ranks is None

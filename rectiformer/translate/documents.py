@@ -1,4 +1,4 @@
-"""Whole documents: as many sentences come out as go in, each translated beside its neighbors.
+"""Whole documents: as many sentences come out as go in, each translated together with its neighbors.
 
 A document goes through the model in segments, sentences with separators between them, and what comes back is split at
 separators. Where that does not give a translation for each sentence, the segment is halved, down to single sentences.
@@ -32,7 +32,7 @@ class DocumentTranslation:
     fallbacks: int
     """How many of those did not come back sentence by sentence, and were translated in smaller ones."""
     tokens: int
-    """Subwords written for what was kept, ends and separators included."""
+    """Subwords generated for what was kept, ends and separators included."""
     warnings: list[str]
 
 
@@ -62,7 +62,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Found:
-    """What the model wrote for a segment, split at separators."""
+    """What the model generated for a segment, split at separators."""
 
     parts: list[str]
     tokens: int
@@ -86,12 +86,12 @@ def translate_documents(
     """Translate documents as they come, in order; each has as many translations as sentences.
 
     Args:
-        limit: most source subwords of a segment, a separator a sentence counted; what the model was trained with unless
-            given. A model trained on sentences translates each by itself.
+        limit: most source subwords of a segment, counting one separator per sentence; default: that of training. A
+            model trained on sentences translates each by itself.
         overlap: sentences before a segment that are put in front of it as context, their translations dropped.
         buffer: most sentences read before they are translated together, except that a document is read whole.
         batch_tokens: padded source tokens in a batch; a longer segment makes a batch of its own.
-        batch_sentences: segments in a batch, in place of `batch_tokens`; 0 goes by tokens.
+        batch_sentences: segments in a batch, instead of `batch_tokens`; 0 goes by tokens.
         warn: told of each document of which a segment did not come back sentence by sentence.
     """
     how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences, "warn": warn}
@@ -193,7 +193,7 @@ class Draft:
         )
 
     def take(self, window: Window, found: Found) -> list[Window]:
-        """Keep what was found for a window; where it is not a part a sentence, give smaller windows to try instead."""
+        """Keep what was found for a window; where it is not one part per sentence, give smaller windows to try."""
         size = window.last - window.context
         if size > 1 and not (found.ended and len(found.parts) == size):
             self.fallbacks += window in self.tried
@@ -238,7 +238,7 @@ def translate_segments(
     batch_tokens: int = 4096,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[str]]:
-    """What the model writes for each segment, split at separators: not always a part for each sentence."""
+    """What the model generates for each segment, split at separators: not always a part for each sentence."""
     encoded = [
         Segment(sentences, translator.source.encode_all(list(sentences)), key)
         for key, sentences in enumerate(segments, 1)
@@ -258,7 +258,7 @@ def search_segments(
     """Each segment through the model by itself; a single sentence that is too long for it in parts.
 
     A translation may be longer than its source by `options.extra_length` for each of its sentences, whose number is
-    rounded up to a power of two, so that few kinds of batches arise. `is_wanted` is asked by the number of a segment,
+    rounded up to a power of two, so that few shapes of batches arise. `is_wanted` is asked by the index of a segment,
     as in `search`; one that is not wanted any more has no text and has not ended.
     """
     notes: list[list[str]] = [[] for _ in segments]

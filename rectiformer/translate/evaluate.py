@@ -86,7 +86,7 @@ def translate_counted(
 
 @dataclass(frozen=True)
 class AgreementEvaluation:
-    """Agreement across the sentences of documents of the built-in grammar, by kind of word and of "all"."""
+    """Agreement across the sentences of documents of the built-in grammar, by class of word and of "all"."""
 
     counts: dict[str, Agreement]
     documents: int

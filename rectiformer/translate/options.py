@@ -1,4 +1,4 @@
-"""What a search is told, and what it gives back."""
+"""What decoding is told, and what it gives back."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from rectiformer.model.transformer import Encoded, Transformer
 
 @dataclass(frozen=True)
 class Specials:
-    """Ids of the target vocabulary that a search treats apart."""
+    """Ids of the target vocabulary that decoding treats apart."""
 
     pad: int
     unk: int
     bos: int
     eos: int
     separator: int | None = None
-    """Stands between sentences of a segment; None where there are single sentences only."""
+    """Separates the sentences of a segment; None where there are single sentences only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How to search; beam search unless `sample`."""
+    """How to decode: beam search, or sampling if `sample`."""
 
     beam: int = 4
-    """Hypotheses kept a sentence; 1 is greedy. Sampling does not use it."""
+    """Hypotheses kept per sentence; 1 is greedy. Sampling does not use it."""
     length_penalty: float = 0.6
     """Scores are log probabilities divided by ((5 + length) / 6) to this power, the length counting eos."""
     extra_length: int = 50
-    """Most tokens written, eos included, beyond those of the source without its eos."""
+    """Most tokens generated, eos included, beyond those of the source without its eos."""
     nbest: int = 1
-    """Hypotheses returned a sentence, at most `beam`; with `sample`, the number of samples."""
+    """Hypotheses returned per sentence, at most `beam`; with `sample`, the number of samples."""
     sample: bool = False
-    """Draw from the model instead of searching."""
+    """Draw from the model instead of beam search."""
     temperature: float = 1.0
     """Divides the logits before drawing."""
     top_k: int = 0
@@ -47,7 +47,7 @@ class SearchOptions:
     top_p: float = 1.0
     """Draw from the fewest likeliest tokens that hold at least this probability together."""
     seed: int = 1
-    """Decides what is drawn, together with a sentence's key, the number of the sample and the position."""
+    """Decides what is drawn, together with a sentence's key, the index of the sample and the position."""
     max_repeats: int = 4
     """Most occurrences of a block of 1 to 8 tokens one right after the other; 0 does not limit them."""
 
@@ -74,7 +74,7 @@ class SearchOptions:
             _require(value == unused, f"{name} = {value} is about sampling; set sample as well, or leave it out")
 
     def hypotheses(self) -> int:
-        """How many hypotheses a sentence has while it is searched."""
+        """How many hypotheses a sentence has while it is decoded."""
         return self.nbest if self.sample else self.beam
 
     def penalty(self, length: int) -> float:
@@ -98,12 +98,12 @@ class Hypothesis:
 
 
 ABANDONED = Hypothesis(ids=[], score=-math.inf, log_probability=-math.inf, token_scores=[], ended=False)
-"""What a sentence has that was given up because nobody wants it any more."""
+"""The only hypothesis of a sentence that was given up because nobody wants it any more."""
 
 
 @dataclass(frozen=True)
 class SearchBatch:
-    """One batch to search; the fields are the arguments of `search`."""
+    """One batch to decode; the fields are the arguments of `search`."""
 
     sources: Sequence[Sequence[int]]
     options: SearchOptions

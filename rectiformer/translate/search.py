@@ -30,10 +30,9 @@ def search(
     """Translate one batch: for each source up to `nbest` hypotheses, ended ones first, best first among each.
 
     Args:
-        model: in evaluation mode; the search runs on its device.
+        model: in evaluation mode; decoding runs on its device.
         sources: ids, each ending with eos.
-        options: how to search.
-        specials: ids that are treated apart; pad, bos and unk are never produced.
+        specials: ids that are treated apart; pad, bos and unk are never generated.
         prefixes: ids that each translation must begin with, [] for none; they may hold unk and may end with eos. A
             prefix that the length limit does not admit raises the limit to one token more than the prefix.
         keys: a number for each sentence that decides its samples; default: its index in the batch.

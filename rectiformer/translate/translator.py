@@ -25,7 +25,7 @@ MAX_LENGTH = 1024
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 FINAL = tuple(".!?…؟।")
 UNSPACED_FINAL = ("\u3002", "\uff01", "\uff1f", "\uff61")  # final marks of scripts that put no space after them
-CLOSING = "\"'»”\u2019\u203a)]}\u300d\u300f\uff09"  # quotes and brackets that may stand behind the end of a sentence
+CLOSING = "\"'»”\u2019\u203a)]}\u300d\u300f\uff09"  # quotes and brackets that may follow the end of a sentence
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Candidate:
     token_scores: list[float]
     """Log probability of each of `tokens`."""
     ended: bool
-    """False if the search met its length limit first."""
+    """False if the length limit came first."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Translator:
     """
 
     ranks: Ranks = SINGLE_PROCESS
-    """Processes that share the batches of every search; each must ask for the same, and gets all of it."""
+    """Processes that share all batches; each must ask for the same, and gets all of it."""
 
     def __init__(
         self,
@@ -335,7 +335,7 @@ def cut_batches(
 
 
 def is_repetitive(ids: Sequence[int], times: int) -> bool:
-    """Whether a block of up to 8 tokens stands `times` times in a row."""
+    """Whether a block of up to 8 tokens occurs `times` times in a row."""
     for size in range(1, 9):
         run = 0
         for token, earlier in zip(ids[size:], ids, strict=False):
@@ -381,7 +381,7 @@ def is_spaced(line: str, left: Piece, right: Piece) -> bool:
 
 
 def ends_sentence(line: str, left: Piece, right: Piece) -> bool:
-    """Whether a final mark stands before the border, and white space at it if the script has any."""
+    """Whether a final mark precedes the cut, with white space at it if the script has any."""
     mark = line[max(0, right.start - 16) : right.start].rstrip().rstrip(CLOSING)[-1:]
     if mark in UNSPACED_FINAL:
         return is_between_characters(line, left, right)

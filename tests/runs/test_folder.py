@@ -60,7 +60,7 @@ def test_an_opened_run_is_the_created_one(run):
 def test_the_model_is_built_for_the_vocabulary(run):
     model = run.build_model()
     assert model.output.shape == (run.target.size, 8)
-    assert model.target_embedding.start == run.target.bos
+    assert model.target_embedding.bos == run.target.bos
 
 
 def test_a_folder_in_use_is_not_created_again(run, vocabularies):

@@ -101,6 +101,10 @@ class VocabularyConfig:
     """A sentencepiece model for the target; needs `shared = false`."""
 
 
+SITES = ("encoder", "decoder", "cross")
+"""The three sites of attention in a Transformer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The Transformer. Each attention site (encoder, decoder, cross) may have a variant of its own."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rectiformer.config import SITES
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.files import replacing
 
@@ -23,7 +24,6 @@ Findings = dict[str, Any]
 """The JSON of one model's findings."""
 
 NO_DATES: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-SITES = ("encoder", "decoder", "cross")
 WIDTH = 6.75  # inches: both columns of a page
 STYLE: dict[Any, Any] = {
     "font.size": 8,

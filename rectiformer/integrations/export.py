@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 import rectiformer
-from rectiformer.config import ModelConfig
+from rectiformer.config import SITES, ModelConfig
 from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.files import (
     WRITE_LOCK,
@@ -46,7 +46,6 @@ CAN_RUN = {
 """The variants that each engine has; Marian has those that `integrations.transformers.register` gives it."""
 NORMS = {"onnx": ("post", "pre"), "ctranslate2": ("post",), "transformers": ("post",)}
 """The placements of LayerNorm that each engine has."""
-SITES = ("encoder", "decoder", "cross")
 
 RECORD = "export.json"
 RECORD_VERSION = 1

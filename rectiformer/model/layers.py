@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from rectiformer.config import ModelConfig
+from rectiformer.config import SITES, ModelConfig
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import Cache, StaticLayer
 from rectiformer.model.dropout import Dropout
@@ -48,14 +48,15 @@ class Residual(nn.Module):
 def build_attention(config: ModelConfig, site: str, shared: dict[str, LearnedOption]) -> RectifiedAttention:
     """The attention at `site` "encoder", "decoder" or "cross"; `shared` holds the options that all layers share."""
     variant = config.variant_at(site)
+    sharing, init = learned_settings(config, variant)
     return RectifiedAttention(
         config.hidden_size,
         config.num_heads,
         variant,
         cross=site == "cross",
         dropout=config.attention_dropout,
-        option_sharing=find_sharing(config, variant, shared),
-        option_init=find_start(config, variant),
+        option_sharing=shared[variant] if sharing == "model" else sharing,
+        option_init=init,
         output_norm=config.output_norm or None,
         center_keys=centers_keys(config, site),
         score_bias=find_score_bias(config, variant),
@@ -79,17 +80,13 @@ def find_score_bias(config: ModelConfig, variant: str) -> float | None:
     return float(power) if config.score_bias == "open" else 0.0
 
 
-def find_start(config: ModelConfig, variant: str) -> float | None:
-    """Initial value of the variant's learned gamma or alpha, or None for the option's own default."""
-    name = LearnedOption.name_in(find_variant(variant))
-    return (getattr(config, f"{name}_init") if name else 0.0) or find_variant(variant).learned_init or None
-
-
-def find_sharing(config: ModelConfig, variant: str, shared: dict[str, LearnedOption]) -> str | LearnedOption:
-    """How many gammas or alphas the variant learns, or the one that all layers share."""
-    name = LearnedOption.name_in(find_variant(variant))
-    sharing = getattr(config, f"{name}_sharing") if name else "fixed"
-    return shared[variant] if sharing == "model" else sharing
+def learned_settings(config: ModelConfig, variant: str) -> tuple[str, float | None]:
+    """How the variant's gamma or alpha is shared, and its initial value; None for the option's own default."""
+    row = find_variant(variant)
+    name = LearnedOption.name_in(row)
+    if name is None:
+        return "fixed", None
+    return getattr(config, f"{name}_sharing"), getattr(config, f"{name}_init") or row.learned_init or None
 
 
 def build_memory(config: ModelConfig) -> KeyValueMemory:
@@ -173,10 +170,9 @@ class DecoderLayer(nn.Module):
 
 def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
     """The gamma or alpha of each variant that all layers of the model share, where the configuration asks for that."""
-    names = dict.fromkeys(config.variant_at(site) for site in ("encoder", "decoder", "cross"))
-    learnable = {name: LearnedOption.name_in(find_variant(name)) for name in names}
-    return {
-        name: LearnedOption(find_variant(name), option, init=find_start(config, name))
-        for name, option in learnable.items()
-        if option and getattr(config, f"{option}_sharing") == "model"
-    }
+    shared = {}
+    for variant in dict.fromkeys(config.variant_at(site) for site in SITES):
+        row, (sharing, init) = find_variant(variant), learned_settings(config, variant)
+        if sharing == "model":
+            shared[variant] = LearnedOption(row, LearnedOption.name_in(row) or "", init=init)
+    return shared

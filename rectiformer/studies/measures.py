@@ -17,6 +17,7 @@ from torch import Tensor
 from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.meters import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
+from rectiformer.config import SITES
 from rectiformer.model.attention import Observation
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import Pair
@@ -34,7 +35,6 @@ TRANSLATED_TOKENS = 32_768
 """Padded source tokens that are translated together; enough for many whole documents at a time."""
 SIGNATURE = "signature"
 """The measure that is not a number: how BLEU was counted."""
-SITES = ("encoder", "decoder", "cross")
 HEADS = {"zeros": "sparsity", "null": "null_rate", "mass": "mass", "entropy": "entropy"}
 """What is measured of attention, and what it is called in analyze/meters.py."""
 SHAPES = {

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import DivergedError
-from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
+from rectiformer.model.transformer import Transformer
+from rectiformer.translate.options import Hypothesis, SearchBatch, SearchOptions, Specials
 
 BLOCK = 8
 """Longest block of tokens whose repetition is limited."""
@@ -304,6 +305,16 @@ class SampleState(BeamState):
         end_choices = self.position * (ended.shape[1] * self.vocabulary) + choices
         self.end_choices.copy_(torch.where(ended, end_choices, self.end_choices))
         self.log_probs.copy_(torch.where(ended, NEVER, totals))
+
+
+def begin_beams(model: Transformer, batch: SearchBatch, capacity: int | None = None) -> BeamState:
+    """The state before the first token of a batch: of beam search, or of sampling if the options ask for that."""
+    arguments = (batch.limits(), batch.options, batch.specials, len(model.output), model.output.device)
+    forced: dict[str, Any] = {"prefixes": batch.prefixes, "separator_counts": batch.separator_counts}
+    if not batch.options.sample:
+        return BeamState(*arguments, **forced, capacity=capacity)
+    keys = range(len(batch.sources)) if batch.keys is None else batch.keys
+    return SampleState(*arguments, **forced, keys=keys)
 
 
 def filter_logits(log_probs: Tensor, options: SearchOptions) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.model.transformer import Encoded, Transformer
-from rectiformer.translate.beam import BeamState
+from rectiformer.translate.beam import BeamState, begin_beams
 from rectiformer.translate.options import ABANDONED, Hypothesis, SearchBatch, Specials
 
 CHECK_EVERY = 8
@@ -140,17 +140,8 @@ class CapturedStep:
         self.encode(model)
         self.decoder.position.zero_()
         self.cache.clear()
-        beam = BeamState(
-            batch.limits(),
-            batch.options,
-            batch.specials,
-            self.shape.vocabulary,
-            self.ids.device,
-            prefixes=batch.prefixes,
-            separator_counts=batch.separator_counts,
-            capacity=self.shape.capacity,
-        )
-        self.beam.copy_from(beam, torch.arange(len(batch.sources), device=self.ids.device))
+        beams = begin_beams(model, batch, self.shape.capacity)
+        self.beam.copy_from(beams, torch.arange(len(batch.sources), device=self.ids.device))
 
     def take(self, other: CapturedStep, sentences: Tensor) -> None:
         """Go on with these sentences of another shape, whose capacity is no larger than this one's."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.beam import BeamState, SampleState
+from rectiformer.translate.beam import BeamState, begin_beams
 from rectiformer.translate.cuda_graphs import capturable, search_static
 from rectiformer.translate.options import ABANDONED, Hypothesis, SearchBatch, SearchOptions, Specials
 
@@ -59,11 +59,8 @@ def search(
 
 def check_batch(batch: SearchBatch, model: Transformer) -> None:
     """Refuse ids and lists that do not fit the model or each other, before they fail inside of it."""
-    for name, given in (
-        ("prefixes", batch.prefixes),
-        ("keys", batch.keys),
-        ("separator_counts", batch.separator_counts),
-    ):
+    for name in ("prefixes", "keys", "separator_counts"):
+        given = getattr(batch, name)
         if given is not None and len(given) != len(batch.sources):
             raise ArgumentError(f"{name} has {len(given)} entries, but there are {len(batch.sources)} sources")
     if batch.separator_counts is not None and batch.specials.separator is None:
@@ -100,14 +97,6 @@ def search_eager(model: Transformer, batch: SearchBatch) -> list[list[Hypothesis
     with batch.autocast(model.output.device):
         state = model.begin(batch.encode(model))
         return drive(lambda last: model.step(last, state), state, beams, batch.wants)
-
-
-def begin_beams(model: Transformer, batch: SearchBatch) -> BeamState:
-    arguments = (batch.limits(), batch.options, batch.specials, len(model.output), model.output.device)
-    if not batch.options.sample:
-        return BeamState(*arguments, prefixes=batch.prefixes, separator_counts=batch.separator_counts)
-    keys = range(len(batch.sources)) if batch.keys is None else batch.keys
-    return SampleState(*arguments, keys=keys, prefixes=batch.prefixes, separator_counts=batch.separator_counts)
 
 
 def drive(

@@ -246,7 +246,7 @@ def decode_inputs(R, H, K, Q, room, D, dtype, ancestors):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("variant", [*KINDS, "softmax"])
 def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
-    monkeypatch.setattr(decode, "cache_suits", lambda *_: False)  # no kernel of ours is eager torch
+    monkeypatch.setattr(decode, "cached_products_suit", lambda *_: False)  # no kernel of ours is eager torch
     q, keys, values, lengths, new, index = decode_inputs(*sizes, dtype, ancestors)
     row, room = VARIANTS[variant], keys.shape[2]
     seen = Visibility(q.shape[2], room, key_lengths=lengths, first=room - q.shape[2])

@@ -73,7 +73,7 @@ def part_errors(
     found = results(direction, attend, [q, k, v, picked])
     mine = [tensor[place] for tensor, place in zip(found, places, strict=True)]
     own = {name: cut_argument(value, heads) for name, value in arguments.items()}
-    call = describe_call(q[of_keys], k[of_keys], v[of_keys], variant, **own).rows(first, q.shape[2])
+    call = describe_call(q[of_keys], k[of_keys], v[of_keys], variant, **own).slice_queries(first, q.shape[2])
 
     def reference(dtype: torch.dtype) -> Attend:
         return lambda q, k, v: reference_attention(q, k, v, call, precision=dtype)

@@ -1,4 +1,4 @@
-"""What each rank of tests/ops/test_parallel.py does; started processes import it by its name."""
+"""What each rank of tests/ops/test_distributed.py does; started processes import it by its name."""
 
 from dataclasses import dataclass
 from itertools import product

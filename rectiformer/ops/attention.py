@@ -33,21 +33,12 @@ ARGUMENT_WORDS = {
     "attention_mask": "attn_mask",
     "key_padding_mask": "key_lengths",
     "lengths": "key_lengths",
-    "seqlens": "key_lengths",
     "cache_seqlens": "key_lengths",
     "bias": "attn_bias",
-    "position_bias": "attn_bias",
-    "score_bias": "attn_bias",
     "window": "window_size",
     "sliding_window": "window_size",
     "dropout": "dropout_p",
-    "attention_dropout": "dropout_p",
     "softmax_scale": "scale",
-    "scaling": "scale",
-    "implementation": "backend",
-    "attn_implementation": "backend",
-    "max_seqlen": "max_seqlen_q",
-    "cu_seqlens": "cu_seqlens_q",
 }
 """Argument words of other libraries, and ours."""
 NOT_ARGUMENTS = {
@@ -55,7 +46,6 @@ NOT_ARGUMENTS = {
     "heads": "the number of heads is an axis of q, [B, H, M, D]",
     "num_heads": "the number of heads is an axis of q, [B, H, M, D]",
     "need_weights": "attention_weights() returns the weights",
-    "return_attn_probs": "attention_weights() returns the weights",
 }
 """What other libraries have an argument for, and how it goes here."""
 
@@ -414,8 +404,8 @@ def explain(
     reason = taken.reason if auto else f"asked for by backend={backend!r}"
     faster = BACKENDS[: BACKENDS.index(taken)] if auto else ()
     declined = {each.name: why for each in faster if (why := why_not(each, q, k, v, call))}
-    kernels = choose_kernels(q, k, v, call)
-    if taken.name != "fused" or isinstance(kernels, str):
+    kernels = choose_kernels(q, k, v, call) if taken.name == "fused" else ""
+    if isinstance(kernels, str):
         return Explanation(taken.name, "", {}, declined, reason)
     if kernels.name == "short":
         return Explanation(taken.name, "short", {}, declined, reason)

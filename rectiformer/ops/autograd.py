@@ -57,7 +57,7 @@ def _add_rows(
         ]
         bias, factors = leaves[4:]
         d_out, q, k, v = (leaf for leaf in leaves[:4] if leaf is not None)
-        call = replace(describe(factors).rows(rows.start, rows.stop), attn_bias=bias)
+        call = replace(describe(factors).slice_queries(rows.start, rows.stop), attn_bias=bias)
         out = reference_attention(q, k, v, call)
         wanted = [leaf for leaf in leaves[1:] if leaf is not None]
         first = iter(torch.autograd.grad(out, wanted, d_out, create_graph=True))

@@ -29,7 +29,7 @@ def shown_by(bias: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Visibility:
-    """The keys that M queries see of N, for a whole call or, after `rows`, for some of its queries."""
+    """The keys that M queries see of N, for a whole call or, after `slice_queries`, for some of its queries."""
 
     queries: int
     keys: int
@@ -53,7 +53,7 @@ class Visibility:
     def banded(self) -> bool:
         return self.hides_later or self.hides_earlier
 
-    def rows(self, start: int, stop: int) -> Visibility:
+    def slice_queries(self, start: int, stop: int) -> Visibility:
         """The same rule for queries `start` to `stop` only."""
         mask = self.attn_mask
         if mask is not None and mask.shape[2] > 1:
@@ -125,15 +125,15 @@ class AttentionCall:
     def blocks(self, step: int) -> Iterator[tuple[slice, AttentionCall]]:
         """The call for `step` queries at a time: which queries, and the call for them."""
         for block in query_blocks(self.visibility.queries, step):
-            yield block, self.rows(block.start, block.stop)
+            yield block, self.slice_queries(block.start, block.stop)
 
-    def rows(self, start: int, stop: int) -> AttentionCall:
+    def slice_queries(self, start: int, stop: int) -> AttentionCall:
         """The same call for queries `start` to `stop` only."""
         attn_bias = self.attn_bias
         if attn_bias is not None and attn_bias.shape[2] > 1:
             attn_bias = attn_bias[:, :, start:stop]
         origin = (self.origin[0] + start, self.origin[1])
-        return replace(self, visibility=self.visibility.rows(start, stop), attn_bias=attn_bias, origin=origin)
+        return replace(self, visibility=self.visibility.slice_queries(start, stop), attn_bias=attn_bias, origin=origin)
 
 
 Run = Callable[[Tensor, Tensor, Tensor, AttentionCall], Tensor]

@@ -45,12 +45,12 @@ def play_trainings(folder, monkeypatch, script):
     return Telling(folder / "told")
 
 
-def lay_out(paths, training, **files):
+def lay_out(task, **files):
     """The folder of a training that is to be played, with its text prepared and its result under another name."""
-    folder = paths.folder(training)
+    folder = task.folder
     folder.mkdir(parents=True)
-    describe(paths, training).write(folder)
+    describe(task).write(folder)
     (folder / "result.json").rename(folder / "result")
     for name, text in files.items():
         (folder / name).write_text(text)
-    paths.data(training).mkdir(parents=True, exist_ok=True)
+    task.data.mkdir(parents=True, exist_ok=True)

@@ -136,12 +136,13 @@ def show(terminal: Terminal, study: Study, results: Results, out: Path) -> None:
 
 def run_one(study: Study, scale: str, data: Path | None, out: Path, key: str) -> None:
     """One training, for the process that runs the study: it ends when that one does."""
-    from rectiformer.studies.single import StudyPaths, run_single
+    from rectiformer.studies.plan import find_task
+    from rectiformer.studies.single import run_single
     from rectiformer.terminal import Terminal
 
     threading.Thread(target=stop_with_parent, daemon=True).start()
     with Terminal() as terminal:
-        run_single(StudyPaths(study, study.at(scale, data), out), key, terminal)
+        run_single(find_task(study, study.at(scale, data), out, key), terminal)
 
 
 def stop_with_parent() -> None:

@@ -13,7 +13,7 @@ from rectiformer.studies.measures import (
     open_model,
     valid_pairs,
 )
-from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import COMPILED, GRAMMAR_TINY, IWSLT14, MULTI30K_NARROW, SENTENCE_FOLDERS
 from rectiformer.studies.results import Claim, Results, Table, claims_table
 
@@ -74,11 +74,11 @@ def seeds_of(scale: Scale, name: str) -> tuple[int, ...]:
     return SEEDS[scale.name] if claimed or scale.name != "small" else SEEDS[scale.name][:1]
 
 
-def measure(run: Trained) -> dict[str, Any]:
+def measure(task: Task) -> dict[str, Any]:
     """BLEU on test and validation data, and measures of attention on validation data."""
-    translator = open_model(run)
-    valid = measure_translation(translator, valid_pairs(run), "valid_")
-    return {**valid, **measure_translation(translator, held_out(run.scale)), **measure_attention(translator, run)}
+    translator = open_model(task)
+    valid = measure_translation(translator, valid_pairs(task), "valid_")
+    return {**valid, **measure_translation(translator, held_out(task.scale)), **measure_attention(translator, task)}
 
 
 def tables(results: Results) -> list[Table]:

@@ -22,7 +22,7 @@ from rectiformer.studies.measures import (
     training_speed,
     valid_batches,
 )
-from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import (
     DOCUMENT_FOLDERS,
     DOCUMENTS,
@@ -91,9 +91,9 @@ def at_length(scale: Scale, length: int) -> list[str]:
     return settings
 
 
-def measure(run: Trained) -> dict[str, Any]:
+def measure(task: Task) -> dict[str, Any]:
     """BLEU of documents and of their sentences on test data, attention on validation data, speed and memory."""
-    translator, documents = open_model(run), held_out_documents(run.scale)
+    translator, documents = open_model(task), held_out_documents(task.scale)
     start = time.perf_counter()
     sources = [[source for source, _ in document] for document in documents]
     # All together: in parts, each would wait for its longest segment, and again for what falls back.
@@ -111,12 +111,12 @@ def measure(run: Trained) -> dict[str, Any]:
         SIGNATURE: f"beam {BEAM}, {whole.signature}",
         "fallbacks": sum(each.fallbacks for each in found) / max(1, sum(each.segments for each in found)),
         "tokens_per_second": sum(each.tokens for each in found) / max(1e-9, seconds),
-        "training_tokens_per_second": training_speed(run.folder),
-        "peak_bytes": run.peak_bytes,
-        "curve": curve_of(run.folder, "nll"),
-        "valid_loss": curve_of(run.folder, "valid_loss")[-1][1],
-        **measure_attention(translator, run),
-        "shapes": measure_shapes(translator, islice(valid_batches(translator, run), SHAPED)),
+        "training_tokens_per_second": training_speed(task.run),
+        "peak_bytes": task.read_cost()["peak_bytes"],
+        "curve": curve_of(task.run, "nll"),
+        "valid_loss": curve_of(task.run, "valid_loss")[-1][1],
+        **measure_attention(translator, task),
+        "shapes": measure_shapes(translator, islice(valid_batches(translator, task), SHAPED)),
     }
 
 

@@ -17,7 +17,7 @@ from rectiformer.config import Config
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops import gpu
 from rectiformer.studies.corpora import EVERY
-from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import BASE_SIZE, DOCUMENT_FOLDERS, DOCUMENTS
 from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch
@@ -90,21 +90,21 @@ def trainings(scale: Scale) -> list[Training]:
     return seeded("alone", (1,), configure(DOCUMENTS[scale.name], scale, *UNUSED, CAPTURED))
 
 
-def measure(run: Trained) -> dict[str, Any]:
+def measure(task: Task) -> dict[str, Any]:
     """Milliseconds of an update and of a beam search for each variant, and of updates by length."""
-    config, device = run.training.config, find_device(run.training.config.training.device)
+    config, device = task.training.config, find_device(task.training.config.training.device)
     timed = replace(config, model=replace(config.model, positions="sequence"))  # random words have no separators
-    load = LOADS[run.scale.name]
-    if run.scale.name != "smoke":
+    load = LOADS[task.scale.name]
+    if task.scale.name != "smoke":
         sized = configure(BASE_SIZE, Scale("smoke"), f"model.norm={config.model.norm}").model
         timed = replace(config, model=sized, training=replace(config.training, grad_accumulation=1))
     # With attention dropout softmax has no kernel for more than 128 keys, and documents are trained without it.
     documents = replace(timed, model=replace(timed.model, attention_dropout=0.0))
-    lengths = [length // 64 for length in LENGTHS] if run.scale.name == "smoke" else LENGTHS
-    tokens = UPDATE_TOKENS[run.scale.name]
+    lengths = [length // 64 for length in LENGTHS] if task.scale.name == "smoke" else LENGTHS
+    tokens = UPDATE_TOKENS[task.scale.name]
     by_length = [replace(load, length=length, sentences=tokens // length) for length in lengths]
     return {
-        "speed": measure_speed(timed, TIMED[run.scale.name], load, device),
+        "speed": measure_speed(timed, TIMED[task.scale.name], load, device),
         "updates": measure_updates(documents, BY_LENGTH, by_length, device),
     }
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rectiformer.studies.figures import Lines, draw_panels
 from rectiformer.studies.measures import curve_of, training_speed
-from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import (
     GRAMMAR_TINY,
     attention_settings,
@@ -75,13 +75,13 @@ def trainings(scale: Scale) -> list[Training]:
     return found
 
 
-def measure(run: Trained) -> dict[str, Any]:
+def measure(task: Task) -> dict[str, Any]:
     """Loss on validation text while training and at its end; nothing is translated."""
-    curve = curve_of(run.folder, "valid_loss")
+    curve = curve_of(task.run, "valid_loss")
     return {
         "valid_loss": curve[-1][1],
         "curve": curve,
-        "training_tokens_per_second": training_speed(run.folder),
+        "training_tokens_per_second": training_speed(task.run),
     }
 
 

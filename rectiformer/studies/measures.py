@@ -21,7 +21,7 @@ from rectiformer.config import SITES
 from rectiformer.model.attention import Observation
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import Pair
-from rectiformer.studies.plan import Trained
+from rectiformer.studies.plan import Task
 from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared
@@ -50,16 +50,16 @@ ORDERS = 4
 M = TypeVar("M")
 
 
-def open_model(run: Trained) -> Translator:
+def open_model(task: Task) -> Translator:
     """The checkpoint that was best on validation data, on the device and in the precision it was trained with."""
-    training = run.training.config.training
-    return Translator.from_run(run.folder, device=training.device, precision=training.precision)
+    training = task.training.config.training
+    return Translator.from_run(task.run, device=training.device, precision=training.precision)
 
 
-def valid_pairs(run: Trained) -> list[Pair]:
+def valid_pairs(task: Task) -> list[Pair]:
     """The validation text that training looks at."""
-    prepared = Prepared.open(run.data, verify=False)
-    return prepared.valid_text[: run.training.config.validation.sentences]
+    prepared = Prepared.open(task.data, verify=False)
+    return prepared.valid_text[: task.training.config.validation.sentences]
 
 
 def translate_pairs(translator: Translator, pairs: Sequence[Pair], length_penalty: float = PENALTY) -> Evaluation:
@@ -115,7 +115,7 @@ def meter_sites(
     return meters
 
 
-def measure_attention(translator: Translator, run: Trained) -> dict[str, float]:
+def measure_attention(translator: Translator, task: Task) -> dict[str, float]:
     """Zeros, null rate, row mass and entropy of each site, on the validation pairs as the model trains on them."""
 
     def add(meter: HeadMeter, seen: Observation, real: Tensor) -> None:
@@ -123,7 +123,7 @@ def measure_attention(translator: Translator, run: Trained) -> dict[str, float]:
         per_head.update(seen.stats(), real.to(seen.q.device))
         meter.merge(per_head.pooled().state())
 
-    meters = meter_sites(translator, valid_batches(translator, run), partial(HeadMeter, 1), add)
+    meters = meter_sites(translator, valid_batches(translator, task), partial(HeadMeter, 1), add)
     return {
         f"{site}_{short}": getattr(meter.result(), measure)[0]
         for site, meter in meters.items()
@@ -212,9 +212,9 @@ def rounded(value: float) -> float:
     return round(value, 5)
 
 
-def valid_batches(translator: Translator, run: Trained) -> Iterator[Batch]:
+def valid_batches(translator: Translator, task: Task) -> Iterator[Batch]:
     """All validation pairs, in batches of similar length, the longest first."""
-    pairs = Prepared.open(run.data, verify=False).valid
+    pairs = Prepared.open(task.data, verify=False).valid
     assert pairs is not None
     lengths = (np.maximum(pairs.source_lengths, pairs.target_lengths) + 1).tolist()
     order = sorted(range(pairs.pairs), key=lambda index: -lengths[index])

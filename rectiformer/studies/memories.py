@@ -15,7 +15,7 @@ from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.corpora import held_out
 from rectiformer.studies.figures import Lines, add_point, draw_panels, lines_against
 from rectiformer.studies.measures import measure_translation, open_model, training_speed, valid_pairs
-from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
 from rectiformer.studies.results import (
     CLAIM,
@@ -77,12 +77,12 @@ def sweep_trainings(scale: Scale) -> list[Training]:
     return found
 
 
-def measure_quality(run: Trained) -> dict[str, Any]:
+def measure_quality(task: Task) -> dict[str, Any]:
     """BLEU on test and validation data, and the speed of training."""
-    translator = open_model(run)
-    valid = measure_translation(translator, valid_pairs(run), "valid_")
-    speed = {"training_tokens_per_second": training_speed(run.folder), "peak_bytes": run.peak_bytes}
-    return {**valid, **measure_translation(translator, held_out(run.scale)), **speed}
+    translator = open_model(task)
+    valid = measure_translation(translator, valid_pairs(task), "valid_")
+    speed = {"training_tokens_per_second": training_speed(task.run), "peak_bytes": task.read_cost()["peak_bytes"]}
+    return {**valid, **measure_translation(translator, held_out(task.scale)), **speed}
 
 
 def swap_tables(results: Results) -> list[Table]:
@@ -125,9 +125,9 @@ def sweep_figures(results: Results, folder: Path) -> list[Path]:
     return draw_panels(folder / "slots.svg", ["test BLEU by slots"], [lines], "slots", "BLEU", log_x=True)
 
 
-def measure_diagnostics(run: Trained) -> dict[str, Any]:
+def measure_diagnostics(task: Task) -> dict[str, Any]:
     """All measures of each memory, encoder first, on the test set under forced decoding."""
-    found = analyze(open_model(run), held_out(run.scale), quality=False, warn=lambda _: None)
+    found = analyze(open_model(task), held_out(task.scale), quality=False, warn=lambda _: None)
     return {"memories": [asdict(memory) for memory in found.memories]}
 
 
@@ -172,7 +172,7 @@ def diagnostics_claims(results: Results) -> Table:
         found = difference(first, second)
         if found is not None:
             rows.append((f"{diagnosis}: {claim.describe()}", claim.paper, signed(found, 3), verdict(found, claim)))
-    return Table("What the paper claims of them", (CLAIM, "paper, of 1", "ours, of 1", "verdict"), rows)
+    return Table("What the paper claims of them", (CLAIM, "paper, ratio", "ours, ratio", "verdict"), rows)
 
 
 def layers_table(results: Results) -> Table:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.config import Config, DataConfig
-from rectiformer.errors import ArgumentError
+from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.files import parse_object, read_regular
 from rectiformer.runs.folder import adopt_vocabularies, changed_keys, is_created, value_of
-from rectiformer.studies.results import Results, Table
+from rectiformer.studies.results import RESULT, Results, Table
 from rectiformer.toml import load_config
 
 RUN = "run"
 """The folder of a run inside that of its training."""
+COST, SMALL_FILE = "cost.json", 2**16
 FILE_KEYS = tuple(item.name for item in dataclasses.fields(DataConfig) if item.type == "Files")
 """The keys of [data] that name files."""
 
@@ -58,20 +60,6 @@ class Training:
         return f"{self.name}-seed{self.seed}"
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A finished training, to be measured."""
-
-    training: Training
-    scale: Scale
-    folder: Path
-    """The run."""
-    data: Path
-    """Its prepared data."""
-    peak_bytes: int
-    """Peak memory of the training process: on the GPU, or in RAM where there is none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """One question; `STUDIES` in catalog.py holds them all."""
@@ -85,7 +73,8 @@ class Study:
     """The default folder of the corpus, by scale; none at smoke, whose text is built in."""
     trainings: Callable[[Scale], list[Training]] = lambda scale: []
     """In the order they run: what matters most comes first, in case the study is stopped."""
-    measure: Callable[[Trained], dict[str, Any]] = lambda run: {}
+    measure: Callable[[Task], dict[str, Any]] = lambda task: {}
+    """Measures a task that is trained."""
     tables: Callable[[Results], list[Table]]
     figures: Callable[[Results, Path], list[Path]] = lambda results, folder: []
     """Draws what the results allow into a folder, and returns the files."""
@@ -110,6 +99,94 @@ class Study:
         """The scale of this name, with the default folder under `root` instead of `data`."""
         default = self.folders.get(scale)
         return Scale(scale, root / Path(default).relative_to("data") if default else None)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training of a study at a scale, and its folders under `out`."""
+
+    study: Study
+    scale: Scale
+    out: Path
+    training: Training
+
+    @property
+    def name(self) -> str:
+        return f"{self.study.name}/{self.training.key}"
+
+    @property
+    def config(self) -> Config:
+        return self.training.config
+
+    @property
+    def root(self) -> Path:
+        """The folder of all trainings of the study at this scale."""
+        return self.out / self.study.name / self.scale.name
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its result and, unless another study trains it, its run."""
+        return self.root / self.training.key
+
+    @property
+    def owner(self) -> Path:
+        """The same folder in the study that trains it."""
+        return self.out / (self.study.reads or self.study.name) / self.scale.name / self.training.key
+
+    @property
+    def run(self) -> Path:
+        return self.owner / RUN
+
+    @property
+    def data(self) -> Path:
+        """Prepared data, shared by all trainings on the same text with the same subwords."""
+        form = f"-{self.training.form}" if self.training.form else ""
+        return self.out / "data" / f"{hash_text(self.config)}{form}"
+
+    @property
+    def start(self) -> Path | None:
+        """The folder of the training that it starts from, if any."""
+        if not self.config.training.init_from:
+            return None
+        study, key = self.config.training.init_from.split("/")
+        return self.out / study / self.scale.name / key
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is trained to the end, measured or not."""
+        return (self.owner / COST).exists()
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.folder / RESULT).exists()
+
+    def read_cost(self) -> dict[str, Any]:
+        """`seconds` and `peak_bytes` of the process that ended the training."""
+        return parse_object(self.owner / COST, read_regular(self.owner / COST, SMALL_FILE))
+
+    def locate_start(self) -> Config:
+        """The configuration, starting from the folder of that run and with its subwords.
+
+        ArgumentError where that run is not trained.
+        """
+        if self.start is None:
+            return self.config
+        study, key = self.config.training.init_from.split("/")
+        if not is_created(self.start / RUN):
+            raise ArgumentError(
+                f"it starts from {key} of {study}, which is not trained in {self.out}; first run "
+                f"`rectiformer study {study} --only {key}` with the same --scale and --out"
+            )
+        training = dataclasses.replace(self.config.training, init_from=str(self.start / RUN))
+        return adopt_vocabularies(dataclasses.replace(self.config, training=training))
+
+
+def find_task(study: Study, scale: Scale, out: Path, key: str) -> Task:
+    """The training of this key; ArgumentError where the study has none."""
+    known = {training.key: training for training in study.trainings(scale)}
+    if key not in known:
+        raise ArgumentError(unknown_name(f"training of {study.name}", key, known))
+    return Task(study, scale, out, known[key])
 
 
 def configure(settings: tuple[str, ...], scale: Scale, *more: str) -> Config:
@@ -138,33 +215,6 @@ def seeded(
     return [Training(name, seed, with_seed(seed), labels, form) for seed in seeds]
 
 
-def start_folder(config: Config, out: Path, scale: Scale) -> Path | None:
-    """The folder in `out` of the training that this one starts from, if any."""
-    if not config.training.init_from:
-        return None
-    study, key = config.training.init_from.split("/")
-    return out / study / scale.name / key
-
-
-def locate_start(config: Config, out: Path, scale: Scale) -> Config:
-    """The same, starting from the folder in `out` of that run and with its subwords.
-
-    ArgumentError where that run is not trained.
-    """
-    folder = start_folder(config, out, scale)
-    if folder is None:
-        return config
-    (study, key), run = config.training.init_from.split("/"), folder / RUN
-    if not is_created(run):
-        raise ArgumentError(
-            f"it starts from {key} of {study}, which is not trained in {out}; first run "
-            f"`rectiformer study {study} --only {key}` with the same --scale and --out"
-        )
-    return adopt_vocabularies(
-        dataclasses.replace(config, training=dataclasses.replace(config.training, init_from=str(run)))
-    )
-
-
 def portable(config: Config) -> Config:
     """The configuration without what may differ between machines: folders, device, compilation."""
     found = dataclasses.replace(
@@ -175,7 +225,7 @@ def portable(config: Config) -> Config:
     start = Path(config.training.init_from)
     if start.name != RUN:
         return found
-    named = f"{start.parts[-4]}/{start.parts[-2]}"  # what `locate_start` was given
+    named = f"{start.parts[-4]}/{start.parts[-2]}"  # as before `locate_start`
     return dataclasses.replace(
         found,
         training=dataclasses.replace(found.training, init_from=named),

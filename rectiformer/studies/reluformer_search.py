@@ -15,7 +15,7 @@ from rectiformer.studies.measures import (
     training_speed,
     valid_pairs,
 )
-from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, SENTENCE_FOLDERS, SENTENCES
 from rectiformer.studies.results import Results, Table
 
@@ -106,14 +106,14 @@ def trainings(scale: Scale) -> list[Training]:
     return found
 
 
-def measure(run: Trained) -> dict[str, Any]:
+def measure(task: Task) -> dict[str, Any]:
     """BLEU, its curve while training, measures of attention and speed, all on validation data."""
-    translator = open_model(run)
+    translator = open_model(task)
     return {
-        **measure_translation(translator, valid_pairs(run), "valid_"),
-        **measure_attention(translator, run),
-        "curve": curve_of(run.folder, "valid_bleu"),
-        "training_tokens_per_second": training_speed(run.folder),
+        **measure_translation(translator, valid_pairs(task), "valid_"),
+        **measure_attention(translator, task),
+        "curve": curve_of(task.run, "valid_bleu"),
+        "training_tokens_per_second": training_speed(task.run),
     }
 
 

@@ -21,9 +21,9 @@ from rectiformer.runs.folder import changed_keys, is_created, value_of
 from rectiformer.runs.lock import lock_run
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import require_folder
-from rectiformer.studies.plan import Scale, Study, Training, hash_config, portable, start_folder
+from rectiformer.studies.plan import Scale, Study, Task, hash_config, portable
 from rectiformer.studies.results import Result, Results, read_result, read_saved
-from rectiformer.studies.single import StudyPaths, describe, is_finished, is_trained
+from rectiformer.studies.single import describe
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Reporter, Silent
 from rectiformer.train.signals import STOPPED, StoppedError, StopRequest
@@ -68,10 +68,10 @@ def run_studies(
     every = list_tasks(plans, out)
     chosen = choose(every, only)
     for task in chosen:
-        refuse_changed(task.paths, task.training)
+        refuse_changed(task)
     left = list_left(chosen, every)
     with ExitStack() as stack:
-        for root in dict.fromkeys(task.paths.root for task in (*chosen, *left)):
+        for root in dict.fromkeys(task.root for task in (*chosen, *left)):
             root.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_run(root, reporter.note))
         stop = stack.enter_context(StopRequest())
@@ -82,7 +82,7 @@ def run_studies(
         total = len({task.folder for task in (*chosen, *left)})
         Pool(left, total, jobs, reporter).run(time_is_up)
         if stop.requested:
-            undone = sum(not is_finished(task.paths, task.training) for task in left)
+            undone = sum(not task.is_finished for task in left)
             raise StoppedError(f"stopped as asked with {undone} trainings left; the same command resumes them")
     return [load_results(study, scale, out) for study, scale in plans]
 
@@ -90,7 +90,7 @@ def run_studies(
 def list_tasks(plans: Sequence[tuple[Study, Scale]], out: Path) -> list[Task]:
     """All trainings, study by study, each in the order of its plan."""
     return [
-        Task(StudyPaths(study, scale, out), training)
+        Task(study, scale, out, training)
         for study, scale in plans
         if study.shows is None
         for training in study.trainings(scale)
@@ -104,101 +104,69 @@ def choose(tasks: Sequence[Task], only: str = "") -> list[Task]:
         return list(tasks)
 
     def is_meant(task: Task) -> bool:
-        return any(part in (task.full_name if "/" in part else task.training.key) for part in parts)
+        return any(part in (task.name if "/" in part else task.training.key) for part in parts)
 
     chosen = [task for task in tasks if is_meant(task)]
     if not chosen:
         known = ", ".join(dict.fromkeys(task.training.name for task in tasks))
-        names = ", ".join(dict.fromkeys(task.paths.study.name for task in tasks))
+        names = ", ".join(dict.fromkeys(task.study.name for task in tasks))
         raise ArgumentError(f"no training of {names} has {only!r} in its name; there are {known}")
     return chosen
 
 
 def list_left(chosen: Sequence[Task], every: Sequence[Task]) -> list[Task]:
     """Those without a result, made here or saved here; before them the missing models of `every` they start from."""
-    saved = {
-        paths.root: read_saved(paths.out, paths.study.name, paths.scale.name)
-        for paths in {task.paths.root: task.paths for task in chosen}.values()
-    }
+    saved = {task.root: read_saved(task.out, task.study.name, task.scale.name) for task in chosen}
 
     def is_done(task: Task) -> bool:
-        result = saved[task.paths.root].get(task.training.key)
-        known = result is not None and not result.failed and result.config == hash_config(task.training.config)
-        return known or is_finished(task.paths, task.training)
+        result = saved[task.root].get(task.training.key)
+        known = result is not None and not result.failed and result.config == hash_config(task.config)
+        return known or task.is_finished
 
     left = [task for task in chosen if not is_done(task)]
-    starts = {start_folder(task.training.config, task.paths.out, task.paths.scale) for task in left}
-    undone = {task.folder for task in left}
-    missing = [
-        task for task in every if task.folder in starts - undone and not is_created(task.paths.run(task.training))
-    ]
+    starts, undone = {task.start for task in left}, {task.folder for task in left}
+    missing = [task for task in every if task.folder in starts - undone and not is_created(task.run)]
     return sorted([*missing, *left], key=lambda task: task.folder not in starts)
 
 
-def refuse_changed(paths: StudyPaths, training: Training) -> None:
+def refuse_changed(task: Task) -> None:
     """CheckpointError where the folder holds this training with other settings than it has now."""
-    path, wanted = paths.run(training) / "config.toml", portable(training.config)
+    path, wanted = task.run / "config.toml", portable(task.config)
     if path.exists():
         found = portable(load_config(path))
         keys = changed_keys(found, wanted)
         changes = ", ".join(f"{key} = {value_of(found, key)!r}, now {value_of(wanted, key)!r}" for key in keys)
     else:
-        result = read_result(paths.folder(training))
-        same = result is None or result.failed or result.config == hash_config(training.config)
+        result = read_result(task.folder)
+        same = result is None or result.failed or result.config == hash_config(task.config)
         changes = "" if same else "other settings than it has now"
     if changes:
-        raise CheckpointError(
-            f"{paths.folder(training)} was made with {changes}; name another --out, or remove that folder"
-        )
+        raise CheckpointError(f"{task.folder} was made with {changes}; name another --out, or remove that folder")
 
 
 def load_results(study: Study, scale: Scale, out: Path) -> Results:
     """All results of a study at a scale in `out`: of trainings done there, else saved there."""
     source = study.source
-    paths, trainings = StudyPaths(source, scale, out), source.trainings(scale)
-    saved = read_saved(out, source.name, scale.name)
-    found = [read_result(paths.folder(training)) or saved.get(training.key) for training in trainings]
-    known = [(result, training) for result, training in zip(found, trainings, strict=True) if result is not None]
-    changed = [training.name for result, training in known if result.config != hash_config(training.config)]
-    entries = [result for result, _ in known]
-    return Results(study.name, scale.name, len(trainings), entries, list(dict.fromkeys(changed)))
+    tasks, saved = list_tasks([(source, scale)], out), read_saved(out, source.name, scale.name)
+    found = [(task, read_result(task.folder) or saved.get(task.training.key)) for task in tasks]
+    known = [(task, result) for task, result in found if result is not None]
+    changed = [task.training.name for task, result in known if result.config != hash_config(task.config)]
+    entries = [result for _, result in known]
+    return Results(study.name, scale.name, len(tasks), entries, list(dict.fromkeys(changed)))
 
 
-@dataclass(frozen=True)
-class Task:
-    """A training of a study that is to be run."""
+def must_wait(task: Task, other: Task) -> bool:
+    """Whether `other`, which has not ended, must come first: it trains what `task` measures or starts from."""
+    if task.study.reads and other.folder == task.owner:
+        return True
+    return other.folder == task.start and not other.is_trained
 
-    paths: StudyPaths
-    training: Training
 
-    @property
-    def full_name(self) -> str:
-        return f"{self.paths.study.name}/{self.training.key}"
-
-    @property
-    def folder(self) -> Path:
-        return self.paths.folder(self.training)
-
-    @property
-    def data(self) -> Path:
-        return self.paths.data(self.training)
-
-    @property
-    def steps(self) -> int:
-        return self.training.config.training.steps
-
-    def waits_for(self, other: Task) -> bool:
-        """Whether `other`, which has not ended, must come first: it trains what this one measures or starts from."""
-        if self.paths.study.reads and other.folder == self.paths.owner(self.training):
-            return True
-        start = start_folder(self.training.config, self.paths.out, self.paths.scale)
-        return other.folder == start and not is_trained(other.paths, other.training)
-
-    def arguments(self) -> list[str]:
-        """The arguments of the command that runs it."""
-        study, scale, data = self.paths.study, self.paths.scale, self.paths.scale.data
-        folder = [] if data is None else ["--data", str(data)]
-        return [study.name, "--scale", scale.name, *folder, "--out", str(self.paths.out), "--one", self.training.key]
+def arguments(task: Task) -> list[str]:
+    """The arguments of the command that runs a task."""
+    folder = [] if task.scale.data is None else ["--data", str(task.scale.data)]
+    where = ["--scale", task.scale.name, *folder, "--out", str(task.out)]
+    return [task.study.name, *where, "--one", task.training.key]
 
 
 @dataclass
@@ -240,23 +208,23 @@ class Pool:
         self.jobs, self.reporter = jobs, reporter
         self.waiting, self.running = list(waiting), list[Job]()
         self.tasks = tuple(waiting)
-        self.several = len({task.paths.study.name for task in waiting}) > 1
+        self.several = len({task.study.name for task in waiting}) > 1
         self.total, self.ended = total, total - len(waiting)
         self.shortage = Shortage(0.0, jobs)
 
     def name(self, task: Task) -> str:
         """What a task is called, with its study where there are several."""
-        return task.full_name if self.several else task.training.key
+        return task.name if self.several else task.training.key
 
     def can_start(self) -> bool:
         """Whether one more may start."""
         settled = time.monotonic() > self.shortage.latest + SETTLE
         free = self.in_training() < self.jobs and len(self.running) < self.jobs + self.jobs // 2
-        return settled and free and not any(job.task.paths.study.alone for job in self.running)
+        return settled and free and not any(job.task.study.alone for job in self.running)
 
     def in_training(self) -> int:
         """How many run that are not yet trained; the others are being measured."""
-        return sum(not is_trained(job.task.paths, job.task.training) for job in self.running)
+        return sum(not job.task.is_trained for job in self.running)
 
     def next_ready(self) -> Task | None:
         """The first task that may start now.
@@ -267,17 +235,18 @@ class Pool:
         running = [job.task for job in self.running]
         preparing = {task.data for task in running}
         for task in self.waiting:
-            if task.paths.study.alone and running:
+            if task.study.alone and running:
                 continue
             others = (other for other in (*running, *self.waiting) if other is not task)
-            if (task.data.exists() or task.data not in preparing) and not any(map(task.waits_for, others)):
+            has_text = task.data.exists() or task.data not in preparing
+            if has_text and not any(must_wait(task, other) for other in others):
                 return task
         return None
 
     def run(self, time_is_up: Callable[[], bool]) -> None:
         """Until nothing is left, or time is up and everything has stopped."""
         asked = False
-        self.reporter.begin(0, max(1, sum(task.steps for task in self.tasks)))
+        self.reporter.begin(0, max(1, sum(task.config.training.steps for task in self.tasks)))
         try:
             while self.running or (self.waiting and not asked):
                 if not asked and time_is_up():
@@ -307,7 +276,7 @@ class Pool:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [*COMMAND, *task.arguments()],
+                [*COMMAND, *arguments(task)],
                 stdin=subprocess.PIPE,  # its end tells a training that this process was killed
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -324,7 +293,7 @@ class Pool:
         code, task = job.process.wait(), job.task
         assert job.process.stdin is not None
         job.process.stdin.close()
-        if code == 0 and is_finished(task.paths, task.training):
+        if code == 0 and task.is_finished:
             self.ended += 1
             result = read_result(task.folder)
             assert result is not None
@@ -357,14 +326,14 @@ class Pool:
         self.ended += 1
         reason = " ".join(reason.split())
         task.folder.mkdir(parents=True, exist_ok=True)
-        replace(describe(task.paths, task.training), failed=reason).write(task.folder)
+        replace(describe(task), failed=reason).write(task.folder)
         self.reporter.note(f"{self.name(task)}: failed: {reason} ({self.ended} of {self.total})")
 
     def progress(self, task: Task) -> int:
         """Updates of a training so far, as its log says; all of them once it has ended."""
         if not any(job.task is task for job in self.running):
-            return 0 if any(other is task for other in self.waiting) else task.steps
-        records = read_metrics(task.paths.run(task.training) / "metrics.jsonl")
+            return 0 if any(other is task for other in self.waiting) else task.config.training.steps
+        records = read_metrics(task.run / "metrics.jsonl")
         return max((int(record["step"]) for record in records if "step" in record), default=0)
 
 

@@ -12,85 +12,49 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import rectiformer
-from rectiformer.errors import ArgumentError, DeviceMemoryError, unknown_name
-from rectiformer.files import parse_object, read_regular, remove, replace_file
+from rectiformer.errors import DeviceMemoryError
+from rectiformer.files import remove, replace_file
 from rectiformer.runs.checkpoint import best_checkpoint, save_checkpoint, step_folders
 from rectiformer.runs.folder import WEIGHTS
 from rectiformer.studies.corpora import in_form
 from rectiformer.studies.measures import SIGNATURE
-from rectiformer.studies.plan import RUN, Scale, Study, Trained, Training, hash_config, hash_text, locate_start
-from rectiformer.studies.results import RESULT, Result
+from rectiformer.studies.plan import COST, Task, hash_config
+from rectiformer.studies.results import Result
 from rectiformer.text.prepared import Prepared, prepare
 from rectiformer.train.reporting import Reporter
 from rectiformer.train.signals import StopRequest
 from rectiformer.train.start import report_or_stop, train
 from rectiformer.translate.translator import find_device
 
-SMALL_FILE = 2**16
 FULL = ("out of memory", "ALLOC_FAILED")
 """What CUDA, Triton and cuBLAS say of a full device in errors other than torch's OutOfMemoryError."""
 
 
-@dataclass(frozen=True)
-class StudyPaths:
-    """The folders of a study at a scale, all under `out`."""
-
-    study: Study
-    scale: Scale
-    out: Path
-
-    @property
-    def root(self) -> Path:
-        """The folder of all trainings."""
-        return self.out / self.study.name / self.scale.name
-
-    def folder(self, training: Training) -> Path:
-        """The folder of a training: its result and, unless another study trains it, its run."""
-        return self.root / training.key
-
-    def owner(self, training: Training) -> Path:
-        """The folder of the training in the study that trains it."""
-        return self.out / (self.study.reads or self.study.name) / self.scale.name / training.key
-
-    def run(self, training: Training) -> Path:
-        return self.owner(training) / RUN
-
-    def data(self, training: Training) -> Path:
-        """Prepared data, shared by all trainings on the same text with the same subwords."""
-        form = f"-{training.form}" if training.form else ""
-        return self.out / "data" / f"{hash_text(training.config)}{form}"
-
-
-def run_single(paths: StudyPaths, key: str, reporter: Reporter) -> Result:
+def run_single(task: Task, reporter: Reporter) -> Result:
     """Prepare the text, train or resume, measure, save the result, and keep only the best weights."""
-    training = find_training(paths, key)
-    folder = paths.folder(training)
-    folder.mkdir(parents=True, exist_ok=True)
-    prepare_text(paths, training, reporter)
+    key = task.training.key
+    task.folder.mkdir(parents=True, exist_ok=True)
+    prepare_text(task, reporter)
     with naming_full_device(f"{key} cannot be trained"):
-        cost = train_rest(paths, training, reporter)
-    data = paths.data(training)
-    trained = Trained(training, paths.scale, paths.run(training), data, cost["peak_bytes"])
+        train_rest(task, reporter)
     with naming_full_device(f"{key} cannot be measured"):
-        measures = paths.study.measure(trained)
+        measures = task.study.measure(task)
     result = dataclasses.replace(
-        describe(paths, training),
-        data=Prepared.open(data, verify=False).hash,
-        seconds=cost["seconds"],
+        describe(task),
+        data=Prepared.open(task.data, verify=False).hash,
+        seconds=task.read_cost()["seconds"],
         signature=measures.pop(SIGNATURE, ""),
         measures=measures,
     )
-    result.write(folder)
-    if not paths.study.reads:
-        keep_best_weights(paths.run(training))
+    result.write(task.folder)
+    if not task.study.reads:
+        keep_best_weights(task.run)
     return result
 
 
@@ -116,48 +80,25 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def prepare_text(paths: StudyPaths, training: Training, reporter: Reporter) -> None:
+def prepare_text(task: Task, reporter: Reporter) -> None:
     """Prepare the text of a training, unless it is there."""
-    data = paths.data(training)
-    if data.exists():
+    if task.data.exists():
         return
-    data.parent.mkdir(parents=True, exist_ok=True)
-    located = locate_start(training.config, paths.out, paths.scale)
-    with StopRequest() as stop, in_form(located, training.form) as config:
-        prepare(config, data, partial(report_or_stop, reporter, stop))
+    task.data.parent.mkdir(parents=True, exist_ok=True)
+    with StopRequest() as stop, in_form(task.locate_start(), task.training.form) as config:
+        prepare(config, task.data, partial(report_or_stop, reporter, stop))
 
 
-def find_training(paths: StudyPaths, key: str) -> Training:
-    """The training of this key; ArgumentError where the study has none."""
-    known = {training.key: training for training in paths.study.trainings(paths.scale)}
-    if key not in known:
-        raise ArgumentError(unknown_name(f"training of {paths.study.name}", key, known))
-    return known[key]
-
-
-def is_trained(paths: StudyPaths, training: Training) -> bool:
-    """Whether it is trained to the end, measured or not."""
-    return cost_path(paths, training).exists()
-
-
-def cost_path(paths: StudyPaths, training: Training) -> Path:
-    """Time and memory of the training, saved when it ends."""
-    return paths.owner(training) / "cost.json"
-
-
-def train_rest(paths: StudyPaths, training: Training, reporter: Reporter) -> dict[str, Any]:
-    """Train to the end, unless that is done; time and memory of the process that ended it."""
-    path = cost_path(paths, training)
-    if is_trained(paths, training):
-        return parse_object(path, read_regular(path, SMALL_FILE))
+def train_rest(task: Task, reporter: Reporter) -> None:
+    """Train to the end, unless that is done, and record time and memory of this process."""
+    if task.is_trained:
+        return
     start = time.monotonic()
-    config = locate_start(training.config, paths.out, paths.scale)
-    train(config, paths.run(training), resume=True, data=paths.data(training), reporter=reporter)
-    cost = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": peak_bytes(training.config.training.device)}
-    replace_file(path, json.dumps(cost).encode())
+    train(task.locate_start(), task.run, resume=True, data=task.data, reporter=reporter)
+    cost = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": peak_bytes(task.config.training.device)}
+    replace_file(task.owner / COST, json.dumps(cost).encode())
     gc.collect()  # graphs of training hold memory that measuring and other trainings can use
     torch.cuda.empty_cache()
-    return cost
 
 
 def peak_bytes(device: str) -> int:
@@ -167,18 +108,18 @@ def peak_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def describe(paths: StudyPaths, training: Training) -> Result:
+def describe(task: Task) -> Result:
     """A result without measures: what is trained, by which code, on which machine."""
     return Result(
-        study=paths.study.name,
-        scale=paths.scale.name,
-        key=training.key,
-        name=training.name,
-        seed=training.seed,
-        labels=dict(training.labels),
-        config=hash_config(training.config),
+        study=task.study.name,
+        scale=task.scale.name,
+        key=task.training.key,
+        name=task.training.name,
+        seed=task.training.seed,
+        labels=dict(task.training.labels),
+        config=hash_config(task.config),
         commit=commit(),
-        device=device_name(training.config.training.device),
+        device=device_name(task.config.training.device),
         torch=str(torch.__version__),
         rectiformer=rectiformer.__version__,
     )
@@ -215,7 +156,3 @@ def keep_best_weights(run: Path) -> None:
         if step != best.step:
             remove(path)
     save_checkpoint(run, best.step, tensors, state, best.manifest["identity"], best=True)
-
-
-def is_finished(paths: StudyPaths, training: Training) -> bool:
-    return (paths.folder(training) / RESULT).exists()

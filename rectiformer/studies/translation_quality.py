@@ -27,7 +27,7 @@ from rectiformer.studies.measures import (
     translate_pairs,
     valid_pairs,
 )
-from rectiformer.studies.plan import Scale, Study, Trained, Training, configure, seeded
+from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import THRESHOLD, attention_settings
 from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
 from rectiformer.translate.align import AlignmentRow, align_direction
@@ -66,24 +66,24 @@ def trainings(scale: Scale) -> list[Training]:
     return sorted(found, key=priority)
 
 
-def measure(run: Trained) -> dict[str, Any]:
+def measure(task: Task) -> dict[str, Any]:
     """BLEU on test and validation data, what attention does on test data, alignment error where there is gold."""
-    corpus, translator = find_corpus(run.scale, str(run.training.labels["corpus"])), open_model(run)
-    pairs = held_out_pairs(run.scale, corpus)
-    valid = measure_translation(translator, valid_pairs(run), "valid_")
+    corpus, translator = find_corpus(task.scale, str(task.training.labels["corpus"])), open_model(task)
+    pairs = held_out_pairs(task.scale, corpus)
+    valid = measure_translation(translator, valid_pairs(task), "valid_")
     found = translate_pairs(translator, pairs)
     counts = sentence_counts(found.hypotheses, [target for _, target in pairs])
-    (run.folder.parent / "hypotheses.txt").write_text("".join(f"{line}\n" for line in found.hypotheses), "utf-8")
+    (task.folder / "hypotheses.txt").write_text("".join(f"{line}\n" for line in found.hypotheses), "utf-8")
     return {
         **valid,
         **describe_translation(found),
         "length_ratio": rounded(length_ratio(counts)),
         "resampled": resampled_bleu(counts),
-        **measure_tuned(translator, valid_pairs(run), pairs),
-        "training_tokens_per_second": training_speed(run.folder),
-        "peak_bytes": run.peak_bytes,
+        **measure_tuned(translator, valid_pairs(task), pairs),
+        "training_tokens_per_second": training_speed(task.run),
+        "peak_bytes": task.read_cost()["peak_bytes"],
         **measure_heads(translator, pairs[:ANALYZED]),
-        **measure_alignment(translator, run.scale, corpus),
+        **measure_alignment(translator, task.scale, corpus),
     }
 
 

@@ -9,8 +9,8 @@ from studying import lay_out, play_trainings, run_study
 
 from rectiformer.errors import DeviceMemoryError
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.plan import Scale, seeded
-from rectiformer.studies.single import StudyPaths, run_single
+from rectiformer.studies.plan import Scale, Task, find_task, seeded
+from rectiformer.studies.single import run_single
 from rectiformer.train.reporting import Silent
 
 SEARCH, SMOKE = STUDIES["reluformer-search"], Scale("smoke")
@@ -39,7 +39,7 @@ def play(tmp_path, monkeypatch):
 
     def call(*refused, jobs, only=""):
         for training, times in zip(THREE.trainings(SMOKE), refused, strict=True):
-            lay_out(StudyPaths(THREE, SMOKE, tmp_path), training, refused="x" * times)
+            lay_out(Task(THREE, SMOKE, tmp_path, training), refused="x" * times)
         results = run_study(THREE, SMOKE, tmp_path, jobs=jobs, only=only, reporter=reporter)
         return results, reporter.said, (tmp_path / "journal").read_text().split("\n")[:-1]
 
@@ -98,11 +98,10 @@ def broken(*given):
 @pytest.fixture
 def unmeasured(tmp_path):
     """A study with a training that is done, as its cost says, and is to be measured."""
-    paths = StudyPaths(SEARCH, SMOKE, tmp_path)
-    training = SEARCH.trainings(SMOKE)[0]
-    paths.data(training).mkdir(parents=True)
-    paths.folder(training).mkdir(parents=True)
-    (paths.folder(training) / "cost.json").write_text(json.dumps({"seconds": 1.0, "peak_bytes": 1}))
+    task = Task(SEARCH, SMOKE, tmp_path, SEARCH.trainings(SMOKE)[0])
+    task.data.mkdir(parents=True)
+    task.folder.mkdir(parents=True)
+    (task.folder / "cost.json").write_text(json.dumps({"seconds": 1.0, "peak_bytes": 1}))
     return tmp_path
 
 
@@ -132,4 +131,4 @@ def test_too_little_memory_to_train_is_one_line_with_the_same_exit_code(tmp_path
 
 def test_other_errors_of_measuring_are_left_as_they_are(unmeasured):
     with pytest.raises(RuntimeError, match="sizes of tensors do not match"):
-        run_single(StudyPaths(replace(SEARCH, measure=broken), SMOKE, unmeasured), "rela-g-seed1", Silent())
+        run_single(find_task(replace(SEARCH, measure=broken), SMOKE, unmeasured, "rela-g-seed1"), Silent())

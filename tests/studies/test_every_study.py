@@ -16,10 +16,10 @@ from rectiformer.errors import ArgumentError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.corpora import CORPORA, gold_pairs, held_out, held_out_documents, held_out_pairs
 from rectiformer.studies.measures import translate_pairs
-from rectiformer.studies.plan import Scale, hash_config, locate_start
+from rectiformer.studies.plan import Scale, Task, find_task, hash_config
 from rectiformer.studies.report import write_report
 from rectiformer.studies.running import load_results
-from rectiformer.studies.single import StudyPaths, run_single
+from rectiformer.studies.single import run_single
 from rectiformer.studies.sparsity import pairing_table
 from rectiformer.studies.translation_quality import PANELS, PENALTIES
 from rectiformer.text.prepared import Prepared
@@ -41,7 +41,7 @@ def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("studies")
     for study in TRAINED:
         for training in study.trainings(SMOKE):
-            run_single(StudyPaths(study, SMOKE, folder), training.key, Silent())
+            run_single(Task(study, SMOKE, folder, training), Silent())
     return folder
 
 
@@ -105,9 +105,8 @@ def test_quality_is_what_sacrebleu_says_of_the_hypotheses(out):
 def test_the_length_penalty_is_the_best_on_validation_data(out):
     (corpus,) = CORPORA["smoke"]
     key, study = "grammar-rela-g-seed1", STUDIES["translation-quality"]
-    training = next(each for each in study.trainings(SMOKE) if each.key == key)
     measures, translator = measures_of(out, study.name, key), open_run(out, study.name, key)
-    valid = Prepared.open(StudyPaths(study, SMOKE, out).data(training)).valid_text
+    valid = Prepared.open(find_task(study, SMOKE, out, key).data).valid_text
 
     def bleu(pairs, penalty):
         return translate_pairs(translator, pairs, penalty).scores["bleu"].value
@@ -175,15 +174,14 @@ def test_documents_are_translated_whole_and_measured(out):
 def test_documents_start_from_models_of_sentences(out):
     study = STUDIES["document-length"]
     for training in study.trainings(SMOKE):
-        variant, config = training.labels["variant"], locate_start(training.config, out, SMOKE)
+        variant, config = training.labels["variant"], Task(study, SMOKE, out, training).locate_start()
         start = out / "translation-quality" / "smoke" / f"grammar-{variant}-seed1" / "run"
         assert config.training.init_from == str(start)
         assert hash_config(config) == hash_config(training.config) != hash_config(DEFAULT)
         run = out / study.name / "smoke" / training.key / "run"
         assert (run / "source.model").read_bytes() == (start / "source.model").read_bytes()
         with pytest.raises(ArgumentError, match=f"first run .* --only grammar-{variant}-seed1. with the same --scale"):
-            locate_start(training.config, out / "elsewhere", SMOKE)
-    assert locate_start(DEFAULT, out, SMOKE) == DEFAULT
+            Task(study, SMOKE, out / "elsewhere", training).locate_start()
 
 
 def test_every_update_of_documents_has_the_same_size_and_holds_the_longest_segment():

@@ -7,10 +7,10 @@ import pytest
 from studying import lay_out, play_trainings
 
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.plan import Scale, seeded
+from rectiformer.studies.plan import Scale, Task, seeded
 from rectiformer.studies.results import Results, save_results
-from rectiformer.studies.running import run_studies
-from rectiformer.studies.single import StudyPaths, describe
+from rectiformer.studies.running import list_tasks, run_studies
+from rectiformer.studies.single import describe
 
 SMOKE, SEARCH = Scale("smoke"), STUDIES["reluformer-search"]
 CONFIG = SEARCH.trainings(SMOKE)[0].config
@@ -45,7 +45,7 @@ def play(tmp_path, monkeypatch):
     def call(*studies, jobs, only=""):
         for each in studies:
             for training in each.trainings(SMOKE):
-                lay_out(StudyPaths(each, SMOKE, tmp_path), training, cost=json.dumps({"seconds": 1, "peak_bytes": 1}))
+                lay_out(Task(each, SMOKE, tmp_path, training), cost=json.dumps({"seconds": 1, "peak_bytes": 1}))
         plans = [(each, SMOKE) for each in studies]
         found = run_studies(plans, tmp_path, jobs=jobs, only=only, reporter=reporter)
         if not only:
@@ -94,8 +94,8 @@ def test_a_model_that_is_not_trained_here_is_not_waited_for(play):
 def save(tmp_path, *studies, **changes):
     """Write down results, as a report does, of trainings that were done elsewhere."""
     for each in studies:
-        paths = StudyPaths(each, SMOKE, tmp_path)
-        entries = [replace(describe(paths, training), **changes) for training in each.trainings(SMOKE)]
+        tasks = list_tasks([(each, SMOKE)], tmp_path)
+        entries = [replace(describe(task), **changes) for task in tasks]
         save_results(Results(each.name, "smoke", len(entries), entries), tmp_path)
 
 

@@ -16,11 +16,11 @@ from studying import run_study
 from rectiformer.errors import ArgumentError, CheckpointError, DataError
 from rectiformer.runs.checkpoint import newest_checkpoints
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.plan import Scale
+from rectiformer.studies.plan import Scale, find_task
 from rectiformer.studies.report import write_report
 from rectiformer.studies.results import read_result
 from rectiformer.studies.running import load_results
-from rectiformer.studies.single import StudyPaths, run_single
+from rectiformer.studies.single import run_single
 from rectiformer.train.reporting import Silent
 from rectiformer.translate.translator import Translator
 
@@ -62,9 +62,8 @@ def straight(tmp_path_factory):
     """A folder with two trainings that nothing interrupted, in this process, and their results."""
     torch.set_num_threads(1)  # as the processes have, or sums are rounded otherwise
     out = tmp_path_factory.mktemp("straight")
-    paths = StudyPaths(SEARCH, SMOKE, out)
     for key in KEYS:
-        run_single(paths, key, Silent())
+        run_single(find_task(SEARCH, SMOKE, out, key), Silent())
     return out, load_results(SEARCH, SMOKE, out)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectiformer.ops.autograd import recall, remember, second_derivatives
+from rectiformer.ops.autograd import operator, recall, register_derivative, second_derivatives
 from rectiformer.ops.call import AttentionCall, Run, Visibility
 from rectiformer.ops.dropout import keep_cells
 from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows
@@ -363,31 +363,24 @@ def unflatten(
     return AttentionCall(variant, visibility, {}, scale, attn_bias, dropout_p, seed, (query_origin, key_origin))
 
 
-@torch.library.custom_op(
-    "rectiformer::rectified", mutates_args=(), device_types="cpu", schema=f"({ARGUMENTS}) -> Tensor"
-)
+@operator(f"rectified({ARGUMENTS}) -> Tensor")
 def rectified(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
     """sum over visible keys of [scale q k + attn_bias]+ ** power v."""
     return blocked_forward(q, k, v, unflatten(q, k, *arguments))
 
 
-@torch.library.custom_op(
-    "rectiformer::rectified_backward",
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
+@operator(f"rectified_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """Gradients of `rectified` for q, k, v and attn_bias; the last is empty without one."""
     return blocked_backward(d_out, q, k, v, unflatten(q, k, *arguments))
 
 
-@rectified.register_fake
+@torch.library.register_fake("rectiformer::rectified")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty(*q.shape[:3], v.shape[3])
 
 
-@rectified_backward.register_fake
+@torch.library.register_fake("rectiformer::rectified_backward")
 def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, *_: object) -> tuple[Tensor, ...]:
     d_bias = q.new_empty(0) if attn_bias is None else attn_bias.new_empty(attn_bias.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_bias
@@ -407,5 +400,5 @@ def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
     return *second[:5], *NO_GRADIENT
 
 
-rectified.register_autograd(_differentiate, setup_context=remember)
-rectified_backward.register_autograd(_differentiate_twice, setup_context=remember)
+register_derivative(rectified, _differentiate)
+register_derivative(rectified_backward, _differentiate_twice)

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rectiformer.ops.autograd import operator
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import queries_per_key_head, simplex_suits
 from rectiformer.ops.gpu.common import (
@@ -166,7 +167,7 @@ def count_sms(q: Tensor) -> int:
     return torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
 
 
-@torch.library.custom_op("rectiformer::decode", mutates_args=("keys", "values"), schema=f"({ARGUMENTS}) -> Tensor")
+@operator(f"decode({ARGUMENTS}) -> Tensor")
 def decode(*inputs: Any) -> Tensor:
     """The output [R, H, Q, Dv] of a `DecodeCall`, in memory as [R, Q, H, Dv]; new keys and values are written."""
     call = DecodeCall(*inputs)
@@ -241,7 +242,7 @@ def decode_config(call: DecodeCall) -> dict[str, int]:
     return config | {"BLOCK_M": block_size(rows), "STAGES": stages, "BLOCK_N": block_keys, "num_warps": warps}
 
 
-@decode.register_fake
+@torch.library.register_fake("rectiformer::decode")
 def _(q: Tensor, keys: Tensor, values: Tensor, *_: object) -> Tensor:
     return empty_heads_last(q, values.shape[3])
 

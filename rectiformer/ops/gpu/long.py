@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rectiformer.ops.autograd import recall, remember
+from rectiformer.ops.autograd import operator, recall, register_derivative, remember
 from rectiformer.ops.call import AttentionCall, Packing, Visibility
 from rectiformer.ops.gpu import interpreting
 from rectiformer.ops.gpu.common import (
@@ -148,7 +148,7 @@ def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     return out
 
 
-@torch.library.custom_op("rectiformer::long", mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor")
+@operator(f"long({ARGUMENTS}) -> Tensor")
 def long(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` of rectified rows."""
     call = KernelCall(*inputs)
@@ -157,7 +157,7 @@ def long(*inputs: Any) -> Tensor:
     return out
 
 
-@torch.library.custom_op("rectiformer::long_rows", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
+@operator(f"long_rows({ARGUMENTS}) -> (Tensor, Tensor)")
 def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
     """`long` without a bias; and of each row of x = [q k]+ ** power the sum R and the entropy H of the row divided by
     R: float32 [B, H, M, 2]. In float16 they are of [scale q k]+ ** power."""
@@ -168,11 +168,7 @@ def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
     return out, rows
 
 
-@torch.library.custom_op(
-    "rectiformer::long_backward",
-    mutates_args=(),
-    schema=f"(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+@operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
     from rectiformer.ops.gpu.long_backward import bias_gradient, long_gradients  # which launches by this file
@@ -183,11 +179,7 @@ def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return d_q, d_k, d_v, d_bias, factor_gradients(call, d_v)
 
 
-@torch.library.custom_op(
-    "rectiformer::long_rows_backward",
-    mutates_args=(),
-    schema=f"(Tensor d_out, Tensor slopes, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
+@operator(f"long_rows_backward(Tensor d_out, Tensor slopes, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long_rows` for q, k, v and head_factors; the last is empty without them. See `row_slopes`."""
     from rectiformer.ops.gpu.long_backward import long_gradients
@@ -215,24 +207,24 @@ def row_slopes(d_rows: Tensor, rows: Tensor) -> Tensor:
     return torch.stack([d_total + rate * (safe.log() - entropy), -rate], -1)
 
 
-@long.register_fake
+@torch.library.register_fake("rectiformer::long")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return empty_heads_last(q, v.shape[3])
 
 
-@long_rows.register_fake
+@torch.library.register_fake("rectiformer::long_rows")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return empty_heads_last(q, v.shape[3]), q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
 
 
-@long_backward.register_fake
+@torch.library.register_fake("rectiformer::long_backward")
 def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     d_q, d_k, d_v, d_factors = empty_gradients(*inputs)
     bias = inputs[3]
     return d_q, d_k, d_v, d_q.new_empty(0) if bias is None else bias.new_empty(bias.shape), d_factors
 
 
-@long_rows_backward.register_fake
+@torch.library.register_fake("rectiformer::long_rows_backward")
 def _(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return empty_gradients(*inputs)
 
@@ -265,9 +257,9 @@ def _differentiate_rows(ctx: Any, d_out: Tensor, d_rows: Tensor) -> tuple[Tensor
     return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *NO_GRADIENT
 
 
-long.register_autograd(_differentiate, setup_context=remember)
-long_backward.register_autograd(_differentiate_twice, setup_context=remember)
-long_rows.register_autograd(_differentiate_rows, setup_context=_remember_rows)  # first derivatives only
+register_derivative(long, _differentiate)
+register_derivative(long_backward, _differentiate_twice)
+register_derivative(long_rows, _differentiate_rows, _remember_rows)  # once only
 
 
 def launch(

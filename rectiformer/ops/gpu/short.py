@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.autograd import recall, remember
+from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.call import AttentionCall, Packing, Visibility
 from rectiformer.ops.gpu.common import (
     ARGUMENTS,
@@ -147,7 +147,7 @@ def launch(
             )
 
 
-@torch.library.custom_op("rectiformer::short", mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor")
+@operator(f"short({ARGUMENTS}) -> Tensor")
 def short(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` without bias or mask."""
     call = KernelCall(*inputs)
@@ -156,11 +156,7 @@ def short(*inputs: Any) -> Tensor:
     return out
 
 
-@torch.library.custom_op(
-    "rectiformer::short_backward",
-    mutates_args=(),
-    schema=f"(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
+@operator(f"short_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `short` for q, k, v and head_factors; the last is empty without them."""
     call = KernelCall(*inputs)
@@ -174,12 +170,12 @@ def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor,
     return d_q, d_k, d_v, by_sequence.sum(0)
 
 
-@short.register_fake
+@torch.library.register_fake("rectiformer::short")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return empty_heads_last(q, v.shape[3])
 
 
-@short_backward.register_fake
+@torch.library.register_fake("rectiformer::short_backward")
 def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     call = KernelCall(*inputs)
     d_factors = call.q.new_empty(0 if call.head_factors is None else call.q.shape[1], dtype=torch.float32)
@@ -197,8 +193,8 @@ def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, 
     return differentiate_twice(ctx, [*cotangents[:3], None, cotangents[3]])
 
 
-short.register_autograd(_differentiate, setup_context=remember)
-short_backward.register_autograd(_differentiate_twice, setup_context=remember)
+register_derivative(short, _differentiate)
+register_derivative(short_backward, _differentiate_twice)
 
 
 @triton.jit

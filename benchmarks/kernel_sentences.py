@@ -30,15 +30,15 @@ def short_bounds(bench: Bench, seed: int, sequences: int | None = None) -> Tenso
 
 def short_rows(bench: Bench) -> Iterator[Row]:
     """Packed sentences, as the device runs them and as Python launches them."""
-    for kind, launch in product(("self", "causal", "cross"), ("graph", "python")):
-        yield Row("short", {"kind": kind, "launch": launch}, partial(short_trial, bench, kind, launch))
+    for attention, launch in product(("self", "causal", "cross"), ("graph", "python")):
+        yield Row("short", {"attention": attention, "launch": launch}, partial(short_trial, bench, attention, launch))
 
 
-def short_trial(bench: Bench, kind: str, launch: str) -> Trial:
-    scale, causal = bench.scale, kind == "causal"
+def short_trial(bench: Bench, attention: str, launch: str) -> Trial:
+    scale, causal = bench.scale, attention == "causal"
     heads, size, most = scale.short_heads, scale.sizes[0], scale.short_lengths[1]
     bounds_q = short_bounds(bench, seed=1)
-    bounds_k = short_bounds(bench, seed=2, sequences=len(bounds_q) - 1) if kind == "cross" else bounds_q
+    bounds_k = short_bounds(bench, seed=2, sequences=len(bounds_q) - 1) if attention == "cross" else bounds_q
     totals = [int(bounds[-1]) for bounds in (bounds_q, bounds_k, bounds_k, bounds_q)]
     tensors = [bench.draw(total, heads, size, seed=seed) for seed, total in enumerate(totals)]
     padded = [bench.draw(len(bounds_q) - 1, heads, most, size, seed=seed) for seed in range(4)]

@@ -8,7 +8,7 @@ from sacrebleu.metrics import BLEU
 
 from rectiformer.errors import ArgumentError
 from rectiformer.text.grammar import draw_documents, draw_sentences, lexicon
-from rectiformer.text.grammar.sentences import plain_text
+from rectiformer.text.grammar.clauses import plain_text
 
 SPLITS = ["train", "valid", "test"]
 

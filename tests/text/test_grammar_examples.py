@@ -14,9 +14,9 @@ from rectiformer.text.grammar.clauses import (
     PronounPhrase,
     RelativePhrase,
     Word,
+    pair_words,
 )
 from rectiformer.text.grammar.lexicon import FIRST, FIRST_PLURAL, HE, MODALS, SHE
-from rectiformer.text.grammar.sentences import pair_words
 
 # Parts to build examples from. Keys only have to differ.
 

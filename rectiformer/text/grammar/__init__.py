@@ -4,7 +4,8 @@ German is the source. Every pair is a pure function of seed, split and index, an
 document) has exactly one translation.
 """
 
+from rectiformer.text.grammar.clauses import Dependent, Pair
 from rectiformer.text.grammar.documents import draw_documents
-from rectiformer.text.grammar.sentences import Dependent, Pair, draw_sentences
+from rectiformer.text.grammar.sentences import draw_sentences
 
 __all__ = ["Dependent", "Pair", "draw_documents", "draw_sentences"]

@@ -1,4 +1,4 @@
-"""Phrases and clauses, in German and English at once: word order, tense, negation, agreement.
+"""Phrases, clauses and sentence pairs, in German and English at once: word order, tense, negation, agreement, links.
 
 Every word carries keys; words of the two languages that share a key translate each other.
 """
@@ -7,31 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
-from rectiformer.text.grammar.lexicon import (
-    ARTICLES,
-    AUXILIARIES,
-    BE,
-    DO,
-    HAVE,
-    MERGED,
-    Adjective,
-    Adverbial,
-    Determiner,
-    Modal,
-    Noun,
-    Preposition,
-    Pronoun,
-    Verb,
-    adjective_form,
-    determiner_form,
-    imperative_form,
-    indefinite_article,
-    noun_form,
-    present_form,
-    third_person,
-)
+from rectiformer.text.grammar import lexicon
 
 
 class Word(NamedTuple):
@@ -45,6 +24,10 @@ class Word(NamedTuple):
 Words = list[Word]
 COMMA = Word(",")
 LINKED_COMMA = Word(",", (-1,))
+END = Word("", (-2,))
+
+SPLITS = ("train", "valid", "test")
+MIN_WORDS, MAX_WORDS = 4, 16  # per side, punctuation included
 
 # Keys inside a noun phrase, counted from its own.
 ADJECTIVE, NOUN = 1, 2
@@ -55,10 +38,10 @@ class NounPhrase:
     """A noun with its determiner, adjective and relative clause; a name has no determiner."""
 
     key: int
-    noun: Noun
-    determiner: Determiner | None = None
+    noun: lexicon.Noun
+    determiner: lexicon.Determiner | None = None
     plural: bool = False
-    adjective: Adjective | None = None
+    adjective: lexicon.Adjective | None = None
     relative: tuple[Sequence[Word], Sequence[Word]] = ((), ())  # a clause about it, in both languages
 
     reflexive = "sich"
@@ -74,13 +57,13 @@ class NounPhrase:
         return "p" if self.plural else self.noun.gender
 
     def german(self, case: str) -> Words:
-        words = [Word(noun_form(self.noun, case, self.plural), (self.key + NOUN,))]
+        words = [Word(lexicon.noun_form(self.noun, case, self.plural), (self.key + NOUN,))]
         if self.determiner is None:
             return words
         if self.adjective is not None:
-            form = adjective_form(self.adjective, self.determiner.kind, case, self.gender)
+            form = lexicon.adjective_form(self.adjective, self.determiner.kind, case, self.gender)
             words.insert(0, Word(form, (self.key + ADJECTIVE,)))
-        words.insert(0, Word(determiner_form(self.determiner, case, self.gender), (self.key,)))
+        words.insert(0, Word(lexicon.determiner_form(self.determiner, case, self.gender), (self.key,)))
         return [*words, COMMA, *self.relative[0], COMMA] if self.relative[0] else words
 
     def english(self, subject: bool = False) -> Words:
@@ -92,7 +75,7 @@ class NounPhrase:
             words.insert(0, Word(self.adjective.english, (self.key + ADJECTIVE,)))
         article = self.determiner.english_plural if self.plural else self.determiner.english
         if article == "a":
-            article = indefinite_article(words[0].text)
+            article = lexicon.indefinite_article(words[0].text)
         return [Word(article, (self.key,)), *words, *self.relative[1]]
 
 
@@ -101,7 +84,7 @@ class PronounPhrase:
     """A personal pronoun in a sentence."""
 
     key: int
-    pronoun: Pronoun
+    pronoun: lexicon.Pronoun
 
     @property
     def number(self) -> int:
@@ -133,7 +116,7 @@ class RelativePhrase:
 
     def german(self, case: str) -> Words:
         """The relative pronoun in `case`, nominative or accusative."""
-        return [Word(ARTICLES[case][self.head.gender], (self.key,))]
+        return [Word(lexicon.ARTICLES[case][self.head.gender], (self.key,))]
 
     def english(self, subject: bool = False) -> Words:
         return [Word("who" if subject and self.head.noun.kind == "person" else "that", (self.key,))]
@@ -147,12 +130,12 @@ class Location:
     """A preposition with a noun phrase; "in dem" is written "im"."""
 
     key: int
-    preposition: Preposition
+    preposition: lexicon.Preposition
     phrase: NounPhrase
 
     def german(self) -> Words:
         first, *rest = self.phrase.german(self.preposition.case)
-        merged = MERGED.get((self.preposition.german, first.text))
+        merged = lexicon.MERGED.get((self.preposition.german, first.text))
         if merged is not None:
             return [Word(merged, (self.key,), first.keys), *rest]
         return [Word(self.preposition.german, (self.key,)), first, *rest]
@@ -171,14 +154,14 @@ class Clause:
 
     key: int
     subject: Phrase
-    verb: Verb | None = None
+    verb: lexicon.Verb | None = None
     mode: str = "present"  # present, perfect, modal, passive, imperative
-    modal: Modal | None = None
+    modal: lexicon.Modal | None = None
     direct: Phrase | None = None
     indirect: Phrase | None = None
-    adverbial: Adverbial | None = None
+    adverbial: lexicon.Adverbial | None = None
     location: Location | None = None
-    predicate: Adjective | None = None
+    predicate: lexicon.Adjective | None = None
     negated: bool = False
     particle: str = ""
 
@@ -227,14 +210,14 @@ class Clause:
         """The finite verb, and the words at the end of a main clause."""
         verb, number, finite = self.verb, self.subject.number, (self.key,)
         if verb is None:
-            return Word(AUXILIARIES["sein"][number], (self.key + VERB,)), []
+            return Word(lexicon.AUXILIARIES["sein"][number], (self.key + VERB,)), []
         if self.mode == "perfect":
-            return Word(AUXILIARIES[verb.auxiliary][number], finite), [self._word(verb.participle)]
+            return Word(lexicon.AUXILIARIES[verb.auxiliary][number], finite), [self._word(verb.participle)]
         if self.mode == "passive":
-            return Word(AUXILIARIES["werden"][number], finite), [self._word(verb.participle)]
+            return Word(lexicon.AUXILIARIES["werden"][number], finite), [self._word(verb.participle)]
         if self.modal is not None:
             return Word(self.modal.forms[number], finite), [self._word(verb.prefix + verb.german)]
-        form = imperative_form(verb) if self.mode == "imperative" else present_form(verb, number)
+        form = lexicon.imperative_form(verb) if self.mode == "imperative" else lexicon.present_form(verb, number)
         if not verb.prefix:
             return self._word(form), []
         return Word(form, (self.key + VERB,)), [Word(verb.prefix, (self.key + PREFIX,))]
@@ -268,7 +251,7 @@ class Clause:
         """The first auxiliary, the other verbs, and the particle of the main one."""
         verb, number, k = self.verb, self.subject.number, self.key
         if verb is None:
-            return [Word(BE[number], (k + VERB,))], [], []
+            return [Word(lexicon.BE[number], (k + VERB,))], [], []
         base, _, particle = verb.english.partition(" ")
         form, maybe = base, () if particle or not verb.prefix else (k + PREFIX,)
         auxiliary: Words = []
@@ -278,16 +261,16 @@ class Clause:
             auxiliary = [Word("did", (), (k,))] if supported else []
             form, maybe = (base, maybe) if supported else (verb.past, (*maybe, k))
         elif self.mode in ("perfect", "passive"):
-            auxiliary = [Word((HAVE if self.mode == "perfect" else BE)[number], (k,))]
+            auxiliary = [Word((lexicon.HAVE if self.mode == "perfect" else lexicon.BE)[number], (k,))]
             form = verb.english_participle
         elif self.modal is not None:
             auxiliary, lead = self._english_modal(self.modal.english.split(), supported)
         elif self.mode == "imperative":
             auxiliary = [Word("do")] if self.negated else []
         elif supported:
-            auxiliary = [Word(DO[number])]
+            auxiliary = [Word(lexicon.DO[number])]
         elif number == 1:
-            form = third_person(base)
+            form = lexicon.third_person(base)
         return auxiliary, [*lead, Word(form, (k + VERB,), maybe)], [Word(particle, (k + PREFIX,))] if particle else []
 
     def _english_modal(self, texts: list[str], supported: bool) -> tuple[Words, Words]:
@@ -297,8 +280,8 @@ class Clause:
             return words[:1], words[1:]
         number = self.subject.number
         if supported:
-            return [Word(DO[number])], words
-        return [], [Word(third_person("want") if number == 1 else "want", (self.key,)), *words[1:]]
+            return [Word(lexicon.DO[number])], words
+        return [], [Word(lexicon.third_person("want") if number == 1 else "want", (self.key,)), *words[1:]]
 
     def _english_adverbial(self) -> tuple[Words, str]:
         if self.adverbial is None:
@@ -318,3 +301,78 @@ class Clause:
             return words
         to = [Word("to", (), self.indirect.german("dat")[0].keys)] if self.direct is not None else []
         return words + to + self.indirect.english()
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """A target word that only an earlier sentence of the document decides."""
+
+    target_index: int
+    kind: str  # "pronoun" or "term"
+    correct: str
+    wrong: tuple[str, ...]
+    antecedent: int  # index of the deciding sentence in the document
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A German sentence, its English translation and the links (source index, target index) between their words."""
+
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+    sure: frozenset[tuple[int, int]]
+    possible: frozenset[tuple[int, int]]  # without the sure ones
+    dependents: tuple[Dependent, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The German text."""
+        return plain_text(self.source_words)
+
+    @property
+    def target(self) -> str:
+        """The English text."""
+        return plain_text(self.target_words)
+
+
+def plain_text(words: Sequence[str]) -> str:
+    """The words as one line of text, punctuation attached."""
+    return "".join(word if word in ".,?!" else f" {word}" for word in words)[1:]
+
+
+def split_of(source: str) -> str:
+    """The split of a German sentence, for every seed: 1 in 20 is valid, 1 in 20 test."""
+    bucket = blake2b(source.encode(), digest_size=8).digest()[0] % 20
+    return {0: "valid", 1: "test"}.get(bucket, "train")
+
+
+def pair_words(german: Words, english: Words, mark: str = ".") -> Pair:
+    """Finish a sentence: capitals, final mark, and links between words with a key in common."""
+    end = END._replace(text=mark)
+    german, english = [*capitalize(german), end], [*capitalize(english), end]
+    sure = frozenset(links([word.keys for word in german], [word.keys for word in english]))
+    every = links([word.keys + word.maybe for word in german], [word.keys + word.maybe for word in english])
+    return Pair(
+        tuple(word.text for word in german), tuple(word.text for word in english), sure, frozenset(every) - sure
+    )
+
+
+def links(source: Sequence[tuple[int, ...]], target: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """Source and target positions of words that have a key in common."""
+    positions: dict[int, list[int]] = {}
+    for t, keys in enumerate(target):
+        for key in keys:
+            positions.setdefault(key, []).append(t)
+    return ((s, t) for s, keys in enumerate(source) for key in keys for t in positions.get(key, ()))
+
+
+def capitalize(words: Words) -> Words:
+    """The words with the first letter of the first as a capital."""
+    first = words[0].text
+    return [words[0]._replace(text=first[0].upper() + first[1:]), *words[1:]]
+
+
+def fits(pair: Pair, split: str) -> bool:
+    """Whether a pair has a usable length and belongs to the split."""
+    lengths = len(pair.source_words), len(pair.target_words)
+    return min(lengths) >= MIN_WORDS and max(lengths) <= MAX_WORDS and split_of(pair.source) == split

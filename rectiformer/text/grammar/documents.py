@@ -7,23 +7,37 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rectiformer.text.grammar import lexicon
-from rectiformer.text.grammar.clauses import Clause, NounPhrase, Phrase, PronounPhrase
-from rectiformer.text.grammar.drawing import (
+from rectiformer.text.grammar.clauses import (
+    Clause,
+    Dependent,
+    NounPhrase,
+    Pair,
+    Phrase,
+    PronounPhrase,
+    fits,
+    pair_words,
+)
+from rectiformer.text.grammar.sentences import (
     DEFINITE,
+    SPEAKERS,
     Dice,
     anaphor,
+    check_request,
     draw_action,
     draw_noun_phrase,
     draw_passive,
     draw_state,
     nouns_of,
+    report,
     verbs_of,
 )
-from rectiformer.text.grammar.lexicon import FIRST, FIRST_PLURAL, GIRL, HE, IT, SHE, Noun, Pronoun
-from rectiformer.text.grammar.sentences import Dependent, Pair, check_request, fits, pair_words, report
 
 INTRODUCED = "person animal thing opening device vehicle text"  # kinds a document may be about
-SAME_GERMAN = {"m": (HE, IT["m"]), "f": (SHE, IT["f"]), "n": (GIRL, IT["n"])}
+SAME_GERMAN = {
+    "m": (lexicon.HE, lexicon.IT["m"]),
+    "f": (lexicon.SHE, lexicon.IT["f"]),
+    "n": (lexicon.GIRL, lexicon.IT["n"]),
+}
 NO_NOUN_FRAMES = ("none", "none", "reflexive")
 
 
@@ -40,9 +54,9 @@ def draw_documents(count: int, seed: int, split: str = "train") -> Iterator[tupl
 class Topic:
     """What a document is about. Topics of a document differ in gender, so a pronoun is unambiguous."""
 
-    noun: Noun
-    pronoun: Pronoun
-    sort: Noun | None = None  # says which sense a term has
+    noun: lexicon.Noun
+    pronoun: lexicon.Pronoun
+    sort: lexicon.Noun | None = None  # says which sense a term has
     rival: str = ""  # the term's other sense
     sentence: int = 0  # where it was introduced
 
@@ -88,7 +102,7 @@ def draw_term(dice: Dice) -> Topic:
     """One sense of a term."""
     noun, sort = dice.pick(lexicon.TERMS)
     (rival,) = (other.english for other, _ in lexicon.TERMS if other.german == noun.german and other != noun)
-    return Topic(noun, IT[noun.gender], sort, rival)
+    return Topic(noun, lexicon.IT[noun.gender], sort, rival)
 
 
 def draw_meeting(dice: Dice, topic: Topic) -> Pair:
@@ -141,7 +155,7 @@ def draw_aside(dice: Dice) -> Pair:
 
 def draw_speaker(dice: Dice) -> PronounPhrase:
     """I or we."""
-    return PronounPhrase(dice.key(), dice.pick((FIRST, FIRST_PLURAL)))
+    return PronounPhrase(dice.key(), dice.pick(SPEAKERS))
 
 
 def find_dependent(pair: Pair, topic: Topic, named: bool, acts: bool) -> Dependent:

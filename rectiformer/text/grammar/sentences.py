@@ -1,122 +1,254 @@
-"""Finished sentence pairs, and the forms they take: statements, questions, commands, clauses within clauses."""
+"""Random sentences: phrases, clauses, and statements, questions and commands made of them."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import replace
+from functools import cache
+from typing import TypeVar
 
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.text.grammar import lexicon
 from rectiformer.text.grammar.clauses import (
     COMMA,
     LINKED_COMMA,
+    SPLITS,
     Clause,
+    Location,
     NounPhrase,
+    Pair,
     Phrase,
     PronounPhrase,
     RelativePhrase,
     Word,
-    Words,
+    fits,
+    pair_words,
 )
-from rectiformer.text.grammar.drawing import (
-    PREDICATE_FRAMES,
-    SHORT_FRAMES,
-    Dice,
-    adverbials_of,
-    anaphor,
-    draw_action,
-    draw_clause,
-    draw_noun_phrase,
-    draw_object,
-    draw_state,
-    draw_subject,
-    kind_of,
-    nouns_of,
-    verbs_of,
-)
-from rectiformer.text.grammar.lexicon import FIRST, FIRST_PLURAL, SECOND
 
-SPLITS = ("train", "valid", "test")
-MIN_WORDS, MAX_WORDS = 4, 16  # per side, punctuation included
-END = Word("", (-2,))
-CONJUNCTION = (-3,)  # the keys of what opens a clause
+Item = TypeVar("Item")
+
+# An entry that is listed twice is drawn twice as often.
+DEFINITE = (lexicon.THE, lexicon.THE, lexicon.THE, lexicon.THIS, lexicon.MY, lexicon.OUR)
+SINGULAR = (*DEFINITE, lexicon.A, lexicon.A)
+PLURAL = (*DEFINITE, *lexicon.NUMBERS)
+FRAMES = ("acc",) * 7 + ("dat acc",) * 2 + ("none", "dat", "goal", "reflexive", "be", "passive", "passive", "place")
+SHORT_FRAMES = ("acc",) * 5 + ("none", "none", "dat", "goal", "reflexive", "be", "be")
+PREDICATE_FRAMES = ("be", "be", "passive")  # all that a thing can do
+SITES = tuple(noun for noun in lexicon.NOUNS if noun.place)
+MODES = ("present", "perfect", "modal")
 GOALS = (lexicon.TO, lexicon.INTO)
+SPEAKERS = (lexicon.FIRST, lexicon.FIRST_PLURAL)
+CONJUNCTION = (-3,)  # the keys of what opens a clause
 
 
-@dataclass(frozen=True)
-class Dependent:
-    """A target word that only an earlier sentence of the document decides."""
+class Dice:
+    """The choices of one sentence, and the keys of its phrases. Equal seeds give equal choices on every machine."""
 
-    target_index: int
-    kind: str  # "pronoun" or "term"
-    correct: str
-    wrong: tuple[str, ...]
-    antecedent: int  # index of the deciding sentence in the document
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed).random
+        self._key = 0
 
+    def pick(self, items: Sequence[Item]) -> Item:
+        """One of the items, each as likely as the others."""
+        return items[int(self._random() * len(items))]
 
-@dataclass(frozen=True)
-class Pair:
-    """A German sentence, its English translation and the links (source index, target index) between their words."""
+    def chance(self, probability: float) -> bool:
+        """True with this probability."""
+        return self._random() < probability
 
-    source_words: tuple[str, ...]
-    target_words: tuple[str, ...]
-    sure: frozenset[tuple[int, int]]
-    possible: frozenset[tuple[int, int]]  # without the sure ones
-    dependents: tuple[Dependent, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The German text."""
-        return plain_text(self.source_words)
-
-    @property
-    def target(self) -> str:
-        """The English text."""
-        return plain_text(self.target_words)
+    def key(self) -> int:
+        """The first of ten keys that are unique in the sentence."""
+        self._key += 10
+        return self._key
 
 
-def plain_text(words: Sequence[str]) -> str:
-    """The words as one line of text, punctuation attached."""
-    return "".join(word if word in ".,?!" else f" {word}" for word in words)[1:]
+@cache
+def nouns_of(kinds: str) -> tuple[lexicon.Noun, ...]:
+    """Nouns of any of the kinds."""
+    return tuple(noun for noun in lexicon.NOUNS if noun.kind in kinds.split())
 
 
-def split_of(source: str) -> str:
-    """The split of a German sentence, for every seed: 1 in 20 is valid, 1 in 20 test."""
-    bucket = blake2b(source.encode(), digest_size=8).digest()[0] % 20
-    return {0: "valid", 1: "test"}.get(bucket, "train")
+@cache
+def adjectives_of(kind: str) -> tuple[lexicon.Adjective, ...]:
+    """Adjectives that suit nouns of the kind."""
+    return tuple(adjective for adjective in lexicon.ADJECTIVES if kind in adjective.kinds.split())
 
 
-def pair_words(german: Words, english: Words, mark: str = ".") -> Pair:
-    """Finish a sentence: capitals, final mark, and links between words with a key in common."""
-    end = END._replace(text=mark)
-    german, english = [*capitalize(german), end], [*capitalize(english), end]
-    sure = frozenset(links([word.keys for word in german], [word.keys for word in english]))
-    every = links([word.keys + word.maybe for word in german], [word.keys + word.maybe for word in english])
-    return Pair(
-        tuple(word.text for word in german), tuple(word.text for word in english), sure, frozenset(every) - sure
+@cache
+def verbs_of(frame: str, subject: str = "", objects: str = "", active: bool = False) -> tuple[lexicon.Verb, ...]:
+    """Verbs of a frame that take a kind of subject and of object, if given; without stative ones if `active`."""
+    return tuple(
+        verb
+        for verb in lexicon.VERBS
+        if verb.frame == frame
+        and (not subject or subject in verb.subjects.split())
+        and (not objects or objects in verb.objects.split())
+        and not (active and verb.stative)
     )
 
 
-def links(source: Sequence[tuple[int, ...]], target: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """Source and target positions of words that have a key in common."""
-    positions: dict[int, list[int]] = {}
-    for t, keys in enumerate(target):
-        for key in keys:
-            positions.setdefault(key, []).append(t)
-    return ((s, t) for s, keys in enumerate(source) for key in keys for t in positions.get(key, ()))
+@cache
+def adverbials_of(mode: str, roles: str) -> tuple[lexicon.Adverbial, ...]:
+    """Adverbials that go with a mode and have one of the roles."""
+    return tuple(row for row in lexicon.ADVERBIALS if mode in row.modes.split() and row.role in roles.split())
 
 
-def capitalize(words: Words) -> Words:
-    """The words with the first letter of the first as a capital."""
-    first = words[0].text
-    return [words[0]._replace(text=first[0].upper() + first[1:]), *words[1:]]
+def anaphor(phrase: Phrase) -> lexicon.Pronoun:
+    """The pronoun that refers back to the phrase: "er" is he for a man and it for a table."""
+    if isinstance(phrase, PronounPhrase):
+        return phrase.pronoun
+    assert isinstance(phrase, NounPhrase)
+    noun = phrase.noun
+    if phrase.plural:
+        return lexicon.THEY
+    persons = {"m": lexicon.HE, "f": lexicon.SHE, "n": lexicon.GIRL}
+    return (persons if noun.kind == "person" else lexicon.IT)[noun.gender]
 
 
-def fits(pair: Pair, split: str) -> bool:
-    """Whether a pair has a usable length and belongs to the split."""
-    lengths = len(pair.source_words), len(pair.target_words)
-    return min(lengths) >= MIN_WORDS and max(lengths) <= MAX_WORDS and split_of(pair.source) == split
+def kind_of(phrase: Phrase) -> str:
+    """The kind of the noun; pronouns that are drawn freely are persons."""
+    return phrase.noun.kind if isinstance(phrase, NounPhrase) else "person"
+
+
+def draw_noun_phrase(
+    dice: Dice, nouns: Sequence[lexicon.Noun], determiners: Sequence[lexicon.Determiner] = (), adjective: float = 0.25
+) -> NounPhrase:
+    """A noun phrase, singular if `determiners` are given, sometimes with an adjective."""
+    noun = dice.pick(nouns)
+    plural = not determiners and dice.chance(0.25)
+    determiner = dice.pick(determiners or (PLURAL if plural else SINGULAR))
+    if noun.german in lexicon.NEVER_OWNED and determiner in (lexicon.MY, lexicon.OUR):
+        determiner = lexicon.THE
+    attribute = dice.pick(adjectives_of(noun.kind)) if dice.chance(adjective) else None
+    return NounPhrase(dice.key(), noun, determiner, plural, attribute)
+
+
+def draw_subject(dice: Dice, kinds: str) -> Phrase:
+    """Who acts. A lone er or sie only where nothing but a person can act, so that it means he or she."""
+    if "person" in kinds and dice.chance(0.3):
+        pronouns = (*SPEAKERS, lexicon.THEY, *((lexicon.HE, lexicon.SHE) if kinds == "person" else ()))
+        return PronounPhrase(dice.key(), dice.pick(pronouns))
+    if "person" in kinds and dice.chance(0.12):
+        return NounPhrase(dice.key(), dice.pick(lexicon.NAMES))
+    return draw_noun_phrase(dice, nouns_of(kinds))
+
+
+def draw_object(dice: Dice, kinds: str, subject: Phrase, determiners: Sequence[lexicon.Determiner]) -> Phrase:
+    """Whom or what it is done to: never the subject itself."""
+    person = "person" in kinds.split()
+    first = isinstance(subject, PronounPhrase) and subject.pronoun in SPEAKERS
+    if person and not first and dice.chance(0.12):
+        return PronounPhrase(dice.key(), dice.pick(SPEAKERS))
+    if person and dice.chance(0.1):
+        phrase = NounPhrase(dice.key(), dice.pick(lexicon.NAMES))
+    else:
+        phrase = draw_noun_phrase(dice, nouns_of(kinds), determiners)
+    same = isinstance(subject, NounPhrase) and subject.noun is phrase.noun
+    return draw_object(dice, kinds, subject, determiners) if same else phrase
+
+
+def draw_goal(dice: Dice) -> Location:
+    """Where to: "ins Haus", "zur Schule"."""
+    phrase = draw_noun_phrase(dice, SITES, DEFINITE, 0.2)
+    return Location(dice.key(), dice.pick(GOALS if phrase.noun.place == "in" else (lexicon.TO,)), phrase)
+
+
+def draw_location(dice: Dice) -> Location:
+    """Where: in, at or on a place, or in front of or behind a building."""
+    phrase = draw_noun_phrase(dice, SITES, SINGULAR, 0.2)
+    own = lexicon.PLACES[phrase.noun.place]
+    around = (lexicon.BEFORE, lexicon.BEHIND) if phrase.noun.kind == "building" else ()
+    return Location(dice.key(), dice.pick((own, own, *around)), phrase)
+
+
+def draw_adverbial(dice: Dice, mode: str, negated: bool, manner: bool) -> lexicon.Adverbial | None:
+    """A time, frequency or manner, or none. Negation goes with times only."""
+    if not dice.chance(0.5):
+        return None
+    roles = "time" if negated else "time habit frequency manner" if manner else "time habit frequency"
+    return dice.pick(adverbials_of(mode, roles))
+
+
+def draw_state(dice: Dice, subject: Phrase | None = None, kind: str = "", negatable: bool = True) -> Clause:
+    """What someone or something is like."""
+    phrase = subject or draw_subject(dice, f"{lexicon.BEINGS} {lexicon.THINGS}")
+    negated = negatable and dice.chance(0.2)
+    predicate = dice.pick(adjectives_of(kind or kind_of(phrase)))
+    adverbial = draw_adverbial(dice, "present", negated, manner=False) if predicate.passing else None
+    if isinstance(phrase, NounPhrase) and predicate == phrase.adjective:
+        return draw_state(dice, subject, kind, negatable)
+    return Clause(dice.key(), phrase, adverbial=adverbial, predicate=predicate, negated=negated)
+
+
+def draw_passive(dice: Dice, subject: Phrase | None = None, kind: str = "", agent: bool = True) -> Clause:
+    """What is done to someone or something, and by whom."""
+    verb = dice.pick(verbs_of("acc", objects=kind, active=True))
+    phrase = subject or draw_noun_phrase(dice, nouns_of(verb.objects))
+    adverbial = draw_adverbial(dice, "passive", negated=False, manner=True)
+    by = None
+    if agent:
+        person = (
+            NounPhrase(dice.key(), dice.pick(lexicon.NAMES))
+            if dice.chance(0.2)
+            else draw_noun_phrase(dice, nouns_of("person"))
+        )
+        by = Location(dice.key(), lexicon.BY, person)
+    return Clause(dice.key(), phrase, verb, "passive", adverbial=adverbial, location=by)
+
+
+def draw_action(
+    dice: Dice,
+    frame: str,
+    subject: Phrase | None = None,
+    kind: str = "",
+    direct: Phrase | None = None,
+    direct_kind: str = "",
+    short: bool = False,
+    negatable: bool = True,
+    modes: Sequence[str] = MODES,
+) -> Clause:
+    """What someone does.
+
+    Args:
+        kind: that of the subject, if a pronoun hides it.
+        direct: the object, of `direct_kind`, instead of a random one.
+        short: without a location.
+    """
+    verb = dice.pick(verbs_of(frame, kind, direct_kind))
+    subject = subject or draw_subject(dice, verb.subjects)
+    mode = dice.pick(modes)
+    if mode == "present" and subject.number == 0:
+        mode = "perfect"  # each verb's form for ich would be too rare to learn
+    modal = dice.pick(lexicon.MODALS) if mode == "modal" else None
+    negated = negatable and dice.chance(0.2) and (modal is None or modal.negatable)
+    adverbial = draw_adverbial(dice, mode, negated, manner=not verb.stative)
+    determiners: Sequence[lexicon.Determiner] = DEFINITE if negated else ()
+    if negated and frame == "acc" and modal is None and direct is None and dice.chance(0.5):
+        determiners, negated = (lexicon.NO,), False  # "kein" negates alone
+    if "acc" in frame and direct is None:
+        direct = draw_object(dice, verb.objects, subject, determiners)
+    indirect = None
+    if "dat" in frame:
+        indirect = draw_object(dice, verb.objects if frame == "dat" else "person", subject, determiners)
+    location = None
+    if frame == "goal":
+        location = draw_goal(dice)
+    elif frame == "place" or not (short or negated or (adverbial and adverbial.role == "manner") or dice.chance(0.65)):
+        location = draw_location(dice)
+    return Clause(dice.key(), subject, verb, mode, modal, direct, indirect, adverbial, location, negated=negated)
+
+
+def draw_clause(
+    dice: Dice, frames: Sequence[str] = FRAMES, subject: Phrase | None = None, kind: str = "", short: bool = False
+) -> Clause:
+    """A clause of one of the frames, including "be" and "passive", about `subject` if given."""
+    frame = dice.pick(frames)
+    if frame == "be":
+        return draw_state(dice, subject, kind)
+    if frame == "passive":
+        return draw_passive(dice, subject, kind)
+    return draw_action(dice, frame, subject, kind, short=short)
 
 
 def draw_sentences(count: int, seed: int, split: str = "train") -> Iterator[Pair]:
@@ -193,7 +325,7 @@ def draw_command(dice: Dice) -> Pair:
     verb = dice.pick(verbs_of(frame, active=True))
     negated = dice.chance(0.2)
     particle = "bitte" if negated else dice.pick(("bitte", "bitte", "mal", "doch"))
-    listener = PronounPhrase(dice.key(), SECOND)
+    listener = PronounPhrase(dice.key(), lexicon.SECOND)
     determiners = (lexicon.THE, lexicon.THIS, lexicon.MY) if negated else ()
     direct = draw_object(dice, verb.objects, listener, determiners) if "acc" in frame else None
     receivers = verb.objects if frame == "dat" else "person"
@@ -213,7 +345,7 @@ def draw_second(dice: Dice, first: Clause) -> Clause:
         second = draw_clause(dice, frames, PronounPhrase(dice.key(), anaphor(first.subject)), kind, short=True)
     else:
         second = draw_clause(dice, SHORT_FRAMES, short=True)
-        if isinstance(second.subject, PronounPhrase) and second.subject.pronoun not in (FIRST, FIRST_PLURAL):
+        if isinstance(second.subject, PronounPhrase) and second.subject.pronoun not in SPEAKERS:
             return draw_second(dice, first)  # er or sie would seem to refer to the first clause
     repeats = second.predicate is not None and second.predicate == first.predicate
     return draw_second(dice, first) if repeats else second

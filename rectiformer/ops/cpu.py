@@ -132,7 +132,7 @@ class Scores:
 
 
 def block_sizes(scores: Scores, buffers: int) -> tuple[int, int, int]:
-    """Matrices, rows and columns of a block of which `buffers` fit in the room; docs/log.md has the measurements."""
+    """Matrices, rows and columns of a block of which `buffers` fit in `SCORE_BYTES`; measured in docs/log.md."""
     queries, keys = scores.visibility.queries, scores.visibility.keys
     cells = SCORE_BYTES // (buffers * scores.q.element_size())
     # Under causal order or a window, short blocks waste fewer hidden cells.

@@ -53,7 +53,7 @@ def decode_attention(
         norm: the output norm, over all heads.
         splits: programs that share the keys of a head; chosen by the shapes unless given.
         skip: whether the value of a key of weight 0 is left unread, which is exact; chosen by the shapes unless given.
-        options: the variant's own numbers.
+        options: the variant's own.
     """
     check_decoding(q, k_cache, v_cache, key_lengths, new_kv, ancestors)
     row, Q, capacity = find_variant(variant), q.shape[2], k_cache.shape[2]

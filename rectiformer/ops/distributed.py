@@ -76,7 +76,7 @@ def context_parallel_attention(
         causal: query m of the whole sequence sees keys up to m + (N - M).
         key_lengths: [B], how many leading keys of each whole sequence are real; the same on every rank.
         scale: factor of the scores, 1 / sqrt(D) unless given.
-        options: the variant's own numbers, the same on every rank. The gradient of a tensor among them is the part
+        options: the variant's own, the same on every rank. The gradient of a tensor among them is the part
             that this rank's queries contribute; the sum over ranks is the whole.
     """
     ranks = ContextGroup.of(group)

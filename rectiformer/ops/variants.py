@@ -64,9 +64,9 @@ class Variant:
     output_norm: str = "none"
     """Name in model/norms.py of the norm over the concatenated heads, before the output projection."""
     center_keys: bool = False
-    """Whether a translator subtracts from keys the mean of their sentence, unless it is told otherwise."""
+    """Whether translators subtract from keys the mean of their sentence, unless configured otherwise."""
     learned_init: float = 0.0
-    """Where a translator that learns the variant's number begins, unless it is told otherwise; 0: at the default."""
+    """Where the learned option of a translator starts, unless configured otherwise; 0: at its default."""
     options: Mapping[str, Option] = field(default_factory=dict)
     score: Callable[[Tensor, Tensor], Tensor] = dot_scores
     mix: Callable[[Tensor, Tensor, Tensor | None], Tensor] = weighted_sum
@@ -96,10 +96,10 @@ class Variant:
         return rectified if self.row_scale is None else rectified * self.row_scale(rows.count, rows.options)
 
     def resolve_options(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Defaults overlaid with what the caller gave; unknown names and senseless numbers are refused.
+        """Defaults overlaid with what the caller gave; unknown names and values out of range are refused.
 
-        A tensor's numbers are read where that costs nothing: on the CPU, outside `torch.compile` and `torch.func`.
-        Elsewhere nothing waits for them, and a senseless one becomes NaN, as does all that it weighs.
+        A tensor's values are read where that costs nothing: on the CPU, outside `torch.compile` and `torch.func`.
+        Elsewhere nothing waits for them, and one out of range becomes NaN, as does all that it weighs.
         """
         resolved: dict[str, Value] = {name: option.default for name, option in self.options.items()}
         for name, value in given.items():
@@ -116,7 +116,7 @@ class Variant:
         return resolved
 
     def _check_tensor(self, name: str, value: Tensor) -> Tensor:
-        """An option given as a tensor, whose numbers obey the same bound as a single number."""
+        """An option given as a tensor, whose values obey the same bound as a single number."""
         option = self.options[name]
         if not option.learn:
             raise ArgumentError(f"{name} is a tensor, but variant {self.name!r} needs {option.needs}; give a number")
@@ -131,7 +131,7 @@ class Variant:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether its numbers can be read without waiting for a device, and at all: not where torch traces or maps it."""
+    """Whether its values can be read, and without waiting for a device: not where torch traces or maps it."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not wrapped(tensor)
 

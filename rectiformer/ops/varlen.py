@@ -50,8 +50,8 @@ def attention_varlen(
         max_seqlen_k: the same for keys.
     """
     match_shapes(q=(q, "M H D"), k=(k, "N K D"), v=(v, "N K Dv"))
-    check_bounds("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
-    check_bounds("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    check_cu_seqlens("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    check_cu_seqlens("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ShapeError(
             f"cu_seqlens_q is {list(cu_seqlens_q.shape)} but cu_seqlens_k is {list(cu_seqlens_k.shape)}; "
@@ -89,33 +89,35 @@ def run_packed(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Pa
     return torch.cat([run(*alone, backend) for alone in packing.split(q, k, v, call)], dim=2)
 
 
-def check_bounds(side: str, bounds: Tensor, total: int, most: int | None) -> None:
-    """Boundaries of sequences: whole numbers from 0 to the total that never fall, nor rise by over `most`."""
-    if bounds.dim() != 1 or len(bounds) < 2 or bounds.is_floating_point():
+def check_cu_seqlens(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> None:
+    """Refuse what are not whole numbers from 0 to the total that never fall, nor rise by more than `max_seqlen`."""
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
         raise ShapeError(
-            f"cu_seqlens_{side} is {list(bounds.shape)} of {bounds.dtype}; it needs whole numbers, [sequences + 1]"
+            f"cu_seqlens_{side} is {list(cu_seqlens.shape)} of {cu_seqlens.dtype}; it needs whole numbers, "
+            "[sequences + 1]"
         )
-    if torch.compiler.is_compiling() or bounds.device.type != "cpu":
+    if torch.compiler.is_compiling() or cu_seqlens.device.type != "cpu":
         return
-    lengths = bounds.diff()
-    if bounds[0] != 0 or bounds[-1] != total or (lengths < 0).any():
+    first, last, lengths = cu_seqlens[0], cu_seqlens[-1], cu_seqlens.diff()
+    if first != 0 or last != total or (lengths < 0).any():
         raise ArgumentError(
-            f"cu_seqlens_{side} runs from {bounds[0]} to {bounds[-1]}; it must rise from 0 to the {total} rows packed"
+            f"cu_seqlens_{side} runs from {first} to {last}; it must rise from 0 to the {total} rows packed"
         )
-    if most is not None and most < lengths.max():
+    if max_seqlen is not None and max_seqlen < lengths.max():
         raise ArgumentError(
-            f"max_seqlen_{side} = {most}, but a sequence has {lengths.max()} rows; give at least the longest length"
+            f"max_seqlen_{side} = {max_seqlen}, but a sequence has {lengths.max()} rows; give at least the longest "
+            "length"
         )
 
 
 def own_keys(call: AttentionCall, packing: Packing) -> Tensor:
     """True where a query and a key belong to one sequence, within its window: [1, 1, total queries, total keys]."""
-    bounds_q, bounds_k, seen = packing.cu_seqlens_q, packing.cu_seqlens_k, call.visibility
-    query = torch.arange(seen.queries, dtype=bounds_q.dtype, device=bounds_q.device)
-    key = torch.arange(seen.keys, dtype=bounds_k.dtype, device=bounds_k.device)
-    owner = torch.searchsorted(bounds_q, query, right=True)
-    key_owner = torch.searchsorted(bounds_k, key, right=True)
+    starts_q, starts_k, seen = packing.cu_seqlens_q, packing.cu_seqlens_k, call.visibility
+    query = torch.arange(seen.queries, dtype=starts_q.dtype, device=starts_q.device)
+    key = torch.arange(seen.keys, dtype=starts_k.dtype, device=starts_k.device)
+    owner = torch.searchsorted(starts_q, query, right=True)
+    key_owner = torch.searchsorted(starts_k, key, right=True)
     # A sequence's last query is aligned with its last key.
-    position = query - bounds_q[owner] + bounds_k[owner]
+    position = query - starts_q[owner] + starts_k[owner]
     near = (key <= position[:, None] + seen.right) & (key >= position[:, None] - seen.left)
     return ((owner[:, None] == key_owner) & near)[None, None]

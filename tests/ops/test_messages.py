@@ -21,8 +21,8 @@ NAN, INF = float("nan"), float("inf")
 SHAPES = "q [B H M D] is [2, 4, 3, 8], k [B K N D] is [2, 2, 5, 8]"
 
 
-def expect_refusal(kind, words, q=Q, k=K, v=V, variant="rela", **arguments):
-    with pytest.raises(kind, match=re.escape(words)) as caught:
+def expect_refusal(error, words, q=Q, k=K, v=V, variant="rela", **arguments):
+    with pytest.raises(error, match=re.escape(words)) as caught:
         attention(q, k, v, variant, **arguments)
     assert isinstance(caught.value, RectiformerError)
     assert isinstance(caught.value, ValueError)

@@ -1,4 +1,4 @@
-"""Row sums beside the output: every path against sums over the reference's dense weights, value and gradients."""
+"""Row sums next to the output: every path against sums over the reference's dense weights, value and gradients."""
 
 import math
 

@@ -97,7 +97,7 @@ def tables(results: Results) -> list[Table]:
 ABLATIONS = Study(
     name="ablations",
     title="Ablations of ReLA",
-    question="Which parts of ReLA matter: its norm, its activation, where it is, how many heads?",
+    question="Which parts of ReLA matter: its norm, its activation, its sites, the number of heads?",
     paper="Zhang et al. 2021: without a norm training diverges; a plain RMSNorm mostly works, -i and -g always; "
     "identity in place of ReLU is clearly worse; rectified attention works at each site [R: recalled].",
     folders=SENTENCE_FOLDERS,

@@ -101,8 +101,7 @@ class VocabularyConfig:
     """A sentencepiece model for the target; needs `shared = false`."""
 
 
-SITES = ("encoder", "decoder", "cross")
-"""The three sites of attention in a Transformer."""
+SITES = ("encoder", "decoder", "cross")  # of attention in a Transformer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ from rectiformer.studies.recipes import (
     OPEN,
     THRESHOLD,
     attention_settings,
+    data,
+    training,
 )
 from rectiformer.studies.results import Claim, Results, Table, claims_table
 from rectiformer.translate.documents import translate_documents
@@ -81,14 +83,12 @@ def start_of(scale: Scale, variant: str) -> list[str]:
     return [f"training.init_from=translation-quality/{corpus}-{variant}-seed1"] if corpus else []
 
 
-def at_length(scale: Scale, length: int) -> list[str]:
+def at_length(scale: Scale, length: int) -> tuple[str, ...]:
     """Settings of a segment length: batches that hold a segment, updates of the same size, debates for long ones."""
     tokens = max(length, MICRO_BATCH_TOKENS[scale.name])
-    settings = [f"data.segment_length={length}", f"training.batch_tokens={tokens}"]
-    settings.append(f"training.grad_accumulation={max(1, UPDATE_TOKENS[scale.name] // tokens)}")
-    if scale.name == "small" and length >= LONGER_THAN_A_SPEECH:
-        settings += EUROPARL_DEBATES
-    return settings
+    update = training(batch_tokens=tokens, grad_accumulation=max(1, UPDATE_TOKENS[scale.name] // tokens))
+    debates = EUROPARL_DEBATES if scale.name == "small" and length >= LONGER_THAN_A_SPEECH else ()
+    return (*data(segment_length=length), *update, *debates)
 
 
 def measure(task: Task) -> dict[str, Any]:

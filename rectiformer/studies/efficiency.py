@@ -18,7 +18,7 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.ops import gpu
 from rectiformer.studies.corpora import EVERY
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.recipes import BASE_SIZE, DOCUMENT_FOLDERS, DOCUMENTS
+from rectiformer.studies.recipes import BASE_SIZE, DOCUMENT_FOLDERS, DOCUMENTS, checkpoint, data, training, validation
 from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
@@ -58,11 +58,10 @@ BY_LENGTH = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15")
 UPDATE_TOKENS = {"smoke": 64, "small": 16_384, "paper": 16_384}
 """Subwords of such an update on each side, whatever the length."""
 UNUSED = (
-    "data.segment_length=64",
-    "training.batch_tokens=1024",
-    "training.steps=10",
-    "validation.every=10",
-    "checkpoint.every=10",
+    *data(segment_length=64),
+    *training(batch_tokens=1024, steps=10),
+    *validation(every=10),
+    *checkpoint(every=10),
 )
 """Every study trains something; here it is a model that nothing reads."""
 CAPTURED = "training.compile=capture"

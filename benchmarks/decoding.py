@@ -1,8 +1,8 @@
-"""Decoding speed: our beam search with every variant beside Hugging Face MarianMT of the same shape and CTranslate2.
+"""Decoding speed: our beam search with every variant vs. Hugging Face MarianMT of the same shape and CTranslate2.
 
     python benchmarks/decoding.py --out benchmarks/results/decoding.jsonl
 
-One batch of random sources; every sentence gets exactly --length tokens from everybody. Weights are bfloat16 on a GPU
+One batch of random sources; every translation has exactly --length tokens, whoever generates it. Weights are bfloat16 on a GPU
 and float32 on the CPU. CTranslate2 has the weights of our softmax model, and is timed only after both engines found
 the same translations. A point is the median over turns; points are appended as they come.
 """
@@ -49,7 +49,7 @@ class EndlessTransformer(Transformer):
 
 
 def draw_sources(sentences: int, length: int, vocabulary: int) -> Sources:
-    """Random full sources: no padding, so that nobody computes more than is counted."""
+    """Random full sources: no padding, so that no engine computes more than is counted."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, vocabulary, (sentences, length - 1), generator=generator)
     return [[*row, SPECIALS.eos] for row in ids.tolist()]
@@ -71,7 +71,7 @@ def build_model(size: dict[str, int], variant: str) -> EndlessTransformer:
     return model
 
 
-def our_search(options: argparse.Namespace, sources: Sources, variant: str) -> Callable[[], object]:
+def our_beam_search(options: argparse.Namespace, sources: Sources, variant: str) -> Callable[[], object]:
     model = build_model(SIZES[options.size], variant).to(options.device)
     if options.device == "cuda":
         cast_weights(model, torch.bfloat16)
@@ -127,7 +127,7 @@ def build(name: str, options: argparse.Namespace, sources: Sources, stack: ExitS
         return ctranslate2_translate(options, sources, stack)
     if name.startswith("marian-generate"):
         return marian_generate(options, sources, name.endswith("-compiled"))
-    return our_search(options, sources, name)
+    return our_beam_search(options, sources, name)
 
 
 def time_turns(name: str, options: argparse.Namespace, sources: Sources) -> tuple[float, list[float]]:
@@ -143,7 +143,7 @@ def time_turns(name: str, options: argparse.Namespace, sources: Sources) -> tupl
 def measure(
     name: str, options: argparse.Namespace, sources: Sources, baseline: float | None, how: str = ""
 ) -> float | None:
-    """Keep and print one point, beside the `baseline` in tokens a second; None, and the reason, where there is none."""
+    """Keep and print one point vs. the `baseline` in tokens per second; None, with the reason printed, if it failed."""
     try:
         ready, turns = time_turns(name, options, sources)
     except Exception as error:
@@ -174,8 +174,8 @@ def measure(
         **describe_machine(options.device),
     }
     append_point(options.out, point)
-    beside = "" if ratio is None else f"  {ratio:6.2f}x"
-    print(f"{name + how:26} {median * 1e3:9.2f} ms  {speed / 1e3:8.2f}k tokens/s{beside}", flush=True)
+    versus = "" if ratio is None else f"  {ratio:6.2f}x"
+    print(f"{name + how:26} {median * 1e3:9.2f} ms  {speed / 1e3:8.2f}k tokens/s{versus}", flush=True)
     return speed
 
 

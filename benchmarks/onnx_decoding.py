@@ -34,7 +34,7 @@ Search = Callable[[], list[list[Hypothesis]]]
 
 
 def build_searches(options: argparse.Namespace, variant: str, sources: Sources, folder: Path) -> dict[str, Search]:
-    """The same search with the model in PyTorch and in onnxruntime."""
+    """The same beam search with the model in PyTorch and in onnxruntime."""
     endless = build_model(SIZES[options.size], variant)
     size = SIZES[options.size]["vocabulary"]
     model = Transformer(endless.config, size, size, bos=SPECIALS.bos).eval()
@@ -52,7 +52,7 @@ def build_searches(options: argparse.Namespace, variant: str, sources: Sources, 
 def check_agreement(searches: dict[str, Search], length: int) -> None:
     """Refuse to time what finds other translations, or shorter ones than are counted."""
     found = [[best.ids for [best] in run()] for run in searches.values()]
-    assert found[0] == found[1], "PyTorch and onnxruntime found other translations"
+    assert found[0] == found[1], "PyTorch and onnxruntime found different translations"
     assert {len(ids) for ids in found[0]} == {length}, "a sentence ended early"
 
 

@@ -1,8 +1,8 @@
-"""Training speed: our trainer with every variant beside Hugging Face MarianMT of the same shape, batch and precision.
+"""Training speed: our trainer with every variant vs. Hugging Face MarianMT of the same shape, batch and precision.
 
     python benchmarks/training.py --out benchmarks/results/training.jsonl
 
-One update is forward, backward and Adam on 384 sentences of 32 tokens a side. Contestants take turns in one process;
+One update is forward, backward and Adam on 384 sentences of 32 tokens per side. Contestants take turns in one process;
 a point is the median over turns. Points are appended as they come, so a stopped run loses nothing.
 """
 

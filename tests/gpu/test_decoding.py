@@ -19,18 +19,18 @@ DEVICE = "cuda"
 WORDS, START, STEPS = 60, 2, 100
 SPECIALS = Specials(pad=0, unk=1, bos=START, eos=3)
 LENGTHS = [70, 41, 17, 128]
-KINDS = {
+CASES = {
     **{name: (f"model.variant={name}",) for name in VARIANTS},
     **{name: attention_settings(name) for name in (OPEN, THRESHOLD)},
     **{f"{name} norm": ("model.variant=rela-g", f"model.output_norm={name}") for name in OUTPUT_NORMS},
 }
 
 
-def build(kind):
+def build(case):
     """The same model twice: in float64, and held in bf16 as a translator on a GPU holds it."""
     sizes = ("hidden_size=512", "num_heads=8", "ffn_size=64", "encoder_layers=1", "decoder_layers=2", "norm=pre")
     torch.manual_seed(1)
-    settings = [*(f"model.{size}" for size in sizes), *KINDS[kind]]
+    settings = [*(f"model.{size}" for size in sizes), *CASES[case]]
     model = Transformer(load_config(None, settings).model, WORDS, WORDS, START).to(DEVICE).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -50,9 +50,9 @@ def spread(error):
     return error.double().square().mean().sqrt().item()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_err_no_more_than_whole_sequences(kind):
-    exact, held = build(kind)
+@pytest.mark.parametrize("case", CASES)
+def test_steps_err_no_more_than_whole_sequences(case):
+    exact, held = build(case)
     source, lengths = draw(len(LENGTHS), max(LENGTHS)), torch.tensor(LENGTHS, device=DEVICE)
     target = draw(len(LENGTHS), STEPS)
     target[:, 0] = START
@@ -66,10 +66,10 @@ def test_steps_err_no_more_than_whole_sequences(kind):
     assert spread((steps - true)[:, late]) <= 2 * spread((whole - true)[:, late])
 
 
-@pytest.mark.parametrize("kind", ["softmax", "rela-g", "reluformer", OPEN, "sparsemax", "layer norm"])
-def test_a_captured_search_gives_its_translations_the_scores_that_they_have(kind):
-    """Through beams, hypotheses that change rows, and rooms that grow."""
-    exact, held = build(kind)
+@pytest.mark.parametrize("case", ["softmax", "rela-g", "reluformer", OPEN, "sparsemax", "layer norm"])
+def test_captured_beam_search_gives_its_translations_the_scores_that_they_have(case):
+    """Through beams, hypotheses that change rows, and capacities that grow."""
+    exact, held = build(case)
     sources = [[*draw(length - 1).tolist(), SPECIALS.eos] for length in LENGTHS]
     found = search(held, sources, SearchOptions(beam=4), SPECIALS)
     errors = []

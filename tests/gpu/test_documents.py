@@ -29,9 +29,9 @@ SETTINGS = [
 DOCUMENTS = 8
 
 
-@pytest.mark.parametrize("kind", ["softmax", "rela-g", "reluformer", "relu2-open"])
-def test_documents_are_translated_as_on_a_cpu(kind, tmp_path):
-    train(load_config(None, [*SETTINGS, *attention_settings(kind)]), tmp_path / "run")
+@pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer", "relu2-open"])
+def test_documents_are_translated_as_on_a_cpu(variant, tmp_path):
+    train(load_config(None, [*SETTINGS, *attention_settings(variant)]), tmp_path / "run")
     sources = [[pair.source for pair in document] for document in draw_documents(DOCUMENTS, 1, "test")]
     on_gpu, on_cpu = (
         [

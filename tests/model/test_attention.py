@@ -130,13 +130,13 @@ def test_cross_attention_reads_a_cache_filled_once(variant):
 
 
 def test_a_cache_doubles_its_room():
-    k, v, cache, rooms = torch.randn(2, 3, 100, 4), torch.randn(2, 3, 100, 5), KeyValueCache(), []
+    k, v, cache, capacities = torch.randn(2, 3, 100, 4), torch.randn(2, 3, 100, 5), KeyValueCache(), []
     for n in range(100):
         keys, values = cache.append(k[:, :, n : n + 1], v[:, :, n : n + 1])
         assert torch.equal(keys, k[:, :, : n + 1])
         assert torch.equal(values, v[:, :, : n + 1])
-        rooms.append(keys.untyped_storage().nbytes() // (2 * 3 * 4 * 4))
-    assert sorted(set(rooms)) == [16, 32, 64, 128]
+        capacities.append(keys.untyped_storage().nbytes() // (2 * 3 * 4 * 4))
+    assert sorted(set(capacities)) == [16, 32, 64, 128]
 
 
 @every_variant

@@ -1,4 +1,4 @@
-"""Decoding a token at a time, with caches that grow or have one size, says what decoding all at once says."""
+"""Decoding a token at a time, with caches that grow or are static, says what decoding all at once says."""
 
 import pytest
 import torch
@@ -42,9 +42,9 @@ def draw_source():
     return torch.randint(3, WORDS, (2, 9))
 
 
-def begin(model, context, beam, fixed):
-    """A state of each kind, and what tells it the parents of the next step."""
-    if not fixed:
+def begin(model, context, beam, static):
+    """A state with growing or static caches, and what tells it the parents of the next step."""
+    if not static:
         state = model.begin(context)
         return state, state.reorder
     state = model.begin_static(context, beam, STEPS + 2)
@@ -58,23 +58,23 @@ def decode_whole(model, written, context):
     return model.logits(states[:, -1])
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
-def test_steps_equal_decoding_at_once(model, fixed):
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+def test_steps_equal_decoding_at_once(model, static):
     source, target = draw_source(), torch.randint(3, WORDS, (2, STEPS))
     target[:, 0] = START
     with torch.inference_mode():
         encoded = model.encode(source, LENGTHS)
-        state, _ = begin(model, encoded, 1, fixed)
+        state, _ = begin(model, encoded, 1, static)
         steps = torch.stack([model.step(target[:, index], state) for index in range(STEPS)], 1)
         torch.testing.assert_close(steps, model(source, LENGTHS, target))
     assert state.position.tolist() == [STEPS]
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
-def test_hypotheses_continue_their_parents(model, fixed):
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+def test_hypotheses_continue_their_parents(model, static):
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
-        state, choose_parents = begin(model, encoded, BEAM, fixed)
+        state, choose_parents = begin(model, encoded, BEAM, static)
         written = torch.full((2 * BEAM, 1), START)
         for _ in range(STEPS):
             logits = model.step(written[:, -1], state)
@@ -102,14 +102,14 @@ def test_sentences_that_are_done_can_be_dropped(order):
         torch.testing.assert_close(logits, decode_whole(model, written, encoded))
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
-def test_steps_beyond_the_known_positions(fixed):
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+def test_steps_beyond_the_known_positions(static):
     model, target = build(), torch.randint(3, WORDS, (2, STEPS))
     embedding = model.target_embedding
     embedding.positions = embedding.positions[:4]
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
-        state, _ = begin(model, encoded, 1, fixed)
+        state, _ = begin(model, encoded, 1, static)
         steps = [model.step(target[:, index], state) for index in range(STEPS)]
     assert torch.equal(embedding.positions[:STEPS], sinusoids(STEPS, 16).double())
     assert not embedding.positions.is_inference()
@@ -117,13 +117,13 @@ def test_steps_beyond_the_known_positions(fixed):
     torch.testing.assert_close(torch.stack(steps, 1), model.logits(states))
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
-def test_steps_under_autocast_equal_decoding_at_once(fixed):
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+def test_steps_under_autocast_equal_decoding_at_once(static):
     """The caches hold what the products give, so rounding is all that differs: it is compared in bfloat16."""
     model, target = build().float(), torch.randint(3, WORDS, (2, STEPS))
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         encoded = model.encode(draw_source(), LENGTHS)
-        state, _ = begin(model, encoded, 1, fixed)
+        state, _ = begin(model, encoded, 1, static)
         steps = torch.stack([model.step(target[:, index], state) for index in range(STEPS)], 1)
         whole = model.logits(model.decode(target, encoded))
     assert state.self_caches[0].keys.dtype == state.cross_caches[0].keys.dtype == torch.bfloat16
@@ -138,8 +138,8 @@ def test_the_source_is_held_once_whatever_the_beam():
     model = build()
     with torch.inference_mode():
         encoded = model.encode(draw_source(), LENGTHS)
-        for fixed in (False, True):
-            state, _ = begin(model, encoded, BEAM, fixed)
+        for static in (False, True):
+            state, _ = begin(model, encoded, BEAM, static)
             model.step(torch.full((2 * BEAM,), START), state)
             assert all(cache.keys.shape == (2, 2, 9, 8) for cache in state.cross_caches)
             assert all(len(cache.keys) == 2 * BEAM for cache in state.self_caches)
@@ -170,7 +170,7 @@ def test_a_static_cache_follows_ancestors_without_moving_anything():
         StaticCache(torch.zeros(1), layers=2, rows=4, heads=2, capacity=9, head_dim=3),
         torch.zeros(4, 2, 0, 3),
     )
-    place = cache.buffer.data_ptr()
+    address = cache.buffer.data_ptr()
     for position in range(9):
         parents, new = torch.randint(4, (4,)), torch.randn(4, 2, 3)
         cache.parents.copy_(parents)
@@ -182,7 +182,7 @@ def test_a_static_cache_follows_ancestors_without_moving_anything():
             assert torch.equal(
                 follow(cache.buffer[2 * layer + 1], cache.ancestors)[:, :, : position + 1], -held - layer
             )
-    assert cache.buffer.data_ptr() == place
+    assert cache.buffer.data_ptr() == address
 
 
 def test_a_larger_cache_takes_over_what_some_hypotheses_would_continue():

@@ -99,7 +99,7 @@ def test_softmax_ln_starts_with_mean_zero_and_variance_one(slots):
     torch.testing.assert_close(out.var(-1, correction=0), torch.ones(30), atol=1e-3, rtol=0)
 
 
-def test_softmax_is_small_beside_relu():
+def test_softmax_is_small_next_to_relu():
     x = torch.randn(100, 64)
     spread = {name: KeyValueMemory(64, 1024, name)(x).var().item() for name in ("relu", "softmax")}
     assert spread["softmax"] < 1e-3 * spread["relu"]

@@ -1,4 +1,4 @@
-"""MultiheadAttention beside torch.nn.MultiheadAttention: number for number with a softmax, shape for shape without."""
+"""MultiheadAttention vs. torch.nn.MultiheadAttention: number for number with a softmax, shape for shape without."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_each_site_has_its_variant():
 
 @pytest.mark.parametrize(("learn", "numbers"), [("model", 2), ("layer", 6), ("head", 12), ("fixed", 0)])
 def test_learned_numbers_are_held_as_told(learn, numbers):
-    """reluformer in two places and entmax in one, two layers of two heads each."""
+    """reluformer at two sites and entmax at one, two layers of two heads each."""
     shared = {"gamma_sharing": learn, "alpha_sharing": learn}
     model = build(variant="reluformer", encoder_variant="entmax", random=False, **shared)
     found = {name: parameter for name, parameter in model.named_parameters() if "learned" in name}
@@ -279,9 +279,9 @@ def test_bfloat16_products_err_no_more_than_a_model_of_bfloat16(variant, order):
 @pytest.mark.parametrize("order", ["post", "pre"])
 def test_only_pre_order_ends_with_a_norm(order):
     model = build(norm=order)
-    kind = nn.LayerNorm if order == "pre" else nn.Identity
-    assert isinstance(model.encoder_norm, kind)
-    assert isinstance(model.decoder_norm, kind)
+    norm = nn.LayerNorm if order == "pre" else nn.Identity
+    assert isinstance(model.encoder_norm, norm)
+    assert isinstance(model.decoder_norm, norm)
 
 
 @pytest.mark.parametrize("rotated", [False, True])

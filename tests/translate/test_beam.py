@@ -1,4 +1,4 @@
-"""Beam search against searches written without tensors, over random language models that are tables."""
+"""Beam search against one written without tensors, over random language models that are tables."""
 
 import itertools
 
@@ -210,7 +210,7 @@ def test_hypotheses_are_sorted_distinct_and_add_up():
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_as_many_sentences_are_written_as_asked_for_and_none_is_empty(beam):
-    """However much likelier an end is than to go on: a search by itself would end at once."""
+    """However much likelier an end is than to go on: beam search by itself would end at once."""
     logits = random_logits(3, sentences=6)
     logits[..., SPECIALS.eos] += 6
     logits[..., SPECIALS.separator] += 3

@@ -22,18 +22,18 @@ SMALL = (
 )
 
 
-def build(kind):
+def build(variant):
     torch.manual_seed(1)
-    model = Transformer(load_config(None, [*SMALL, *attention_settings(kind)]).model, WORDS, WORDS, START).eval()
+    model = Transformer(load_config(None, [*SMALL, *attention_settings(variant)]).model, WORDS, WORDS, START).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return model
 
 
-@pytest.mark.parametrize("kind", ["rela-g", "reluformer", OPEN, THRESHOLD])
-def test_held_weights_are_cast_ones(kind):
-    cast = build(kind)
+@pytest.mark.parametrize("variant", ["rela-g", "reluformer", OPEN, THRESHOLD])
+def test_held_weights_are_cast_ones(variant):
+    cast = build(variant)
     held = copy.deepcopy(cast)
     for parameter in cast.parameters():
         parameter.data = parameter.data.bfloat16()
@@ -50,12 +50,12 @@ def test_held_weights_are_cast_ones(kind):
     assert held.output.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("kind", ["reluformer", OPEN])
-def test_a_step_multiplies_no_weights_any_more(kind, monkeypatch):
+@pytest.mark.parametrize("variant", ["reluformer", OPEN])
+def test_a_step_multiplies_no_weights_any_more(variant, monkeypatch):
     made, project = [], RectifiedAttention._fold
     monkeypatch.setattr(RectifiedAttention, "_fold", lambda *a: made.append(1) or project(*a))
     inputs = torch.randint(4, WORDS, (2, 9)), torch.tensor([9, 4]), torch.randint(4, WORDS, (2, 7))
-    model = build(kind)
+    model = build(variant)
     with torch.inference_mode():
         model(*inputs)
         assert made

@@ -69,13 +69,13 @@ def words():
     return Vocabulary.train(draw_lines(200), VocabularyConfig(size=60, byte_fallback=False), separator=True)
 
 
-def build(words, segment=LIMIT, kind=Translator, max_length=40):
+def build(words, segment=LIMIT, translator=Translator, max_length=40):
     torch.manual_seed(0)
     model = Transformer(SMALL, words.size, words.size, bos=words.bos).double()
     with torch.no_grad():
         model.output.mul_(4)  # sure of something
         model.output[words.eos].mul_(2)  # and ending now and then
-    return kind(model, words, words, max_length=max_length, segment_length=segment)
+    return translator(model, words, words, max_length=max_length, segment_length=segment)
 
 
 def always(translator, token):
@@ -162,12 +162,12 @@ def test_a_model_that_copies_gives_the_document_back_however_it_is_cut(groups, o
 
 
 COPIER = build(
-    Vocabulary.train(draw_lines(200), VocabularyConfig(size=60), separator=True), kind=Copying, max_length=10**6
+    Vocabulary.train(draw_lines(200), VocabularyConfig(size=60), separator=True), translator=Copying, max_length=10**6
 )
 
 
 def test_a_following_segment_begins_with_what_came_before_and_drops_it(words):
-    translator = build(words, kind=Copying)
+    translator = build(words, translator=Copying)
     lines = [f"{word} Haus" for word in WORDS]
     (found,) = translate(translator, [lines], limit=20, overlap=2)
     texts = [[words.decode(part) for part in split_ids(ids, words.separator)] for ids in translator.read]
@@ -178,7 +178,7 @@ def test_a_following_segment_begins_with_what_came_before_and_drops_it(words):
 
 
 def test_a_segment_that_comes_back_wrong_is_halved_and_that_is_said(words):
-    translator = build(words, kind=Copying)
+    translator = build(words, translator=Copying)
     translator.reliable = 2
     said = []
     lines = draw_lines(8, seed=4)
@@ -193,7 +193,7 @@ def test_a_segment_that_comes_back_wrong_is_halved_and_that_is_said(words):
 
 
 def test_context_is_given_up_before_a_sentence_is(words):
-    translator = build(words, kind=Copying)
+    translator = build(words, translator=Copying)
     translator.reliable = 1
     lines = draw_lines(5, seed=4)
     (found,) = translate(translator, [lines], limit=12, overlap=1)
@@ -216,7 +216,7 @@ def test_translations_may_be_longer_by_as_much_a_sentence_as_a_sentence_may(word
 
 
 def test_a_sentence_longer_than_the_model_takes_is_split_not_cut(words):
-    translator = build(words, kind=Copying, max_length=20)
+    translator = build(words, translator=Copying, max_length=20)
     line = "das kleine Haus steht am alten Fluss. " * 8
     (found,) = translate(translator, [["der Hund", line.strip(), "zwei"]])
     assert found.sentences == ["der Hund", line.strip(), "zwei"]
@@ -257,7 +257,7 @@ def test_documents_are_read_as_they_are_needed(words):
             read.append(number)
             yield draw_lines(4, number)
 
-    found = translate_documents(build(words, kind=Copying), documents(), QUICK, buffer=8)
+    found = translate_documents(build(words, translator=Copying), documents(), QUICK, buffer=8)
     next(found)
     assert len(read) == 2
 

@@ -1,4 +1,4 @@
-"""Searching with real Transformers: caches, batches, dropped rows and captured shapes change nothing."""
+"""Decoding with real Transformers: caches, batches, dropped rows and captured shapes change nothing."""
 
 import gc
 import weakref
@@ -132,7 +132,7 @@ def test_an_empty_sentence_is_translated_within_its_limit():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fixed_shapes_find_the_same(variant):
+def test_static_shapes_find_the_same(variant):
     """5 sentences in a shape of 8."""
     model, sources = build_model(variant=variant, decoder_layers=1, eos=6.0), random_sources(5)
     options = SearchOptions(beam=3, nbest=3, extra_length=8)
@@ -140,7 +140,7 @@ def test_fixed_shapes_find_the_same(variant):
 
 
 @pytest.mark.parametrize(("beam", "max_repeats"), [(1, 4), (4, 0), (4, 2)])
-def test_fixed_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
+def test_static_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
     model, sources = build_model(eos=6.0), random_sources(9, longest=40)
     options = SearchOptions(beam=beam, nbest=beam, extra_length=60, length_penalty=1.0, max_repeats=max_repeats)
     eager = search(model, sources, options, SPECIALS)
@@ -228,13 +228,13 @@ def test_kept_shapes_stay_within_their_bytes(monkeypatch):
     assert len(cuda_graphs.CAPTURED[model].steps) == 1
 
 
-@pytest.mark.parametrize("driver", ["eager", "fixed", "sampled"])
+@pytest.mark.parametrize("driver", ["eager", "static", "sampled"])
 def test_prefixes_come_first(driver):
     model, sources = build_model(eos=6.0), random_sources(5)
     prefixes = [[7, 8, 9], [], [SPECIALS.unk], [5] * 40, [6, SPECIALS.eos]]
     options = SearchOptions(beam=3, nbest=2, extra_length=6, sample=driver == "sampled")
     eager = search(model, sources, options, SPECIALS, prefixes=prefixes)
-    if driver == "fixed":
+    if driver == "static":
         assert_same(search_static(model, sources, options, prefixes=prefixes), eager)
     for prefix, best in zip(prefixes, eager, strict=True):
         for h in best:
@@ -318,7 +318,7 @@ def test_options_that_make_no_sense_are_named(options, message):
 
 
 DRIVERS = pytest.mark.parametrize(
-    "driver", [lambda *given, **how: search(*given, SPECIALS, **how), search_static], ids=["eager", "fixed"]
+    "driver", [lambda *given, **how: search(*given, SPECIALS, **how), search_static], ids=["eager", "static"]
 )
 
 
@@ -334,7 +334,7 @@ def test_what_nobody_wants_any_more_is_given_up_and_the_rest_goes_on(driver, mon
 
 @DRIVERS
 def test_a_batch_that_nobody_wants_stops_at_once(driver, monkeypatch):
-    """After as many tokens as lie between two looks, of the hundreds that it would have written."""
+    """After as many tokens as lie between two checks, of the hundreds that it would have generated."""
     model, sources, options = build_model(), random_sources(3), SearchOptions(extra_length=300)
     steps, leaving = steps_of(model, monkeypatch), Leaving({0: 9, 1: 9, 2: 9})
     assert driver(model, sources, options, separator_counts=[100] * 3, is_wanted=leaving) == [[ABANDONED]] * 3

@@ -1,4 +1,4 @@
-"""Lines in, translations out: as many, in order, the same whatever else is translated beside them."""
+"""Lines in, translations out: as many, in order, the same whatever else is translated with them."""
 
 import itertools
 import random

@@ -2,9 +2,9 @@
 
     python benchmarks/decoding.py --out benchmarks/results/decoding.jsonl
 
-One batch of random sources; every translation has exactly --length tokens, whoever generates it. Weights are bfloat16 on a GPU
-and float32 on the CPU. CTranslate2 has the weights of our softmax model, and is timed only after both engines found
-the same translations. A point is the median over turns; points are appended as they come.
+One batch of random sources; every translation has exactly --length tokens, whoever generates it. Weights are bfloat16
+on a GPU and float32 on the CPU. CTranslate2 has the weights of our softmax model, and is timed only after both engines
+found the same translations. A point is the median over turns; points are appended as they come.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
 Window = int | tuple[int, int]
+SHARED = ("causal", "key_lengths", "attn_mask", "attn_bias", "window_size", "scale", "dropout_p", "seed")
+"""Arguments of `attention` that are no options of a variant."""
 ARGUMENT_WORDS = {
     "is_causal": "causal",
     "mask": "attn_mask",
@@ -325,7 +327,7 @@ def refuse_word(name: str, function: Callable[..., Any]) -> None:
     """Raise an error where `name` is an argument word of other libraries or of another function here."""
     own = inspect.signature(function).parameters
     word = ARGUMENT_WORDS.get(name, name)
-    if word in own:
+    if word != name and word in own:
         way = f"use {word}="
     elif word in inspect.signature(attention).parameters:
         way = f"only attention() has {word}="
@@ -366,39 +368,11 @@ class Explanation:
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    variant: str = "rela",
-    *,
-    causal: bool = False,
-    key_lengths: Tensor | Sequence[int] | None = None,
-    attn_mask: Tensor | None = None,
-    attn_bias: Tensor | None = None,
-    window_size: Window | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    backend: str = "auto",
-    **options: Value,
+    q: Tensor, k: Tensor, v: Tensor, variant: str = "rela", *, backend: str = "auto", **arguments: Any
 ) -> Explanation:
-    """Which implementation `attention` takes for these arguments, and why; nothing is computed."""
-    call = check_call(
-        q,
-        k,
-        v,
-        variant,
-        causal=causal,
-        key_lengths=key_lengths,
-        attn_mask=attn_mask,
-        attn_bias=attn_bias,
-        window_size=window_size,
-        scale=scale,
-        dropout_p=dropout_p,
-        seed=seed,
-        options=options,
-        function=explain,
-    )
+    """Which implementation `attention` takes for these arguments, which are its own, and why; nothing is computed."""
+    shared = {name: arguments.pop(name) for name in SHARED if name in arguments}
+    call = check_call(q, k, v, variant, options=arguments, **shared)
     taken, _ = choose(q, k, v, call, backend)
     auto = backend == "auto"
     reason = taken.reason if auto else f"asked for by backend={backend!r}"

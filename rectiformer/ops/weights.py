@@ -77,24 +77,12 @@ def attention_weights(
         return _compress(q, k, call)
 
 
-def attention_stats(
-    q: Tensor,
-    k: Tensor,
-    variant: str = "rela",
-    *,
-    causal: bool = False,
-    key_lengths: Tensor | Sequence[int] | None = None,
-    attn_mask: Tensor | None = None,
-    attn_bias: Tensor | None = None,
-    window_size: Window | None = None,
-    scale: float | None = None,
-    **options: Value,
-) -> AttentionStats:
+def attention_stats(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) -> AttentionStats:
     """Zeros, null rows, row mass and entropy of the weights of a call, from a few query rows at a time.
 
-    The arguments are those of `attention`; nothing receives a gradient.
+    The arguments are those of `attention_weights`; nothing receives a gradient.
     """
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, attn_bias, window_size, scale, **options)
+    call = _check(q, k, variant, **arguments)
     with torch.no_grad():
         parts = [_describe(part, block) for _, part, block in _row_blocks(q, k, call)]
     return AttentionStats(*(torch.cat([getattr(part, field.name) for part in parts], -1) for field in fields(parts[0])))
@@ -105,7 +93,7 @@ def weight_blocks(
 ) -> Iterator[tuple[slice, Tensor]]:
     """The weights of a call, a few queries at a time: which queries, and their weights [B, H, m, N].
 
-    The arguments are those of `attention`; `cells` is how many weights are computed at once.
+    The arguments are those of `attention_weights`; `cells` is how many weights are computed at once.
     """
     call = _check(q, k, variant, **arguments)
     for rows, _, block in _row_blocks(q, k, call, cells):
@@ -113,7 +101,7 @@ def weight_blocks(
 
 
 def visible_keys(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) -> Tensor:
-    """How many keys each query sees; broadcasts to [B, H, M]. The arguments are those of `attention`."""
+    """How many keys each query sees; broadcasts to [B, H, M]. The arguments are those of `attention_weights`."""
     call = _check(q, k, variant, **arguments)
     return call.seen.counts(q.device)
 

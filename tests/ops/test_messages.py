@@ -210,7 +210,7 @@ def test_every_function_answers_in_its_own_words():
         "attention_weights() has no argument 'dropout_p'; only attention() has dropout_p=": lambda: attention_weights(
             Q, K, dropout_p=0.1
         ),
-        "explain() has no argument 'is_causal'; use causal=": lambda: explain(Q, K, V, is_causal=True),
+        "attention() has no argument 'is_causal'; use causal=": lambda: explain(Q, K, V, is_causal=True),
     }
     for words, call in calls.items():
         with pytest.raises(ArgumentError, match=re.escape(words)):

@@ -189,7 +189,7 @@ def docstrings() -> dict[str, str]:
 
 def comment(text: str) -> list[str]:
     """Lines of a TOML comment."""
-    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), 110)]
+    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), 110, break_on_hyphens=False)]
 
 
 def toml_value(value: Any) -> str:

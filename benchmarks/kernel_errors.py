@@ -1,4 +1,4 @@
-"""How far results are off from float64, beside eager torch in the same dtype: a part of them stands for all."""
+"""How far results are off from float64, compared with eager torch in the same dtype: a part of them stands for all."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def part_errors(
     picked = torch.zeros_like(upstream)
     picked[:1, :heads, first:] = upstream.detach()[:1, :heads, first:]
     of_queries, of_keys = (slice(1), slice(heads), slice(first, None)), (slice(1), slice(heads))
-    places = [of_queries] if direction == "forward" else [of_queries, of_keys, of_keys]
+    parts = [of_queries] if direction == "forward" else [of_queries, of_keys, of_keys]
     found = results(direction, attend, [q, k, v, picked])
-    mine = [tensor[place] for tensor, place in zip(found, places, strict=True)]
+    mine = [tensor[part] for tensor, part in zip(found, parts, strict=True)]
     own = {name: cut_argument(value, heads) for name, value in arguments.items()}
     call = describe_call(q[of_keys], k[of_keys], v[of_keys], variant, **own).slice_queries(first, q.shape[2])
 

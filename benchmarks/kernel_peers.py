@@ -21,12 +21,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
-def add_wheels(folder: Path, room: Path) -> None:
-    """Unpack pure Python wheels into `room` and let them be imported: Triton reads the sources of its kernels."""
+def add_wheels(folder: Path, target: Path) -> None:
+    """Unpack pure Python wheels into `target` and let them be imported: Triton reads the sources of its kernels."""
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(room)
-    sys.path.insert(0, str(room))
+            archive.extractall(target)
+    sys.path.insert(0, str(target))
 
 
 def sdpa(backend: str, **arguments: object) -> Attend:

@@ -1,4 +1,4 @@
-"""Tables and a plot of the kernel benchmark, with what was asked for beside each ratio.
+"""Tables and a plot of the kernel benchmark, with the target next to each ratio.
 
 python benchmarks/kernel_report.py benchmarks/results/kernels.jsonl --plot kernels.svg
 """
@@ -15,15 +15,15 @@ from typing import Any
 Point = dict[str, Any]
 LABELS = {"size": "D", "length": "N", "keys": "N", "batch": "B", "heads": "H", "key_heads": "K", "rows": "B"}
 SAID = ("pass", "mask", "variant", "attention")  # whose values speak for themselves
-ASKED = {"short": 2.0, "decode": 1.3, "entmax": 3.0, "flex": 2.0}
-LONG = 4096  # from this length on more is asked of forward and backward
+TARGETS = {"short": 2.0, "decode": 1.3, "entmax": 3.0, "flex": 2.0}
+LONG = 4096  # from this length on the targets of forward and backward are higher
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One figure, what it stands beside, and what it should reach (None: nothing was asked)."""
+    """One figure, what it is compared with, and its target (None: none)."""
 
-    beside: str
+    compared_with: str
     value: float
     reach: float | None = None
     at_most: bool = False
@@ -36,7 +36,7 @@ class Mark:
 
 
 def judge(point: Point, cublas: float | None) -> Iterator[Mark]:
-    """The figures of a point that something is asked of, and those a reader looks for."""
+    """The figures of a point that have a target, and those a reader looks for."""
     section, case = point["section"], point["case"]
     if section == "memory":
         yield from (memory_mark(name, percent) for name, percent in point["extra_percent"].items())
@@ -48,25 +48,25 @@ def judge(point: Point, cublas: float | None) -> Iterator[Mark]:
     if section == "forward":
         yield Mark(best, ratios[best], 1.2 if case["length"] >= LONG else 1.05)
         if cublas:
-            asked = 0.9 if case["length"] >= 4 * LONG and case["mask"] == "full" else None
-            yield Mark("cuBLAS rate", point["tflops"]["ours"] / cublas, asked)
+            target = 0.9 if case["length"] >= 4 * LONG and case["mask"] == "full" else None
+            yield Mark("cuBLAS rate", point["tflops"]["ours"] / cublas, target)
     elif section == "backward":
         if "cudnn" in ratios:
             yield Mark("cudnn", ratios["cudnn"], 1.15 if case["length"] >= LONG else None)
         if best != "cudnn":
             yield Mark(best, ratios[best])
     elif section == "flex":
-        yield Mark(best, ratios[best], ASKED[section])
+        yield Mark(best, ratios[best], TARGETS[section])
         if "flex" in point.get("errors", {}):
             yield Mark("flex's error", point["errors"]["ours"] / point["errors"]["flex"], 1.0, at_most=True)
     elif section in ("entmax", "decode"):
         for name in times:
             if name.startswith("ours"):
-                yield Mark(f"{best} / {name}", times[best] / times[name], ASKED[section])
+                yield Mark(f"{best} / {name}", times[best] / times[name], TARGETS[section])
     elif section in ("variants", "plain"):
         yield from (Mark(name, ratio) for name, ratio in ratios.items())
     else:
-        yield Mark(best, ratios[best], ASKED[section])
+        yield Mark(best, ratios[best], TARGETS[section])
 
 
 def memory_mark(name: str, percent: float) -> Mark:
@@ -86,7 +86,7 @@ def write_table(points: list[Point]) -> str:
     """A Markdown row for each figure; a wrong answer gets no ratio."""
     rates = [point["tflops"]["cublas"] for point in points if point["section"] == "matmul" and point["ms"]]
     cublas = rates[-1] if rates else None
-    lines = ["| what | ours ms | TFLOP/s | error (eager) | beside | ratio | asked | |", "| --- |" + " --- |" * 7]
+    lines = ["| what | ours ms | TFLOP/s | error (eager) | vs. | ratio | target | |", "| --- |" + " --- |" * 7]
     if cublas:
         lines.append(f"| cuBLAS | | {cublas:.0f} | | | | | |")
     for point in points:
@@ -96,8 +96,8 @@ def write_table(points: list[Point]) -> str:
             continue
         for mark in judge(point, cublas):
             sign = "<=" if mark.at_most else ">="
-            asked = "" if mark.reach is None else f"{sign} {mark.reach:g}"
-            lines.append(f"| {' | '.join([*cells, mark.beside, f'{mark.value:.2f}', asked, mark.verdict])} |")
+            target = "" if mark.reach is None else f"{sign} {mark.reach:g}"
+            lines.append(f"| {' | '.join([*cells, mark.compared_with, f'{mark.value:.2f}', target, mark.verdict])} |")
             cells = [""] * len(cells)
     return "\n".join(lines)
 

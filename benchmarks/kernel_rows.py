@@ -1,4 +1,4 @@
-"""Rows over long sequences: ours beside SDPA, entmax, FlexAttention and plain torch."""
+"""Rows over long sequences: ours vs. SDPA, entmax, FlexAttention and plain torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def matmul_rows(bench: Bench) -> Iterator[Row]:
 
 
 def dense_rows(bench: Bench, direction: str) -> Iterator[Row]:
-    """Ours beside SDPA's two fastest backends."""
+    """Ours vs. SDPA's two fastest backends."""
     if direction == "forward":
         yield from matmul_rows(bench)
     for size, causal, length in product(bench.scale.sizes, (False, True), bench.scale.lengths):
@@ -76,7 +76,7 @@ def variant_cases(bench: Bench) -> dict[str, tuple[str, Case]]:
     heads = bench.scale.width // bench.scale.sizes[0]
     return {
         "relu2": ("relu2", {}),
-        "reluformer, a gamma a head": ("reluformer", {"gamma": torch.linspace(0.5, 2, heads, device=bench.device)}),
+        "reluformer, a gamma per head": ("reluformer", {"gamma": torch.linspace(0.5, 2, heads, device=bench.device)}),
         "relu-seqlen": ("relu-seqlen", {}),
         "dropout 0.1": ("rela", {"dropout_p": 0.1, "seed": 1}),
         "key lengths": ("rela", {"key_lengths": lengths.to(bench.device)}),
@@ -117,7 +117,7 @@ def variant_trial(bench: Bench, direction: str, variant: str, arguments: Case) -
 
 
 def entmax_rows(bench: Bench) -> Iterator[Row]:
-    """Ours, both powers, beside fused entmax attention."""
+    """Ours, both powers, vs. fused entmax attention."""
     size = bench.scale.sizes[0]
     for length in bench.scale.entmax_lengths:
         case = dense_case("forward+backward", size, True, length, bench.scale)
@@ -158,7 +158,7 @@ def flex_trial(bench: Bench, direction: str, size: int, causal: bool, length: in
 
 
 def plain_rows(bench: Bench) -> Iterator[Row]:
-    """Ours beside what a user writes, which holds all scores."""
+    """Ours vs. what a user writes, which holds all scores."""
     size = bench.scale.sizes[0]
     for length, direction in product(bench.scale.lengths[:2], ("forward", "backward")):
         case = dense_case(direction, size, False, length, bench.scale)
@@ -174,7 +174,7 @@ def plain_trial(bench: Bench, direction: str, size: int, length: int) -> Trial:
 
 
 def memory_rows(bench: Bench) -> Iterator[Row]:
-    """What a forward and a backward pass hold at once beside inputs, output and gradients, at the longest length."""
+    """What a forward and a backward pass hold at once besides inputs, output and gradients, at the longest length."""
     length = bench.scale.lengths[-1]
     for size, causal in product(bench.scale.sizes, (False, True)):
         case = dense_case("forward+backward", size, causal, length, bench.scale)

@@ -1,4 +1,4 @@
-"""The fused kernels beside SDPA, torch's packed attention, AdaSplash, FlexAttention and plain torch, on one GPU.
+"""The fused kernels vs. SDPA, torch's packed attention, AdaSplash, FlexAttention and plain torch, on one GPU.
 
     python benchmarks/kernel_speed.py --wheels data/wheels --out benchmarks/results/kernels.jsonl --plot kernels.svg
 
@@ -197,9 +197,9 @@ def main() -> None:
     end = time.monotonic() + options.seconds
     bench = Bench(options.device, TINY if options.tiny else Scale(), options.milliseconds)
     gc.freeze()  # what was imported need not be looked at after every row
-    with tempfile.TemporaryDirectory() as room:
+    with tempfile.TemporaryDirectory() as unpacked:
         if options.wheels is not None:
-            add_wheels(options.wheels, Path(room))
+            add_wheels(options.wheels, Path(unpacked))
         rows = [row for section in options.sections for row in SECTIONS[section](bench)]
         points = measure_rows(rows, options, end)
     print(write_table(points))

@@ -1,4 +1,4 @@
-"""How long a piece of work takes, and what it holds beside its results."""
+"""How long a piece of work takes, and what it holds besides its results."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def both_work(attend: Attend, tensors: list[Tensor]) -> Work:
 
 
 def extra_percent(work: Work, tensors: list[Tensor], device: str) -> float:
-    """Most bytes held beside inputs, output and gradients, in percent of those."""
+    """Most bytes held besides inputs, output and gradients, in percent of those."""
     results = sum(tensor.nbytes for tensor in tensors)  # the output is as large as its gradient
     if device == "cpu":
         held = peak_allocation(work)

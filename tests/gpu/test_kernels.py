@@ -228,14 +228,14 @@ def test_packed_sequences(short, variant, features, dtype):
         assert_no_worse(name, *results)
 
 
-def decode_inputs(R, H, K, Q, room, D, dtype, ancestors):
-    shapes = (R, H, Q, D), (R, K, room, D), (R, K, room, D), (R, K, 1, D), (R, K, 1, D)
+def decode_inputs(R, H, K, Q, capacity, D, dtype, ancestors):
+    shapes = (R, H, Q, D), (R, K, capacity, D), (R, K, capacity, D), (R, K, 1, D), (R, K, 1, D)
     q, keys, values, *new = (grid(*shape, seed=seed).to("cuda", dtype) for seed, shape in enumerate(shapes))
-    lengths = torch.full((1,), room - 3, device="cuda")
+    lengths = torch.full((1,), capacity - 3, device="cuda")
     index = None
     if ancestors:
-        index = torch.randint(0, R, (R, room), dtype=torch.int32, device="cuda")
-        index[:, room - 4] = torch.arange(R)  # the newest position is a row's own
+        index = torch.randint(0, R, (R, capacity), dtype=torch.int32, device="cuda")
+        index[:, capacity - 4] = torch.arange(R)  # the newest position is a row's own
     return q, keys, values, lengths, tuple(new), index
 
 
@@ -248,8 +248,8 @@ def decode_inputs(R, H, K, Q, room, D, dtype, ancestors):
 def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
     monkeypatch.setattr(decode, "cached_products_suit", lambda *_: False)  # no kernel of ours is eager torch
     q, keys, values, lengths, new, index = decode_inputs(*sizes, dtype, ancestors)
-    row, room = VARIANTS[variant], keys.shape[2]
-    seen = Visibility(q.shape[2], room, key_lengths=lengths, first=room - q.shape[2])
+    row, capacity = VARIANTS[variant], keys.shape[2]
+    seen = Visibility(q.shape[2], capacity, key_lengths=lengths, first=capacity - q.shape[2])
 
     def plain(dtype):
         held = [tensor.to(dtype, copy=True) for tensor in (keys, values)]
@@ -261,7 +261,7 @@ def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
     ours = decode_attention(q, *held, variant, key_lengths=lengths, new_kv=new, ancestors=index)
     assert_no_worse("out", ours, eager, exact)
     for cache, part in zip(held, new, strict=True):
-        assert torch.equal(cache[:, :, room - 4], part[:, :, 0])
+        assert torch.equal(cache[:, :, capacity - 4], part[:, :, 0])
 
 
 def test_decoding_with_its_norm():
@@ -280,7 +280,7 @@ def test_decoding_with_its_norm():
 @pytest.mark.parametrize("variant", ["rela-g", "rela-i"])
 @pytest.mark.parametrize("length", [20, 60, 128])
 def test_compiled_modules_are_as_exact_as_plain_ones(variant, length):
-    """bf16 results of the compiled module, beside those of the plain one, against float64."""
+    """bf16 results of the compiled module, next to those of the plain one, against float64."""
     torch.manual_seed(1)
     module = RectifiedAttention(128, 2, variant).cuda()
     x = torch.randn(3, length, 128, device="cuda")
@@ -373,10 +373,10 @@ def test_one_length_for_all_rows_of_a_cache(variant):
 def test_variants_without_a_fused_kernel_decode_with_ancestors(variant, sizes):
     """As `test_decoding` has it for the others; a graph of the same step gives the same."""
     q, keys, values, lengths, new, index = decode_inputs(*sizes, torch.bfloat16, True)
-    room, caches = keys.shape[2], [keys.clone(), values.clone()]
+    capacity, caches = keys.shape[2], [keys.clone(), values.clone()]
     for cache, part in zip(caches, new, strict=True):
-        cache[:, :, room - 4] = part[:, :, 0]
-    held = [follow(cache, index)[:, :, : room - 3] for cache in caches]
+        cache[:, :, capacity - 4] = part[:, :, 0]
+    held = [follow(cache, index)[:, :, : capacity - 3] for cache in caches]
     eager = attention(q, *held, variant, backend="reference")
     exact = attention(q.double(), *(cache.double() for cache in held), variant, backend="reference")
 

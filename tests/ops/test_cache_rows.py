@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 NAMES = [
     name for name, row in VARIANTS.items() if "products" in row.implementations and "fused" not in row.implementations
 ]
-# R, H, K, Q, room, D, Dv, then lengths.
+# R, H, K, Q, capacity, D, Dv, then lengths.
 CASES = {
     "one length": ((3, 2, 2, 1, 20, 8, 8), [17]),
     "length a row": ((2, 2, 1, 3, 21, 8, 5), [21, 2]),
@@ -27,22 +27,24 @@ class Step:
     """Queries, what is new, and a cache in float64: slices of a larger one, NaN wherever no row has a position."""
 
     def __init__(self, sizes, lengths, ancestors=False):
-        R, H, K, Q, room, D, Dv = sizes
+        R, H, K, Q, capacity, D, Dv = sizes
         self.lengths, self.ancestors = torch.tensor(lengths), None
         self.q, self.new = grid(R, H, Q, D), (grid(R, K, 1, D, seed=3), grid(R, K, 1, Dv, seed=4))
-        own = torch.arange(R)[:, None].expand(R, room).contiguous()
+        own = torch.arange(R)[:, None].expand(R, capacity).contiguous()
         rows, ends = own, self.lengths.expand(R)
         if ancestors:
-            rows = torch.randint(R, (R, room), generator=torch.Generator().manual_seed(5))
+            rows = torch.randint(R, (R, capacity), generator=torch.Generator().manual_seed(5))
             rows[torch.arange(R), ends - 1] = torch.arange(R)
             self.ancestors = rows.int()
-        held = torch.zeros(R, room, dtype=torch.bool)
-        seen = torch.arange(room) < ends[:, None]
-        held[rows[seen], torch.arange(room).expand(R, room)[seen]] = True
+        held = torch.zeros(R, capacity, dtype=torch.bool)
+        seen = torch.arange(capacity) < ends[:, None]
+        held[rows[seen], torch.arange(capacity).expand(R, capacity)[seen]] = True
         self.caches = []
         for seed, size in enumerate((D, Dv), start=1):
-            cache = torch.full((R, K, room + 3, size + 2), torch.nan, dtype=torch.float64)[:, :, :room, :size]
-            self.caches.append(cache.copy_(grid(R, K, room, size, seed=seed).where(held[:, None, :, None], torch.nan)))
+            cache = torch.full((R, K, capacity + 3, size + 2), torch.nan, dtype=torch.float64)[:, :, :capacity, :size]
+            self.caches.append(
+                cache.copy_(grid(R, K, capacity, size, seed=seed).where(held[:, None, :, None], torch.nan))
+            )
 
     def copies(self, dtype):
         """The caches with their strides."""
@@ -96,7 +98,7 @@ def _nothing_is_copied(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", NAMES)
 def test_kernels_match_the_reference(variant, dtype, case):
-    """New keys are written, and NaN in unwritten room reaches nothing."""
+    """New keys are written, and NaN in unwritten positions reaches nothing."""
     step, left = Step(*CASES[case], ancestors="ancestors" in case), 6 if "window" in case else None
     out, *held = step.run(variant, dtype, **({} if left is None else {"window_size": left}))
     caches = step.written()
@@ -123,7 +125,7 @@ def test_values_that_weigh_nothing_are_not_read(variant):
     step = Step((1, 2, 2, 1, 150, 8, 5), [150])
     step.caches[0][:, :, 20:] = -step.q.sign()
     (row,) = step.rows(step.caches, torch.float64)
-    nothing = reference_weights(*row[:2], call_of(*row, variant))[:, :, 0] == 0  # [R, H, room]
+    nothing = reference_weights(*row[:2], call_of(*row, variant))[:, :, 0] == 0  # [R, H, capacity]
     assert nothing[:, :, 64:].all()
     expected = step.reference(variant, step.caches, torch.float64)
     step.caches[1][nothing] = torch.nan

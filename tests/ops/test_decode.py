@@ -16,7 +16,7 @@ from rectiformer.ops.norm import OutputNorm, plain_rms_norm
 from rectiformer.ops.reference import reference_attention
 
 KINDS = ["rela", "reluformer", "relu-seqlen", "relu2", "softmax"]
-# R, H, K, Q, room, D, Dv: all heads in one program, one head a program, groups of queries.
+# R, H, K, Q, capacity, D, Dv: all heads in one program, one head per program, groups of queries.
 SHAPES = {
     "together": (2, 2, 2, 1, 21, 8, 5),
     "long": (1, 2, 2, 1, 150, 8, 5),
@@ -37,14 +37,18 @@ kernels_run = pytest.mark.usefixtures("interpreter")
 
 
 class Step:
-    """Queries, a cache and what is new, in float64; room beyond the lengths holds NaN."""
+    """Queries, a cache and what is new, in float64; positions beyond the lengths hold NaN."""
 
-    def __init__(self, R, H, K, Q, room, D, Dv, lengths=None):
-        self.q, self.keys, self.values = grid(R, H, Q, D), grid(R, K, room, D, seed=1), grid(R, K, room, Dv, seed=2)
+    def __init__(self, R, H, K, Q, capacity, D, Dv, lengths=None):
+        self.q, self.keys, self.values = (
+            grid(R, H, Q, D),
+            grid(R, K, capacity, D, seed=1),
+            grid(R, K, capacity, Dv, seed=2),
+        )
         self.new = grid(R, K, 1, D, seed=3), grid(R, K, 1, Dv, seed=4)
-        self.lengths = torch.tensor(lengths or ([room - 3] if R == 1 else [room, 1]))
+        self.lengths = torch.tensor(lengths or ([capacity - 3] if R == 1 else [capacity, 1]))
         for held in (self.keys, self.values):
-            held.masked_fill_((torch.arange(room) >= self.lengths.expand(R)[:, None])[:, None, :, None], torch.nan)
+            held.masked_fill_((torch.arange(capacity) >= self.lengths.expand(R)[:, None])[:, None, :, None], torch.nan)
 
     def run(self, variant, dtype=torch.float32, append=True, **arguments):
         """The output, keys and values afterwards."""
@@ -83,7 +87,7 @@ def assert_close_to_reference(step, variant, ours, keys, values, **arguments):
 @kernels_run
 @pytest.mark.parametrize(("variant", "shape", "splits"), SPLITS)
 def test_kernels_match_the_reference(variant, shape, splits):
-    """New keys are written, and NaN in unwritten room reaches nothing."""
+    """New keys are written, and NaN in unwritten positions reaches nothing."""
     step = Step(*SHAPES[shape])
     keys, values = step.written()
     out, held_keys, held_values = step.run(variant, splits=splits)
@@ -158,8 +162,8 @@ def test_inputs_may_lie_in_any_order_and_scales_be_negative(shape, variant):
 def test_ancestors_stand_for_a_cache_that_was_moved(variant, shape):
     """Bit for bit, and in the cache only the new position changes."""
     step = Step(*SHAPES[shape], lengths=[17])
-    rows, room = len(step.keys), step.keys.shape[2]
-    ancestors = torch.randint(rows, (rows, room), dtype=torch.int32)
+    rows, capacity = len(step.keys), step.keys.shape[2]
+    ancestors = torch.randint(rows, (rows, capacity), dtype=torch.int32)
     expected = Step(*SHAPES[shape], lengths=[17])
     expected.keys, expected.values = follow(step.keys, ancestors), follow(step.values, ancestors)
     out, keys, _ = step.run(variant, ancestors=ancestors)
@@ -179,7 +183,7 @@ def test_leaving_out_values_that_weigh_nothing_changes_no_bit(variant, shape):
 def test_values_that_weigh_nothing_are_not_read():
     """NaN times 0 would show."""
     step = Step(*SHAPES["long"])
-    below = (step.q @ step.keys.mT <= 0)[:, :, 0]  # [R, H, room]
+    below = (step.q @ step.keys.mT <= 0)[:, :, 0]  # [R, H, capacity]
     step.values[below] = torch.nan
     out, *_ = step.run("rela", append=False, skip=True)
     assert below.any()
@@ -268,8 +272,8 @@ def test_shapes_decide_how_the_keys_are_shared():
     pytest.importorskip("triton")
     from rectiformer.ops.gpu.decode import count_splits, holds_all_heads
 
-    def shape(R, H, room, D=64):
-        return torch.empty(R, H, 1, D, device="meta"), torch.empty(R, H, room, D, device="meta")
+    def shape(R, H, capacity, D=64):
+        return torch.empty(R, H, 1, D, device="meta"), torch.empty(R, H, capacity, D, device="meta")
 
     for sizes, whole in [((512, 8, 32), True), ((512, 8, 256), False), ((1, 32, 32), False), ((1, 5, 128, 100), True)]:
         q, keys = shape(*sizes)

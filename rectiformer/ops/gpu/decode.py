@@ -122,27 +122,11 @@ def fused_decoding(
     skip = (keys.shape[2] > SHORT_CACHE if skip is None else skip) and call.variant.rectified
     gain, gate, epsilon = (norm.gain, norm.gate, norm.epsilon) if norm is not None and together else (None, None, 0.0)
     new_key, new_value = new or (None, None)
+    seen = call.visibility
     out = decode(
-        q,
-        keys,
-        values,
-        new_key,
-        new_value,
-        call.visibility.key_lengths,
-        None if ancestors is None else ancestors.contiguous(),
-        head_factors,
-        gain,
-        gate,
-        call.variant.power,
-        call.scale,
-        exponent,
-        factor,
-        epsilon,
-        call.visibility.left,
-        splits,
-        skip,
-        together,
-    )
+        q, keys, values, new_key, new_value, seen.key_lengths, ancestors, head_factors, gain, gate,
+        call.variant.power, call.scale, exponent, factor, epsilon, seen.left, splits, skip, together,
+    )  # fmt: skip
     return out if norm is None or together else norm_heads(out, norm)
 
 
@@ -204,24 +188,13 @@ def launch_decode(call: DecodeCall, parts: Tensor, sums: Tensor) -> None:
     ancestor_step = 0 if call.ancestors is None or len(ancestors) == 1 else ancestors.stride(0)
     kernel = decode_heads_kernel if queries_per_key_head(q, keys) == 1 else decode_groups_kernel
     kernel[(R, 1 if call.all_heads else K, call.splits)](
-        *strided,
-        sums[0],
-        sums[1],
-        lengths,
-        ancestors,
-        *tables,
-        *strides,
-        *(length_step, ancestor_step, parts.stride(0), R, H, K, Q, capacity, D, Dv, call.window_left),
-        *(call.scale * math.log2(math.e), gain, call.row_exponent, call.norm_epsilon),
-        POWER=call.power,
-        ROW_SCALE=row_scale_flag(call.row_exponent),
-        PER_HEAD=call.head_factors is not None,
-        APPEND=call.new_key is not None,
-        INDEXED=call.ancestors is not None,
-        PARTIAL=call.splits > 1,
-        SKIP_ZEROS=call.skip_zeros,
-        **decode_config(call),
-    )
+        *strided, sums[0], sums[1], lengths, ancestors, *tables, *strides, length_step, ancestor_step,
+        parts.stride(0), R, H, K, Q, capacity, D, Dv, call.window_left,
+        call.scale * math.log2(math.e), gain, call.row_exponent, call.norm_epsilon,
+        POWER=call.power, ROW_SCALE=row_scale_flag(call.row_exponent), PER_HEAD=call.head_factors is not None,
+        APPEND=call.new_key is not None, INDEXED=call.ancestors is not None, PARTIAL=call.splits > 1,
+        SKIP_ZEROS=call.skip_zeros, **decode_config(call),
+    )  # fmt: skip
 
 
 def decode_config(call: DecodeCall) -> dict[str, int]:

@@ -286,23 +286,11 @@ def launch(
     more = {"GROUP": call.q.shape[1] // call.k.shape[1]} if name == "keys" else {}
     with torch.cuda.device_of(call.q):  # Triton launches on the current device
         kernel[tile_grid(call, length, size, owner.shape[1])](
-            *sources,
-            *read,
-            *written,
-            *(pointer(tensor, call.q) for tensor in tables),
-            *mask_args_of(call),
-            *(tensor.stride() for tensor in (*read, *written)),
-            (call.window_left, call.window_right),
-            *shape_args(call),
-            call.scale,
-            *gains,
-            call.row_exponent,
-            call.dropout_threshold,
-            **long_flags(call, tiling),
-            **more,
-            STATS=rows is not None,
-            TMA=tma,
-        )
+            *sources, *read, *written, *(pointer(tensor, call.q) for tensor in tables), *mask_args_of(call),
+            *(tensor.stride() for tensor in (*read, *written)), (call.window_left, call.window_right),
+            *shape_args(call), call.scale, *gains, call.row_exponent, call.dropout_threshold,
+            **long_flags(call, tiling), **more, STATS=rows is not None, TMA=tma,
+        )  # fmt: skip
 
 
 def tile_grid(call: KernelCall, length: int, size: int, heads: int) -> tuple[int, int]:

@@ -133,18 +133,9 @@ def launch(
     with torch.cuda.device_of(q):  # Triton launches on the current device
         for config in launch_configs(call, backward):
             kernel[(call.sequences * heads,)](
-                *strided,
-                *addressed,
-                *pointers,
-                *strides,
-                *sizes,
-                call.window_left,
-                call.window_right,
-                *numbers,
-                **flags,
-                **config,
-                num_stages=2,
-            )
+                *strided, *addressed, *pointers, *strides, *sizes, call.window_left, call.window_right, *numbers,
+                **flags, **config, num_stages=2,
+            )  # fmt: skip
 
 
 @operator(f"short({ARGUMENTS}) -> Tensor")

@@ -235,7 +235,7 @@ def cached_products(
     return cache_mix(weights, values, lengths, ancestors, left, count_splits(q, keys), q.dtype)
 
 
-@torch.library.custom_op("rectiformer::cache_scores", mutates_args=())
+@operator("cache_scores(Tensor q, Tensor keys, Tensor lengths, Tensor? ancestors, SymInt window_left) -> Tensor")
 def cache_scores(q: Tensor, keys: Tensor, lengths: Tensor, ancestors: Tensor | None, window_left: int) -> Tensor:
     """Products [R, H, Q, capacity] of queries and keys, unscaled; anything where a query sees no key."""
     (R, H, Q, D), (_, K, capacity, _) = q.shape, keys.shape
@@ -250,7 +250,10 @@ def cache_scores(q: Tensor, keys: Tensor, lengths: Tensor, ancestors: Tensor | N
     return scores
 
 
-@torch.library.custom_op("rectiformer::cache_mix", mutates_args=())
+@operator(
+    "cache_mix(Tensor weights, Tensor values, Tensor lengths, Tensor? ancestors, SymInt window_left, SymInt splits, "
+    "ScalarType dtype) -> Tensor"
+)
 def cache_mix(
     weights: Tensor,
     values: Tensor,
@@ -278,12 +281,12 @@ def block_positions(head_dim: int, capacity: int) -> int:
     return min(CACHE_POSITIONS, TILE // block_size(head_dim), block_size(capacity))
 
 
-@cache_scores.register_fake
+@torch.library.register_fake("rectiformer::cache_scores")
 def _(q: Tensor, keys: Tensor, *_: object) -> Tensor:
     return q.new_empty(*q.shape[:3], keys.shape[2], dtype=torch.float32)
 
 
-@cache_mix.register_fake
+@torch.library.register_fake("rectiformer::cache_mix")
 def _(
     weights: Tensor, values: Tensor, lengths: Tensor, ancestors: Tensor | None, window_left: int, splits: int,
     dtype: torch.dtype,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.autograd import recall, remember
+from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.gpu.common import power_of_two
 from rectiformer.ops.norm import plain_rms_norm
 
@@ -24,7 +24,7 @@ BACKWARD_PROGRAMS = 1056
 sums."""
 
 
-@torch.library.custom_op("rectiformer::rms_norm", mutates_args=())
+@operator("rms_norm(Tensor z, Tensor gain, Tensor? gate, float epsilon) -> Tensor")
 def fused_rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float) -> Tensor:
     """`plain_rms_norm` in one kernel, as `rms_norm_suits` says."""
     z, width = z.contiguous(), z.shape[-1]
@@ -38,7 +38,7 @@ def fused_rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float)
     return out
 
 
-@torch.library.custom_op("rectiformer::rms_norm_backward", mutates_args=())
+@operator("rms_norm_backward(Tensor d_out, Tensor z, Tensor gain, Tensor? gate, float epsilon) -> (Tensor, Tensor)")
 def fused_rms_norm_backward(
     d_out: Tensor, z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
@@ -84,12 +84,12 @@ def vector_pointers(gain: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
     return gain, gain if gate is None else gate.contiguous()
 
 
-@fused_rms_norm.register_fake
+@torch.library.register_fake("rectiformer::rms_norm")
 def _(z: Tensor, *_: object) -> Tensor:
     return z.new_empty(z.shape)
 
 
-@fused_rms_norm_backward.register_fake
+@torch.library.register_fake("rectiformer::rms_norm_backward")
 def _(d_out: Tensor, z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     return z.new_empty(z.shape), z.new_empty(1 if gate is None else 2, z.shape[-1], dtype=torch.float32)
 
@@ -114,11 +114,11 @@ def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, 
     return *second, *[None] * (5 - len(second))
 
 
-fused_rms_norm.register_autograd(_differentiate, setup_context=remember)
-fused_rms_norm_backward.register_autograd(_differentiate_twice, setup_context=remember)
+register_derivative(fused_rms_norm, _differentiate)
+register_derivative(fused_rms_norm_backward, _differentiate_twice)
 
 
-@torch.library.custom_op("rectiformer::add_norm", mutates_args=())
+@operator("add_norm(Tensor x, Tensor added, Tensor weight, Tensor bias, float epsilon) -> Tensor")
 def fused_add_norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """`add_norm` in one kernel, as `add_norm_suits` says."""
     x, added, width = x.contiguous(), added.contiguous(), x.shape[-1]
@@ -132,7 +132,7 @@ def fused_add_norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, epsil
     return out
 
 
-@fused_add_norm.register_fake
+@torch.library.register_fake("rectiformer::add_norm")
 def _(x: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape)
 

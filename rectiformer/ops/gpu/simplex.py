@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.autograd import recall, remember
+from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.call import UNBOUNDED, AttentionCall
 from rectiformer.ops.gpu import SIMPLEX_POWERS
 from rectiformer.ops.gpu.common import block_size, pointer
@@ -37,7 +37,10 @@ def simplex_weights(products: Tensor, call: AttentionCall) -> Tensor:
     return simplex(shown, None, 1.0, power, 0, UNBOUNDED, UNBOUNDED).to(products.dtype)
 
 
-@torch.library.custom_op("rectiformer::simplex", mutates_args=())
+@operator(
+    "simplex(Tensor scores, Tensor? key_lengths, float scale, int power, SymInt first_position, SymInt window_left, "
+    "SymInt window_right) -> Tensor"
+)
 def simplex(
     scores: Tensor,
     key_lengths: Tensor | None,
@@ -63,7 +66,7 @@ def simplex(
     return weights
 
 
-@torch.library.custom_op("rectiformer::simplex_backward", mutates_args=())
+@operator("simplex_backward(Tensor d_weights, Tensor weights, float scale, int power) -> Tensor")
 def simplex_backward(d_weights: Tensor, weights: Tensor, scale: float, power: int) -> Tensor:
     """The gradient for the scores."""
     d_weights, weights = d_weights.contiguous(), weights.contiguous()
@@ -93,12 +96,12 @@ def plain_backward(d_weights: Tensor, weights: Tensor, scale: float, power: int)
     return scale * slope * (d_weights - mean)
 
 
-@simplex.register_fake
+@torch.library.register_fake("rectiformer::simplex")
 def _(scores: Tensor, *_: object) -> Tensor:
     return scores.new_empty(scores.shape)
 
 
-@simplex_backward.register_fake
+@torch.library.register_fake("rectiformer::simplex_backward")
 def _(d_weights: Tensor, weights: Tensor, *_: object) -> Tensor:
     return weights.new_empty(weights.shape)
 
@@ -123,8 +126,8 @@ def _differentiate_twice(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ..
     return *found, None, None
 
 
-simplex.register_autograd(_differentiate, setup_context=_keep_weights)
-simplex_backward.register_autograd(_differentiate_twice, setup_context=remember)
+register_derivative(simplex, _differentiate, _keep_weights)
+register_derivative(simplex_backward, _differentiate_twice)
 
 
 @triton.jit

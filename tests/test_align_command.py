@@ -1,4 +1,4 @@
-"""`rectiformer align` with two directions, formats and intervals, and the benchmark that sets it beside eflomal."""
+"""`rectiformer align` with two directions, formats and intervals, and the benchmark that compares it with eflomal."""
 
 import json
 import os
@@ -79,8 +79,8 @@ def test_two_directions_become_one(world, directions, rectiformer, how):
 def test_a_reverse_run_reads_pairs_the_other_way_and_its_links_are_turned_back(world, directions):
     """By hand: pairs exchanged before, links after."""
     reverse = Translator.from_run(world.folder / "en-de")
-    turned = align_direction(reverse, [(target, source) for source, target in world.pairs]).links
-    assert directions[1] == [{(i, j) for j, i in links} for links in turned]
+    backward = align_direction(reverse, [(target, source) for source, target in world.pairs]).links
+    assert directions[1] == [{(i, j) for j, i in links} for links in backward]
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -45,9 +45,9 @@ def world(tmp_path_factory):
 def analyze(world, rectiformer):
     """Calls `analyze` with runs by name."""
 
-    def run(name, *arguments, files="test", documents="marker", beside=None):
+    def run(name, *arguments, files="test", documents="marker", other=None):
         given = [world / name, "--source", world / f"{files}.de", "--target", world / f"{files}.en"]
-        given += ["--compare", world / beside] if beside else []
+        given += ["--compare", world / other] if other else []
         return rectiformer("analyze", *given, "--documents", documents, *arguments)
 
     return run
@@ -65,7 +65,7 @@ def own_notes(said):
 
 def test_two_runs_of_documents_show_the_same_segments(world, analyze, tmp_path):
     outputs = ["--record", tmp_path / "seen.json", "--report", tmp_path / "page.html", "--out", tmp_path / "f.json"]
-    found = analyze("rela", *outputs, "--examples", 3, beside="softmax")
+    found = analyze("rela", *outputs, "--examples", 3, other="softmax")
     assert found.code == 0
     assert own_notes(found.err) == []
     records = [read_record(tmp_path / name) for name in ("seen.json", "seen-2.json")]
@@ -100,7 +100,7 @@ def test_the_table_says_where_cross_attention_goes(world, analyze, tmp_path):
 
 
 def test_a_run_of_sentences_reads_each_by_itself_and_that_is_said(world, analyze, tmp_path):
-    found = analyze("rela", "--record", tmp_path / "seen.json", "--json", beside="sentences")
+    found = analyze("rela", "--record", tmp_path / "seen.json", "--json", other="sentences")
     sentences = list(chain.from_iterable(documents_of(world)))
     data = [json.loads(line)["data"] for line in found.out.splitlines()]
     assert data[0]["segments"] < data[1]["segments"] == data[1]["sentences"] == len(sentences)
@@ -113,7 +113,7 @@ def test_a_run_of_sentences_reads_each_by_itself_and_that_is_said(world, analyze
 
 
 def test_runs_of_other_segments_are_compared_on_the_smaller_ones(analyze):
-    found = analyze("longer", "--json", beside="rela")
+    found = analyze("longer", "--json", other="rela")
     alone = json.loads(analyze("longer", "--json").out)
     assert own_notes(found.err)[0] == (
         "the runs were trained on segments of 64 and 32 subwords; to be compared, both read those of 32"

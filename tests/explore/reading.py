@@ -16,7 +16,7 @@ def edges_of(weights, heads=None):
     return sorted((int(h), int(m), int(n), float(w)) for h, m, n, w in found if heads is None or h in heads)
 
 
-def settle(page, act):
+def act_and_wait(page, act):
     """Do something and wait until the page was drawn anew."""
     before = page.evaluate("document.body.dataset.ready")
     act()

@@ -3,7 +3,7 @@
 import time
 
 import numpy as np
-from explore.reading import drawn_edges, settle
+from explore.reading import act_and_wait, drawn_edges
 
 from rectiformer.analyze.html_report import BUDGET, write_report
 from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, PieceSpan, Side, SiteRecord
@@ -86,9 +86,9 @@ def test_a_document_of_8192_tokens_and_48_heads_opens_in_three_seconds(visit, tm
     query = np.repeat(np.arange(site.queries), np.diff(site.row_starts[: site.queries + 1])).astype(int)
     dots = (query * rows // 8192) * columns + site.columns[:end].astype(int) * columns // 8192
     assert int(canvas.get_attribute("data-dots")) == len(np.unique(dots))
-    settle(page, lambda: canvas.click(position={"x": 100, "y": 100}))
+    act_and_wait(page, lambda: canvas.click(position={"x": 100, "y": 100}))
     first = int(page.locator(".bipartite").get_attribute("data-first"))
     assert first > 2000
     assert drawn_places(page) == window_of(site, first)
-    settle(page, lambda: page.keyboard.press("2"))
+    act_and_wait(page, lambda: page.keyboard.press("2"))
     assert page.locator(".onoff .cell").count() == 48

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from explore.reading import EDGES, SITES, drawn_edges, edges_of, settle, words_of_pieces
+from explore.reading import EDGES, SITES, act_and_wait, drawn_edges, edges_of, words_of_pieces
 
 from rectiformer.measure.words import merge_weights
 
@@ -42,9 +42,9 @@ def test_layers_and_heads_are_counted_from_1_in_words_and_address(show, made_up)
     assert page.locator("[data-head-switch]").all_inner_texts() == ["1", "2", "3"]
     assert page.get_by_role("heading", name="layer 2", exact=False).count() == 1
     assert page.locator(".head-details b").all_inner_texts() == ["head 1 "]
-    settle(page, page.locator("[data-head-switch='2']").click)
+    act_and_wait(page, page.locator("[data-head-switch='2']").click)
     assert page.evaluate("location.hash") == "#layer=2&heads=1%2C3&unit=piece"
-    settle(page, lambda: page.keyboard.press("2"))
+    act_and_wait(page, lambda: page.keyboard.press("2"))
     labels = [*(f"head {head}" for head in (1, 2, 3)), *(f"layer {layer}" for layer in (1, 2))]
     assert page.locator(".onoff").first.locator("text.heading").all_text_contents() == labels
 
@@ -52,11 +52,11 @@ def test_layers_and_heads_are_counted_from_1_in_words_and_address(show, made_up)
 def test_toggling_a_head_takes_exactly_its_edges_away(show, made_up):
     page = show([made_up], at="layer=2&unit=piece")
     weights = made_up.examples[0].site("cross", 1).dense()
-    settle(page, page.locator("[data-head-switch='1']").click)
+    act_and_wait(page, page.locator("[data-head-switch='1']").click)
     assert drawn_edges(page) == edges_of(weights, heads={0, 2})
-    settle(page, page.locator("[data-head-switch='1']").click)
+    act_and_wait(page, page.locator("[data-head-switch='1']").click)
     assert drawn_edges(page) == edges_of(weights)
-    settle(page, lambda: page.locator("[data-head-switch='2']").click(modifiers=["Shift"]))
+    act_and_wait(page, lambda: page.locator("[data-head-switch='2']").click(modifiers=["Shift"]))
     assert drawn_edges(page) == edges_of(weights, heads={2})
 
 
@@ -116,7 +116,7 @@ def test_pointing_at_a_row_shows_raw_weights_and_sums(show, made_up):
 
 def test_filter_leaves_rows_where_every_head_is_null(show, made_up):
     page = show([made_up], at="layer=2&unit=piece")
-    settle(page, lambda: page.get_by_label("Rows").select_option("every-null"))
+    act_and_wait(page, lambda: page.get_by_label("Rows").select_option("every-null"))
     null = made_up.examples[0].site("cross", 1).null.reshape(3, -1).all(0)
     assert page.locator(".rows .unit").count() == null.sum() > 0
     assert drawn_edges(page) == []
@@ -136,7 +136,7 @@ def test_colors_follow_the_system_and_the_switch(show, made_up, scheme):
     page = show([made_up], color_scheme=scheme)
     brightness = "() => getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     assert (page.evaluate(brightness) < 100) == (scheme == "dark")
-    settle(page, page.locator("#theme").click)
+    act_and_wait(page, page.locator("#theme").click)
     assert (page.evaluate(brightness) < 100) == (scheme == "light")
 
 
@@ -145,17 +145,17 @@ def test_keys_move_rows_heads_layers_and_examples(show, made_up):
     press = page.keyboard.press
     press("ArrowDown")
     assert page.locator(".details [data-row]").get_attribute("data-row") == "1"
-    settle(page, lambda: press("ArrowRight"))
+    act_and_wait(page, lambda: press("ArrowRight"))
     assert {edge[0] for edge in drawn_edges(page)} == {0}
-    settle(page, lambda: press("ArrowLeft"))
-    settle(page, lambda: press("["))
+    act_and_wait(page, lambda: press("ArrowLeft"))
+    act_and_wait(page, lambda: press("["))
     assert drawn_edges(page) == edges_of(made_up.examples[0].site("cross", 0).dense(), heads={2})
-    settle(page, lambda: press("n"))
-    settle(page, lambda: press("a"))
+    act_and_wait(page, lambda: press("n"))
+    act_and_wait(page, lambda: press("a"))
     assert drawn_edges(page) == edges_of(made_up.examples[1].site("cross", 0).dense())
-    settle(page, lambda: press("w"))
+    act_and_wait(page, lambda: press("w"))
     assert page.get_by_role("button", name="words").get_attribute("aria-pressed") == "true"
-    settle(page, lambda: press("2"))
+    act_and_wait(page, lambda: press("2"))
     assert page.locator(".onoff").count() == 3
 
 
@@ -170,7 +170,7 @@ def test_help_opens_and_closes_by_keys(show, made_up):
 def test_a_switch_keeps_the_focus_when_the_page_is_drawn_anew(show, made_up):
     page = show([made_up], at="layer=2")
     page.locator("[data-head-switch='1']").focus()
-    settle(page, lambda: page.keyboard.press("Enter"))
+    act_and_wait(page, lambda: page.keyboard.press("Enter"))
     assert page.evaluate("document.activeElement.dataset.headSwitch") == "1"
 
 

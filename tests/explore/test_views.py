@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from explore.reading import SITES, drawn_edges, edges_of, make_findings, settle, words_of_pieces
+from explore.reading import SITES, act_and_wait, drawn_edges, edges_of, make_findings, words_of_pieces
 
 from rectiformer.analyze.html_report import write_report
 from rectiformer.measure.alignment import alignment_error, count_links, links_from_steps, rows_for, strongest
@@ -13,7 +13,7 @@ from rectiformer.measure.words import merge_links
 def test_map_shows_shares_and_marks_dead_and_always_on_heads(show, made_up, scope):
     page = show([made_up], at="view=heads")
     if scope != "this example":
-        settle(page, page.get_by_role("button", name=scope).click)
+        act_and_wait(page, page.get_by_role("button", name=scope).click)
     examples = made_up.examples if scope != "this example" else made_up.examples[:1]
     for kind in SITES:
         for layer in (0, 1):
@@ -31,7 +31,7 @@ def test_map_shows_shares_and_marks_dead_and_always_on_heads(show, made_up, scop
 
 def test_choosing_a_cell_of_the_map_opens_its_head(show, made_up):
     page = show([made_up], at="view=heads&unit=piece")
-    settle(page, page.locator("[data-kind=encoder] [data-layer='1'][data-head='2']").click)
+    act_and_wait(page, page.locator("[data-kind=encoder] [data-layer='1'][data-head='2']").click)
     assert drawn_edges(page) == edges_of(made_up.examples[0].site("encoder", 1).dense(), heads={2})
 
 
@@ -45,9 +45,9 @@ def predicted_links(example, layer, head, induction):
 
 
 def choose_aligner(page, layer, head, induction):
-    settle(page, page.get_by_role("group", name="Induction").get_by_role("button", name=induction).click)
-    settle(page, page.get_by_role("group", name="Layer").get_by_role("button", name=str(layer + 1)).click)
-    settle(page, lambda: page.get_by_label("Links from").select_option(str(head)))
+    act_and_wait(page, page.get_by_role("group", name="Induction").get_by_role("button", name=induction).click)
+    act_and_wait(page, page.get_by_role("group", name="Layer").get_by_role("button", name=str(layer + 1)).click)
+    act_and_wait(page, lambda: page.get_by_label("Links from").select_option(str(head)))
 
 
 @pytest.mark.parametrize(

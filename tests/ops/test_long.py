@@ -164,8 +164,8 @@ def test_neighbors_in_a_pack_may_hold_anything():
 def test_layouts_do_not_matter():
     q, k, v, _ = (tensor.float() for tensor in grid_inputs(2, 2, 2, 40, 50, 16, 8))
     expected = attention(q, k, v, causal=True, backend="fused")
-    turned = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
-    assert torch.equal(attention(*turned, causal=True, backend="fused"), expected)
+    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
+    assert torch.equal(attention(*strided, causal=True, backend="fused"), expected)
     spread = [torch.stack([tensor, tensor], -1)[..., 0] for tensor in (q, k, v)]  # columns two apart
     assert torch.equal(attention(*spread, causal=True, backend="fused"), expected)
     assert expected.transpose(1, 2).is_contiguous()

@@ -135,11 +135,11 @@ def test_a_pipe_is_spooled_once_and_read_often(tmp_path):
 
 
 def test_input_without_end_is_refused_at_half_of_the_disk(small_disk):
-    heard = []
+    warned = []
     with pytest.raises(
         NoSpaceError, match=r"/dev/zero has more than [0-9,]+ bytes, half of what the disk of"
     ) as caught:
-        spool("/dev/zero", small_disk, lambda: heard.append(1))
+        spool("/dev/zero", small_disk, lambda: warned.append(1))
     assert 2**21 <= int(re.search("more than ([0-9,]+)", str(caught.value))[1].replace(",", "")) < 2**22
-    assert len(heard) > 1
+    assert len(warned) > 1
     assert list(small_disk.iterdir()) == []

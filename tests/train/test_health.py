@@ -152,7 +152,7 @@ class Witness(Silent):
 
 
 def test_training_logs_health_and_warns_of_a_death(prepared, tmp_path):
-    """The attention to the source of layer 1 is born dead, so that it gets no gradient and stays so."""
+    """The cross-attention of layer 1 starts dead, so that it gets no gradient and stays so."""
     witness = Witness()
     with StopRequest() as stop:
         run = create_run(tmp_path / "run", CONFIG, prepared.source, prepared.target, prepared.hash)

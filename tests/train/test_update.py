@@ -18,7 +18,7 @@ from rectiformer.train.update import Updater, micro_seed
 SYMBOLS = Symbols(source_pad=0, source_end=1, target_pad=0, target_start=2, target_end=1)
 WORDS = 19
 CPU = torch.device("cpu")
-STILL = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0}
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0}
 
 
 class Corpus:
@@ -50,7 +50,7 @@ def exact():
     torch.set_default_dtype(torch.float32)
 
 
-def build(model_settings=STILL, **settings):
+def build(model_settings=NO_DROPOUT, **settings):
     """An updater whose Adam divides by at least 0.01, so that gradients of rounding size stay small."""
     training = {
         "schedule": "constant",
@@ -99,7 +99,7 @@ def loss_by_hand(model, one, mean):
 @pytest.mark.parametrize("mean", ["token", "sentence"])
 @pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer"])
 def test_updates_are_the_formulas(variant, mean):
-    updater = build({**STILL, "variant": variant}, label_smoothing_over="all", loss_mean=mean)
+    updater = build({**NO_DROPOUT, "variant": variant}, label_smoothing_over="all", loss_mean=mean)
     model = copy.deepcopy(updater.model)
     first, second = (torch.zeros_like(weights(updater), dtype=torch.float64) for _ in range(2))
     for step in (1, 2, 3):
@@ -226,7 +226,7 @@ def penalty_gradient(updater, one, settings):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("penalized", [{"mass_penalty": 0.5}, {"entropy_penalty": 2.0}], ids=str)
 def test_penalties_add_their_gradient(penalized):
-    model, full = {**STILL, "variant": "reluformer"}, batch((8, 8), (8, 8))
+    model, full = {**NO_DROPOUT, "variant": "reluformer"}, batch((8, 8), (8, 8))
     extra = penalty_gradient(build(model), full, TrainingConfig(**penalized))
     assert extra.norm() > 1e-3
     updater = build(model, **penalized)
@@ -237,7 +237,7 @@ def test_penalties_add_their_gradient(penalized):
 
 @pytest.mark.usefixtures("exact")
 def test_penalties_fall_with_their_warmdown():
-    model, full = {**STILL, "variant": "reluformer"}, batch((8, 8), (8, 8))
+    model, full = {**NO_DROPOUT, "variant": "reluformer"}, batch((8, 8), (8, 8))
     extra = penalty_gradient(build(model), full, TrainingConfig(mass_penalty=0.5))
     plain, settings = gradient(build(model), full), {"mass_penalty": 0.5, "steps": 8, "penalty_warmdown": 0.5}
     for step, strength in [(1, 1.0), (2, 0.75), (5, 0.0)]:
@@ -246,7 +246,7 @@ def test_penalties_fall_with_their_warmdown():
 
 @pytest.mark.usefixtures("exact")
 def test_the_balance_of_experts_adds_its_gradient():
-    model = {**STILL, "memory": "sigma-moe"}
+    model = {**NO_DROPOUT, "memory": "sigma-moe"}
     other = build(model)
     other.model(FIRST.source, FIRST.source_lengths, FIRST.target_input)
     balance = sum(memory.balance() for memory in other.model.memories())

@@ -68,8 +68,8 @@ def test_a_file_of_hostile_lines_gives_a_translation_each(translator, tmp_path, 
     path = tmp_path / "lines.txt"
     raw = [b"\xef\xbb\xbfdas Haus", b"", b"caf\xe9", b"a\xe2\x80\xa8b\rc\xc2\x85d", b"a\0b", b"\r", b"der Hund"]
     path.write_bytes(b"\n".join(raw))  # no line feed at the end
-    heard = []
-    found = list(translate_stream(translator, read_lines(str(path), bad_utf8), warn=heard.append))
+    warned = []
+    found = list(translate_stream(translator, read_lines(str(path), bad_utf8), warn=warned.append))
     assert [each.line for each in found] == list(range(1, 8))
     assert found[0].source == "das Haus"
     assert found[3].source == "a\u2028b\rc\x85d"
@@ -77,7 +77,7 @@ def test_a_file_of_hostile_lines_gives_a_translation_each(translator, tmp_path, 
         [1, 2, 5] if bad_utf8 == "skip" else [1, 5]
     )
     note = "not UTF-8, so its translation is empty"
-    assert heard == ([f"line 3: {note}"] if bad_utf8 == "skip" else [])
+    assert warned == ([f"line 3: {note}"] if bad_utf8 == "skip" else [])
     assert found[2].warnings[:1] == [note] if bad_utf8 == "skip" else found[2].source == "caf\ufffd"
 
 
@@ -134,8 +134,8 @@ def test_records_have_alignments_and_heads_only_if_asked(translator):
 
 
 def test_a_record_of_a_split_line_says_why_it_has_no_alignment(translator):
-    heard = []
-    translations = translator.translate(["das Haus", "Haus " * 99, "der"], QUICK, warn=heard.append)
+    warned = []
+    translations = translator.translate(["das Haus", "Haus " * 99, "der"], QUICK, warn=warned.append)
     records = list(to_records(translator, translations, align=(0, "average", "shifted")))
     assert ["alignment" in record for record in records] == [True, False, True]
     assert records[1]["warnings"][-1] == "no alignment: a side has more than 60 subwords"

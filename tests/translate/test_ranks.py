@@ -237,15 +237,15 @@ def test_a_rank_that_comes_late_finds_nothing_to_do(tmp_path):
 
 
 def test_other_input_or_options_start_anew(tmp_path):
-    heard = []
+    warned = []
     folder, chunks = listed(tmp_path, 2, [])
-    open_job(tmp_path, "one", heard.append)
+    open_job(tmp_path, "one", warned.append)
     list(do_chunks(folder, chunks))
-    open_job(tmp_path, "one", heard.append)
+    open_job(tmp_path, "one", warned.append)
     assert all(folder.is_done(index) for index in range(2))
-    open_job(tmp_path, "another", heard.append)
+    open_job(tmp_path, "another", warned.append)
     assert not any(folder.is_done(index) for index in range(2))
-    assert [note.partition(": ")[2][:37] for note in heard] == [
+    assert [note.partition(": ")[2][:37] for note in warned] == [
         "2 finished chunks of this input are k", "2 finished chunks are of other input,"
     ]  # fmt: skip
 

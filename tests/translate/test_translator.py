@@ -116,14 +116,14 @@ def test_equal_parts_of_a_split_line_draw_their_own_samples(translator):
 
 @pytest.mark.parametrize("beam", [1, 2])
 def test_hostile_lines_keep_their_order(translator, beam):
-    heard = []
-    found = translator.translate(HOSTILE, SearchOptions(beam=beam, extra_length=3), warn=heard.append)
+    warned = []
+    found = translator.translate(HOSTILE, SearchOptions(beam=beam, extra_length=3), warn=warned.append)
     assert [each.source for each in found] == HOSTILE
     assert [each.line for each in found] == list(range(1, len(HOSTILE) + 1))
     assert all(each.text == "" for each in found if not each.source.strip())
     assert all(each.candidates[0].tokens for each in found if each.source.strip())
     assert all("\n" not in each.text for each in found)
-    assert [message.split(":")[0] for message in heard] == [f"line {HOSTILE.index('xa' * 250) + 1}"]
+    assert [message.split(":")[0] for message in warned] == [f"line {HOSTILE.index('xa' * 250) + 1}"]
 
 
 def test_blank_lines_never_reach_the_model(translator):
@@ -155,14 +155,14 @@ def test_a_line_of_100k_subwords_is_split_and_changes_no_other():
     sentence = "das kleine Haus steht am alten Fluss. "
     subwords = len(translator.source.encode(sentence))
     long = sentence * (100_000 // subwords + 1)
-    heard = []
+    warned = []
     options = SearchOptions(beam=1, extra_length=0)
-    found = translator.translate(["das Haus", long, "der Hund"], options, batch_tokens=50_000, warn=heard.append)
+    found = translator.translate(["das Haus", long, "der Hund"], options, batch_tokens=50_000, warn=warned.append)
     assert len(found) == 3
     count = len(translator.source.encode(long))
     parts = -(-count // (100 // subwords * subwords))  # whole sentences, as many as fit
-    assert heard == [f"line 2: {count} subwords, more than 100; translated in {parts} parts"]
-    assert found[1].warnings[0] == heard[0].removeprefix("line 2: ")
+    assert warned == [f"line 2: {count} subwords, more than 100; translated in {parts} parts"]
+    assert found[1].warnings[0] == warned[0].removeprefix("line 2: ")
     alone = translator.translate(["das Haus", "der Hund"], options)
     assert [found[0].text, found[2].text] == [each.text for each in alone]
     part = translator.translate([sentence * (100 // subwords)], options)[0].text
@@ -171,10 +171,10 @@ def test_a_line_of_100k_subwords_is_split_and_changes_no_other():
 
 def test_a_long_line_is_cut_or_refused_as_asked(translator):
     line = " ".join(["Haus"] * 200)
-    heard = []
+    warned = []
     ids = translator.source.encode(line)
-    [found] = translator.translate([line], QUICK, too_long="cut", warn=heard.append, first_line=7)
-    assert heard == [f"line 7: {len(ids)} subwords, cut to the first 40"]
+    [found] = translator.translate([line], QUICK, too_long="cut", warn=warned.append, first_line=7)
+    assert warned == [f"line 7: {len(ids)} subwords, cut to the first 40"]
     assert found.source == line
     start = translator.source.decode(ids[:40])
     assert translator.source.encode(start) == ids[:40]

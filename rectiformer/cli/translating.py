@@ -412,6 +412,8 @@ def require_same_weights(ranks: Ranks, translator: Translator) -> None:
 def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
     """All processes translate the same, each a part of every source; rank 0 reads and writes."""
     from rectiformer.cli.output import write_all
+    from rectiformer.distributed.pulse import Pulse
+    from rectiformer.distributed.ranks import torchrun_store
     from rectiformer.model.transformer import sharded_source
     from rectiformer.text.lines import read_lines
     from rectiformer.translate.chunks import stream_lines
@@ -420,7 +422,7 @@ def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | Non
         raise ArgumentError("--shard-source has several processes share each source, but this is one; use torchrun")
     require_same_weights(ranks, translator)
     lines = stream_lines(ranks, read_lines(job.file, job.bad_utf8), 1 if job.at_once else 1000)
-    with sharded_source(translator.model), ranks.error_guard():
+    with Pulse(ranks, torchrun_store()), sharded_source(translator.model), ranks.error_guard():
         texts = chain.from_iterable(chunk() for chunk in job.chunks(translator, lines))
         if ranks.is_rank0:
             write_all(texts, out, inputs)

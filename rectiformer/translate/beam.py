@@ -107,7 +107,7 @@ class BeamState:
         parents = choices // self.vocabulary
         self.log_probs.copy_(torch.where(self.done[:, None], self.log_probs, totals))
         self._write(parents, choices, token_scores.gather(1, order))
-        # What is asked for is settled once no alive hypothesis can still reach it; the rest of the beam need not be.
+        # The nbest are decided once no live hypothesis can still reach them; the rest of the beam need not be.
         wanted = self.finished[:, min(self.options.nbest, K) - 1, 0]
         self._stop(wanted >= self.log_probs[:, 0] / self.limit_penalties)
         return (parents + torch.arange(0, B * K, K, device=self.device)[:, None]).flatten()
@@ -226,10 +226,10 @@ class BeamState:
             self.runs.copy_((runs + 1) * (recent == tokens[..., None]))
             self.recent.copy_(torch.cat([tokens[..., None], recent[..., :-1]], -1))
 
-    def _stop(self, settled: Tensor) -> None:
-        """Be done with sentences [B] that are settled or at their limit, and move on by one position."""
+    def _stop(self, decided: Tensor) -> None:
+        """Be done with sentences [B] that are decided or at their limit, and move on by one position."""
         self.position += 1
-        self.done |= settled | (self.position >= self.limits)
+        self.done |= decided | (self.position >= self.limits)
 
     def _penalties(self, capacity: int) -> Tensor:
         """Length penalty of a hypothesis that ends at each position."""

@@ -281,7 +281,7 @@ def segmented(tmp_path_factory):
 
 
 def test_validation_scores_segments_as_lines(segmented):
-    """A model that copied the reference would have 100: here it is the search that gives the reference."""
+    """A model that copied the reference would have 100: here it is decoding that gives the reference."""
     words = segmented.target
     config = Config(training=TrainingConfig(batch_tokens=300), validation=ValidationConfig(sentences=20))
     model = Transformer(SMALL, words.size, words.size, bos=words.bos)

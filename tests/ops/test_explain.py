@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import rectiformer.ops.attention as dispatch
+import rectiformer.ops.attention as attention_module
 from rectiformer import attention, explain
 from rectiformer.errors import ArgumentError
 
@@ -25,7 +25,7 @@ def taken(monkeypatch, q, **arguments):
 
         return replace(backend, choose=choose)
 
-    monkeypatch.setattr(dispatch, "BACKENDS", tuple(watch(backend) for backend in dispatch.BACKENDS))
+    monkeypatch.setattr(attention_module, "BACKENDS", tuple(watch(backend) for backend in attention_module.BACKENDS))
     attention(q, q, q, **arguments)
     return ran[0]
 

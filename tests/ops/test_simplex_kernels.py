@@ -6,7 +6,7 @@ import pytest
 import torch
 from closeness import assert_matches_reference, grid, grid_inputs
 
-import rectiformer.ops.attention as dispatch
+import rectiformer.ops.attention as attention_module
 from rectiformer import attention
 from rectiformer.ops import gpu, plain
 from rectiformer.ops.call import UNBOUNDED
@@ -66,8 +66,8 @@ def test_rows_of_any_length_and_size_sum_to_one_with_the_support_of_the_definiti
 @variants
 def test_one_length_for_all_rows_of_a_cache(variant, monkeypatch):
     """As beam search gives it: expanded, every row at the same address."""
-    products = [each for each in dispatch.BACKENDS if each.name == "products"]
-    monkeypatch.setattr(dispatch, "candidates", lambda *_: products)
+    products = [each for each in attention_module.BACKENDS if each.name == "products"]
+    monkeypatch.setattr(attention_module, "candidates", lambda *_: products)
     q, keys, values, _ = (tensor.float() for tensor in grid_inputs(6, 2, 2, 1, 16, 8, 8))
     found = decode_attention(q, keys, values, variant, key_lengths=torch.tensor([5]))
     expected = attention(q, keys[:, :, :5], values[:, :, :5], variant, backend="reference")

@@ -220,7 +220,7 @@ function map(context, now, scene) {
 
 function mapNote(site, windowed, first) {
   const pooled = isPooled(site) ? " A dot is the largest weight it covers." : "";
-  const moving = windowed ? ` Click to move the window (now from row ${count(first)}).` : "";
+  const moving = windowed ? ` Click to move the window (now from row ${count(first + 1)}).` : "";
   return `${count(site.queries)} \u00d7 ${count(site.keys)} pieces; rows are queries.${pooled}${moving}`;
 }
 

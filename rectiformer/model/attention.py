@@ -156,7 +156,7 @@ class RectifiedAttention(Projections):
             if given is not None and (given.dim() != 3 or given.shape[-1] != self.embed_dim):
                 raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.embed_dim}")
         q, k, v = self.project(x, context, cache, key_lengths, rotary)
-        if self.ranks is not None:
+        if self.context_group is not None:
             return self.combine_heads(self.attend_shards(q, k, v, context is None, key_lengths))
         options = self.current_options()
         arguments: dict[str, Any] = {
@@ -201,8 +201,8 @@ class RectifiedAttention(Projections):
         return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))
 
     def attend_shards(self, q: Tensor, k: Tensor, v: Tensor, is_self: bool, key_lengths: Tensor | None) -> Tensor:
-        """Attend where `ranks` share the keys and, in self-attention, the queries; of the decoder's each has all."""
-        assert self.ranks is not None
+        """Attend where ranks share the keys and, in self-attention, the queries; of the decoder's each has all."""
+        assert self.context_group is not None
         if key_lengths is None or self.observer or self.row_observer or (self.training and self.dropout):
             raise ArgumentError(
                 "a source shared by ranks needs its lengths, and its attention takes no observer and no dropout; give "
@@ -210,7 +210,7 @@ class RectifiedAttention(Projections):
             )
         attend = context_parallel_attention if is_self else attention_to_shards
         options = self.current_options()
-        return attend(q, k, v, self.variant, group=self.ranks.group, key_lengths=key_lengths, **options)
+        return attend(q, k, v, self.variant, group=self.context_group.group, key_lengths=key_lengths, **options)
 
     def current_options(self) -> dict[str, Any]:
         """The variant's numbers, fixed or learned, except a gamma that is folded into the projections."""

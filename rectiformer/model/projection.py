@@ -31,7 +31,7 @@ class Projections(nn.Module):
     """The variant's gamma or alpha."""
     scales_scores: bool
     """Whether `learned` is folded into the query projection instead of being handed to the attention operator."""
-    ranks: ContextGroup | None = None
+    context_group: ContextGroup | None = None
     """The ranks that share the keys, each holding a part of them."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Projections(nn.Module):
 
     def _keys(self, k: Tensor, lengths: Tensor | None, rotary: SentenceRotary) -> Tensor:
         if self.center_keys:
-            k = center_keys(k, lengths, self.ranks)
+            k = center_keys(k, lengths, self.context_group)
         if self.score_bias is not None:
             k = self.score_bias.add_to_keys(k)
         return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys)
@@ -251,15 +251,15 @@ def build_learned(
     return LearnedOption(variant, name, heads if sharing == "head" else 1, init)
 
 
-def center_keys(k: Tensor, lengths: Tensor | None, ranks: ContextGroup | None = None) -> Tensor:
-    """Keys [B, N, E] minus the mean over the first lengths[b] of them, or of those of all `ranks`."""
+def center_keys(k: Tensor, lengths: Tensor | None, group: ContextGroup | None = None) -> Tensor:
+    """Keys [B, N, E] minus the mean over the first lengths[b] of them, or of those of all ranks of `group`."""
     if lengths is None:
         return k - k.mean(1, keepdim=True)
-    own = lengths if ranks is None else own_lengths(lengths, k.shape[1] * ranks.size, ranks)
+    own = lengths if group is None else own_lengths(lengths, k.shape[1] * group.size, group)
     real = (torch.arange(k.shape[1], device=k.device) < own[:, None])[..., None]
     wide = torch.promote_types(k.dtype, torch.float32)
     total = torch.where(real, k, 0).sum(1, keepdim=True, dtype=wide)
-    total = total if ranks is None else AllReduce.apply(total, ranks)
+    total = total if group is None else AllReduce.apply(total, group)
     return k - (total / lengths.clamp_min(1)[:, None, None]).to(k.dtype)
 
 

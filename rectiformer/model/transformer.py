@@ -87,7 +87,7 @@ class Transformer(nn.Module):
         separators: the ids between sentences of a source and of a target, None where a vocabulary has none.
     """
 
-    source_ranks: ContextGroup | None = None
+    context_group: ContextGroup | None = None
     """Who shares the positions of every source, inside of `sharded_source`: encoded sources are then this rank's."""
 
     def __init__(
@@ -136,11 +136,11 @@ class Transformer(nn.Module):
 
     def embed_source(self, source: Tensor) -> tuple[Tensor, Tensor | None]:
         """Sources [B, N] as vectors, and the index of each position's sentence; this rank's part where ranks share."""
-        embedding, ranks = self.source_embedding, self.source_ranks
-        if ranks is None:
+        embedding, group = self.source_embedding, self.context_group
+        if group is None:
             return embedding(source), embedding.sentence_ids(source)
-        padded = F.pad(source, (0, -source.shape[1] % (2 * ranks.size)))  # until the ranks can share them
-        where = own_shard(torch.arange(padded.shape[1], device=source.device), ranks, 0)
+        padded = F.pad(source, (0, -source.shape[1] % (2 * group.size)))  # until the ranks can share them
+        where = own_shard(torch.arange(padded.shape[1], device=source.device), group, 0)
         if embedding.separator is None:
             return embedding.embed(padded[:, where], position_signals(where, self.config.hidden_size)), None
         embedding.reserve(padded.shape[1])
@@ -273,19 +273,19 @@ def sharded_source(model: Transformer, group: dist.ProcessGroup | None = None) -
     Gradients are those of the sum of all ranks' losses: with the same loss on each, their mean over ranks, as
     DistributedDataParallel takes it, is the gradient of that loss. Other dropout must draw the same on every rank.
     """
-    ranks = ContextGroup.of(group)
+    shared = ContextGroup.of(group)
     sites = [site for site in model.sites() if site.kind != "decoder"]
     for site in sites:
         try:
             require_rectified(site.attention.variant)
         except ArgumentError as error:
             raise ArgumentError(f"{site.kind} attention cannot read a source shared by ranks: {error}") from error
-    model.source_ranks = ranks
+    model.context_group = shared
     for site in sites:
-        site.attention.ranks = ranks
+        site.attention.context_group = shared
     try:
         yield
     finally:
-        model.source_ranks = None
+        model.context_group = None
         for site in sites:
-            site.attention.ranks = None
+            site.attention.context_group = None

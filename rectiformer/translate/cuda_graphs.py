@@ -232,7 +232,7 @@ def capturable(model: Transformer) -> bool:
     Nor may it wait for other ranks, where these share the sources.
     """
     watched = any(part.observer is not None for part in [*(s.attention for s in model.sites()), *model.memories()])
-    alone = model.source_ranks is None
+    alone = model.context_group is None
     return alone and not watched and not any(memory.memory.keeps == "experts" for memory in model.memories())
 
 

@@ -3,15 +3,24 @@
 A run folder holds `checkpoints/step-00000500/` and so on: safetensors, `state.json` and, written last, `manifest.json`
 with size and SHA-256 of each. `checkpoints/latest` and `checkpoints/best` hold the name of a step. Names ending in
 `.tmp` are unfinished, or being deleted; `step-N.old` is a step being replaced, and counts as step N until that is done.
+
+A manifest is trusted only as far as it fits the files and itself. Where several ranks hold shards of the tensors, each
+of them writes a file: that of rank r of n is `model.r-of-n.safetensors`. A tensor is its shards concatenated, so any
+number of ranks can read what any other number wrote; a scalar is the same in every shard.
+
+torch.distributed.checkpoint is not used. Its own format has a pickled index. Its safetensors can be resharded too, but
+it opens files by name after they were checked, where ours are parsed from the very bytes whose hash was right.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,35 +30,17 @@ import torch
 from torch import Tensor
 
 import rectiformer
+from rectiformer import files
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
-from rectiformer.errors import CheckpointError, RectiformerError
-from rectiformer.files import (
-    damaged,
-    failpoint,
-    parse_object,
-    put_in_place,
-    read_regular,
-    remove,
-    replace_file,
-    require_space,
-    sync,
-    write_file,
-    writing,
-)
-from rectiformer.runs.checkpoint_format import (
-    FORMAT,
-    MANIFEST,
-    RowRange,
-    file_entry,
-    files_of,
-    join_shards,
-    pack,
-    read_manifest,
-    seal,
-    shard_name,
-)
+from rectiformer.errors import ArgumentError, CheckpointError, DivergedError, RectiformerError
 
-STATE = "state.json"
+FORMAT = 1
+STATE, MANIFEST = "state.json", "manifest.json"
+MANIFEST_LIMIT = 2**24  # bytes; one of ours has about a thousand, and 500 more for each rank that saved a shard
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a file in the folder itself, never a way out of it
+SHARD = re.compile(r"(.+)\.([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
+RowRange = Callable[[str], tuple[int, int]]
+"""The first row wanted of a tensor, by its name, and the first one no longer wanted."""
 STEP_NAME = re.compile(r"step-([0-9]{8,18})(\.old)?")
 READS = 10
 """Most reads of a checkpoint while a training replaces it; one in a hundred meets a deletion if it saves every step."""
@@ -66,8 +57,8 @@ class Checkpoint:
 
     def tensors(self, name: str, row_range: RowRange | None = None) -> dict[str, Tensor]:
         """The tensors saved under `name`, by one rank or many, on the CPU; all rows, or those in `row_range`."""
-        files = files_of(name, self.manifest["files"], self.path / MANIFEST) or [f"{name}.safetensors"]
-        return join_shards(map(self._load, files), row_range)
+        names = files_of(name, self.manifest["files"], self.path / MANIFEST) or [f"{name}.safetensors"]
+        return join_shards(map(self._load, names), row_range)
 
     def holds(self, name: str) -> bool:
         """Whether tensors were saved under `name`."""
@@ -80,22 +71,22 @@ class Checkpoint:
         try:
             return load(data)
         except Exception as error:  # the parser raises half a dozen classes, down to KeyError
-            raise damaged(self.path / file, f"it is not safetensors ({error!r})") from error
+            raise files.damaged(self.path / file, f"it is not safetensors ({error!r})") from error
 
     def state(self) -> dict[str, Any]:
         """What was saved along with the tensors."""
-        return parse_object(self.path / STATE, self.read(STATE))
+        return files.parse_object(self.path / STATE, self.read(STATE))
 
     def read(self, name: str) -> bytes:
         """One file, if the manifest lists it and its size and hash are as listed."""
         entry = self.manifest["files"].get(name)
         if entry is None:
             raise CheckpointError(f"{self.path} holds no {name}; it has {', '.join(self.manifest['files'])}")
-        data = read_regular(self.path / name, entry["size"])
+        data = files.read_regular(self.path / name, entry["size"])
         if (found := file_entry(data)) != entry:
             size, digest = entry["size"], entry["sha256"][:12]
             why = f"it has {len(data):,} bytes of hash {found['sha256'][:12]}, its manifest says {size:,} of {digest}"
-            raise damaged(self.path / name, why)
+            raise files.damaged(self.path / name, why)
         return data
 
 
@@ -122,9 +113,9 @@ def save_checkpoint(
     Args:
         tensors: name -> tensors, each name a file. Tensors may not share storage: save one of those that are tied.
         state: anything JSON can hold.
-        identity: hashes of what the weights belong to; see `identity_differences`.
+        identity: hashes of what the weights belong to.
         ranks: the ranks that save it together, all of which call this. Rank 0 writes all but the `shards`.
-        shards: name -> this rank's shards of tensors; see checkpoint_format.py.
+        shards: name -> this rank's shards of tensors.
     """
     root = folder / "checkpoints"
     path, temporary = root / step_name(step), root / f"{step_name(step)}.tmp"
@@ -162,20 +153,20 @@ def save_checkpoint(
 def begin_step(path: Path, temporary: Path, size: int) -> None:
     """Make an empty folder `temporary` for the step `path` of `size` bytes."""
     root = path.parent
-    with writing(path):
+    with files.writing(path):
         if not root.is_dir():
             root.mkdir(parents=True)
-            sync(root.parent)
-        require_space(path, size)
-        remove(temporary)
+            files.sync(root.parent)
+        files.require_space(path, size)
+        files.remove(temporary)
         temporary.mkdir()
 
 
 def write_contents(path: Path, temporary: Path, contents: Mapping[str, bytes]) -> dict[str, Any]:
     """Write files of the step `path` to disk; returns their entries in its manifest."""
-    with writing(path):
+    with files.writing(path):
         for name, data in contents.items():
-            write_file(temporary / name, data, halfway="mid-tensor")
+            files.write_file(temporary / name, data, halfway="mid-tensor")
     return {name: file_entry(data) for name, data in contents.items()}
 
 
@@ -183,13 +174,13 @@ def finish_step(
     temporary: Path, path: Path, manifest: Mapping[str, Any], best: bool, keep: int, keep_also: Collection[int]
 ) -> None:
     """Complete a step whose other files are written, and give it its name."""
-    with writing(path):
-        failpoint("before-manifest")
-        write_file(temporary / MANIFEST, seal(manifest))
-        sync(temporary)
-        failpoint("before-rename")
-        put_in_place(temporary, path)
-        failpoint("before-latest")
+    with files.writing(path):
+        files.failpoint("before-manifest")
+        files.write_file(temporary / MANIFEST, seal(manifest))
+        files.sync(temporary)
+        files.failpoint("before-rename")
+        files.put_in_place(temporary, path)
+        files.failpoint("before-latest")
         point_to(path, best)
         prune(path.parent, manifest["step"], keep, keep_also)
 
@@ -197,7 +188,7 @@ def finish_step(
 def point_to(path: Path, best: bool) -> None:
     """Have `latest`, and where it is the best `best`, name the step at `path`."""
     for pointer in ("latest", "best") if best else ("latest",):
-        replace_file(path.with_name(pointer), f"{path.stem}\n".encode())
+        files.replace_file(path.with_name(pointer), f"{path.stem}\n".encode())
 
 
 def prune(root: Path, step: int, keep: int, keep_also: Collection[int]) -> None:
@@ -209,10 +200,10 @@ def prune(root: Path, step: int, keep: int, keep_also: Collection[int]) -> None:
     kept = sorted((other for other in folders if other <= step), reverse=True)[: max(keep, 2)]
     for other in sorted(folders.keys() - {best, *kept, *keep_also}):
         doomed = root / f"{step_name(other)}.tmp"
-        remove(doomed)
+        files.remove(doomed)
         os.rename(folders[other], doomed)  # so that half a deletion never looks like a damaged step
-        failpoint("mid-prune")
-        remove(doomed)
+        files.failpoint("mid-prune")
+        files.remove(doomed)
 
 
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -225,7 +216,7 @@ def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | N
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         if path.suffix == ".tmp" or (path.suffix == ".old" and path.with_suffix("").exists()):
             try:
-                remove(path)
+                files.remove(path)
             except OSError as error:
                 raise CheckpointError(f"cannot remove {path}, left by a killed save: {error.strerror}") from error
             warn(f"removed {path}, left by a killed save")
@@ -267,15 +258,13 @@ def read_steadily(folder: Path, read: Callable[[Callable[[str], None]], T], noti
     A read that fails or gives notice of damage is repeated if the checkpoints have changed since it began: what it had
     found may be gone by now, and another be the best. Only the notices of the last read are passed on.
     """
-    failure: CheckpointError | None = None
-    for attempt in range(READS):
-        before, notices = list_checkpoints(folder), list[str]()
+    for _ in range(READS):
+        before, notices, failure = list_checkpoints(folder), list[str](), None
         try:
-            found, failure = read(notices.append), None
+            found = read(notices.append)
         except CheckpointError as error:
             failure = error
-        settled = failure is None and not notices
-        if settled or attempt == READS - 1 or list_checkpoints(folder) == before:
+        if (failure is None and not notices) or list_checkpoints(folder) == before:
             break
     for text in notices:
         notice(text)
@@ -311,7 +300,7 @@ def open_listed(path: Path) -> Checkpoint:
     manifest = read_manifest(path)
     match = STEP_NAME.fullmatch(path.name)
     if match and int(match[1]) != manifest["step"]:
-        raise damaged(path / MANIFEST, f"it is that of step {manifest['step']}")
+        raise files.damaged(path / MANIFEST, f"it is that of step {manifest['step']}")
     return Checkpoint(path, manifest["step"], manifest)
 
 
@@ -319,9 +308,9 @@ def best_step(root: Path) -> int | None:
     path = root / "best"
     if not os.path.lexists(path):
         return None
-    match = STEP_NAME.fullmatch(read_regular(path, 100).decode("ascii", "replace").removesuffix("\n"))
+    match = STEP_NAME.fullmatch(files.read_regular(path, 100).decode("ascii", "replace").removesuffix("\n"))
     if match is None:
-        raise damaged(path, "it does not name a step; write the name of one into it, or delete it")
+        raise files.damaged(path, "it does not name a step; write the name of one into it, or delete it")
     return int(match[1])
 
 
@@ -339,15 +328,105 @@ def step_folders(root: Path) -> dict[int, Path]:
     return folders
 
 
-def check_space(folder: Path, bytes_for_one: int) -> None:
-    """Refuse to start a run in `folder` where two checkpoints will not fit."""
-    require_space(folder / "checkpoints", bytes_for_one, bytes_for_one)
+def file_entry(data: bytes) -> dict[str, Any]:
+    """What a manifest says of a file with this content."""
+    return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
-def identity_differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """A line for each key on which a checkpoint's identity and the wanted one differ; empty where they agree."""
-    return [
-        f"{key} is {found.get(key, 'missing')} in the checkpoint, {wanted.get(key, 'missing')} here"
-        for key in sorted(found.keys() | wanted.keys())
-        if found.get(key) != wanted.get(key)
-    ]
+def seal(manifest: Mapping[str, Any]) -> bytes:
+    """A manifest or record as bytes that hold their own hash, so that damage to it shows too."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": digest}, indent=1, sort_keys=True).encode()
+
+
+def read_sealed(path: Path, limit: int, version: int) -> dict[str, Any]:
+    """What was sealed into a file of at most `limit` bytes; CheckpointError where it is damaged or foreign."""
+    data = files.read_regular(path, limit)
+    sealed = files.parse_object(path, data)
+    if sealed.get("format") != version:
+        raise files.damaged(
+            path, f"its format is {sealed.get('format')!r}, this version of rectiformer reads {version}"
+        )
+    sealed.pop("sha256", None)
+    try:
+        intact = seal(sealed) == data
+    except RecursionError:
+        intact = False
+    if not intact:
+        raise files.damaged(path, "it does not match its own hash")
+    return sealed
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, without its own hash; CheckpointError where it is damaged or foreign."""
+    manifest = read_sealed(folder / MANIFEST, MANIFEST_LIMIT, FORMAT)
+    if not is_well_formed(manifest):
+        raise files.damaged(folder / MANIFEST, "it is no list of files inside the folder, each with size and hash")
+    return manifest
+
+
+def is_well_formed(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is what `save_checkpoint` writes; its own hash does not say so, as anybody can compute it."""
+    types = {"format": int, "step": int, "files": dict, "identity": dict, "rectiformer": str, "torch": str}
+    return (
+        types_of(manifest) == types
+        and all(type(value) is str for value in manifest["identity"].values())
+        and all(PLAIN_NAME.fullmatch(name) for name in manifest["files"])
+        and all(
+            type(entry) is dict and types_of(entry) == {"sha256": str, "size": int}
+            for entry in manifest["files"].values()
+        )
+    )
+
+
+def types_of(mapping: Mapping[str, Any]) -> dict[str, type]:
+    return {key: type(value) for key, value in mapping.items()}
+
+
+def pack(step: int, name: str, group: Mapping[str, Tensor]) -> bytes:
+    """Tensors in safetensors format; DivergedError where one is not finite, ArgumentError where two share storage."""
+    owners: dict[tuple[torch.device, int], str] = {}
+    for key, tensor in group.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise DivergedError(
+                f"step {step}: {name} {key!r} holds numbers that are not finite; "
+                "no checkpoint was written, earlier ones are kept"
+            )
+        if tensor.numel() and (owner := owners.setdefault((tensor.device, tensor.data_ptr()), key)) != key:
+            raise ArgumentError(f"{name} {owner!r} and {key!r} share storage; save one of them")
+    from safetensors.torch import save
+
+    return save({key: tensor.detach().cpu().contiguous() for key, tensor in group.items()})
+
+
+def shard_name(name: str, rank: int, world_size: int) -> str:
+    """The file of one rank's shards."""
+    return f"{name}.{rank}-of-{world_size}.safetensors"
+
+
+def files_of(name: str, listed: Collection[str], where: Path) -> list[str]:
+    """The files of those `listed` that hold `name`, shards by rank; none where nothing holds it."""
+    if f"{name}.safetensors" in listed:
+        return [f"{name}.safetensors"]
+    found = [match for file in listed if (match := SHARD.fullmatch(file)) and match[1] == name]
+    counts = {int(match[3]) for match in found}
+    wanted = [shard_name(name, rank, count) for count in counts for rank in range(count)]
+    if len(counts) > 1 or sorted(wanted) != sorted(match[0] for match in found):
+        raise files.damaged(where, f"of the shards of {name} it lists {', '.join(sorted(match[0] for match in found))}")
+    return wanted
+
+
+def join_shards(shards: Iterable[dict[str, Tensor]], row_range: RowRange | None) -> dict[str, Tensor]:
+    """Whole tensors out of their shards, or some rows of each; besides what is wanted, one shard at most is held."""
+    found: dict[str, list[Tensor]] = {}
+    passed: Counter[str] = Counter()
+    for shard in shards:
+        for key, tensor in shard.items():
+            if tensor.dim() == 0:
+                found[key] = [tensor]
+                continue
+            first, stop = row_range(key) if row_range is not None else (0, passed[key] + len(tensor))
+            wanted = tensor[max(0, first - passed[key]) : max(0, stop - passed[key])]
+            found.setdefault(key, []).append(wanted if row_range is None else wanted.clone())
+            passed[key] += len(tensor)
+    return {key: pieces[0] if len(pieces) == 1 else torch.cat(pieces) for key, pieces in found.items()}

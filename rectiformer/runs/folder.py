@@ -31,13 +31,13 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import (
     Checkpoint,
     find_best,
-    identity_differences,
     newest_checkpoints,
     open_checkpoint,
+    read_sealed,
     read_steadily,
+    seal,
     step_name,
 )
-from rectiformer.runs.checkpoint_format import read_sealed, seal
 from rectiformer.text.vocabulary import Vocabulary
 from rectiformer.toml import build, load_config, to_toml
 
@@ -296,7 +296,12 @@ def load_model(
 
 def require_own(run: Run, checkpoint: Checkpoint) -> None:
     """CheckpointError where a checkpoint was not saved by this run."""
-    differences = identity_differences(checkpoint.manifest["identity"], run.identity)
+    found, wanted = checkpoint.manifest["identity"], run.identity
+    differences = [
+        f"{key} is {found.get(key, 'missing')} in the checkpoint, {wanted.get(key, 'missing')} here"
+        for key in sorted(found.keys() | wanted.keys())
+        if found.get(key) != wanted.get(key)
+    ]
     if differences:
         raise CheckpointError(f"{checkpoint.path} does not belong to run {run.path}: {'; '.join(differences)}")
 

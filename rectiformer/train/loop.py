@@ -16,8 +16,8 @@ from torch import Tensor
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.distributed.sharding import take_share
 from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
-from rectiformer.files import damaged, replace_file, writing
-from rectiformer.runs.checkpoint import Checkpoint, check_space, point_to
+from rectiformer.files import damaged, replace_file, require_space, writing
+from rectiformer.runs.checkpoint import Checkpoint, point_to
 from rectiformer.runs.folder import Run, inherit_weights, require_own, weights_of
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches
@@ -119,7 +119,8 @@ class Trainer:
     def _open_log(self) -> None:
         done = {"valid_loss": self.state.validated == self.state.step, "weights": self.state.finished}
         self.journal.metrics.rewind(self.state.step, [key for key in done if not done[key]])
-        check_space(self.run_folder.path, 4 * 4 * self.parameters)
+        size = 4 * 4 * self.parameters
+        require_space(self.run_folder.path / "checkpoints", size, size)  # two checkpoints have to fit
 
     def _train(self) -> None:
         if self._validation_due() and self.state.validated < self.state.step:

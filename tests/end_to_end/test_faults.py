@@ -13,7 +13,7 @@ import pytest
 from end_to_end.tiny import outcome, overrides, steps_on_disk
 
 from rectiformer.errors import CheckpointError, DataError
-from rectiformer.runs.checkpoint_format import file_entry, seal
+from rectiformer.runs.checkpoint import file_entry, seal
 from rectiformer.runs.folder import change_record, read_record
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.toml import load_config, override_config

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,17 +17,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from rectiformer.errors import ArgumentError, CheckpointError, DivergedError, NoSpaceError
-from rectiformer.files import FAILPOINTS
+from rectiformer.files import FAILPOINTS, require_space
 from rectiformer.runs.checkpoint import (
+    Checkpoint,
     best_checkpoint,
-    check_space,
     find_checkpoint,
-    identity_differences,
     newest_checkpoints,
     open_checkpoint,
+    read_manifest,
     save_checkpoint,
+    seal,
 )
-from rectiformer.runs.checkpoint_format import read_manifest, seal
+from rectiformer.runs.folder import require_own
 
 FILES = ["model.safetensors", "state.json", "manifest.json"]
 
@@ -231,9 +233,9 @@ def test_a_write_cut_short_keeps_the_last_checkpoint(tmp_path):
 
 def test_a_run_starts_only_where_two_checkpoints_fit(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    check_space(tmp_path / "not" / "yet", free // 4)
+    require_space(tmp_path / "not" / "yet", free // 4, free // 4)
     with pytest.raises(NoSpaceError, match="bytes are needed"):
-        check_space(tmp_path / "not" / "yet", free * 3 // 4)
+        require_space(tmp_path / "not" / "yet", free * 3 // 4, free * 3 // 4)
 
 
 def flip(path, bit):
@@ -332,8 +334,13 @@ def test_newest_checkpoints_passes_over_damage_and_changes_nothing(tmp_path):
 
 def test_identities_that_differ_are_listed_by_key():
     found = {"config": "aa", "data": "bb", "vocabulary": "cc"}
-    assert identity_differences(found, found) == []
-    assert identity_differences(found, {"config": "aa", "data": "dd", "extra": "ee"}) == [
+    checkpoint = Checkpoint(Path("run/checkpoints/step-00000001"), 1, {"identity": found})
+    require_own(SimpleNamespace(path=Path("run"), identity=found), checkpoint)
+    with pytest.raises(CheckpointError, match="does not belong to run run: ") as caught:
+        require_own(
+            SimpleNamespace(path=Path("run"), identity={"config": "aa", "data": "dd", "extra": "ee"}), checkpoint
+        )
+    assert str(caught.value).partition("run run: ")[2].split("; ") == [
         "data is bb in the checkpoint, dd here",
         "extra is missing in the checkpoint, ee here",
         "vocabulary is cc in the checkpoint, missing here",

@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rectiformer.errors import CheckpointError
-from rectiformer.runs.checkpoint import open_checkpoint, save_checkpoint
-from rectiformer.runs.checkpoint_format import FORMAT, MANIFEST, files_of, join_shards, read_manifest, seal, shard_name
+from rectiformer.runs.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    files_of,
+    join_shards,
+    open_checkpoint,
+    read_manifest,
+    save_checkpoint,
+    seal,
+    shard_name,
+)
 
 
 def chunk(tensor, ranks):

@@ -5,8 +5,9 @@ Tasks of equal operations share a batch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rectiformer.analyze.record import AttentionRecord, Example, ModelCard, to_json
@@ -44,8 +45,9 @@ class TranslateLines:
         self, translator: Translator, contents: Sequence[str], batch_tokens: int, is_wanted: Wanted
     ) -> list[Translation]:
         return translator.translate(
-            contents, self.options, batch_tokens=batch_tokens, too_long="error", warn=ignore, is_wanted=is_wanted
-        )
+            contents, self.options, batch_tokens=batch_tokens, too_long="error", is_wanted=is_wanted,
+            warn=lambda _: None,  # warnings about a line are in its translation, too
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,82 +106,78 @@ class Task:
     """Identifies the result to its job."""
 
 
-def ignore(_: str) -> None:
-    """Warnings about a line are in its translation, too."""
+@dataclass(eq=False)
+class Job(ABC):
+    """A request: translations, then word links and attention of the translated sentences if it asks for them."""
 
+    options: SearchOptions
+    align: AlignPairs | None
+    """How to link words; None if that is not asked for."""
+    card: ModelCard | None
+    """The model, for a record of what its heads do; None if that is not asked for."""
+    links: dict[Any, tuple[str, str, set[Link]]] = field(init=False, default_factory=dict)
+    examples: dict[Any, Example] = field(init=False, default_factory=dict)
 
-class Job(Protocol):
-    """A request, as the service sees it."""
+    @property
+    @abstractmethod
+    def sentences(self) -> int:
+        """How many there are."""
 
-    sentences: int
-
+    @abstractmethod
     def begin(self) -> list[Task]:
-        """The first tasks; none if there is nothing to do."""
+        """The first tasks, which translate; none if there is nothing to do."""
+
+    @abstractmethod
+    def receive_translation(self, task: Task, result: Any) -> list[Task]:
+        """Store a translation; return the tasks that follow from it."""
+
+    @abstractmethod
+    def translated(self) -> dict[str, Any]:
+        """The part of the answer about translations."""
 
     def receive(self, task: Task, result: Any) -> list[Task]:
         """Store a result; return the tasks that follow from it."""
-
-    def answer(self) -> dict[str, Any]:
-        """The response, once no task is left."""
-
-
-class Extras:
-    """Word links and attention of translated sentences, as far as a request asks for them.
-
-    Args:
-        align: how to link words; None if that is not asked for.
-        card: the model, for a record of what its heads do; None if that is not asked for.
-    """
-
-    def __init__(self, align: AlignPairs | None, card: ModelCard | None) -> None:
-        self.align, self.card = align, card
-        self.links: dict[Any, tuple[str, str, set[Link]]] = {}
-        self.examples: dict[Any, Example] = {}
-
-    def begin(self, key: Any, source: str, target: str, length: int) -> list[Task]:
-        """The tasks for one sentence; `key` sorts it among the others."""
-        operations = [self.align, RecordPairs() if self.card else None]
-        return [Task(each, (source, target), length, key) for each in operations if each is not None]
-
-    def receive(self, task: Task, result: Any) -> None:
         if isinstance(task.operation, AlignPairs):
             self.links[task.key] = (*task.content, result)
-        else:
+        elif isinstance(task.operation, RecordPairs):
             self.examples[task.key] = result
+        else:
+            return self.receive_translation(task, result)
+        return []
+
+    def begin_extras(self, key: Any, source: str, target: str, length: int) -> list[Task]:
+        """The tasks for one translated sentence; `key` sorts it among the others."""
+        operations = [self.align, RecordPairs() if self.card else None]
+        return [Task(each, (source, target), length, key) for each in operations if each is not None]
 
     def alignment(self, key: Any) -> dict[str, Any]:
         """The part of the answer about the words of one sentence; empty if not asked for."""
         if key not in self.links:
             return {}
         source, target, links = self.links[key]
-        return {
-            "alignment": {
-                "source_words": word_spans(source),
-                "target_words": word_spans(target),
-                "links": sorted(links),
-            }
-        }
+        spans = {"source_words": word_spans(source), "target_words": word_spans(target)}
+        return {"alignment": {**spans, "links": sorted(links)}}
 
-    def record(self) -> dict[str, Any]:
-        """The part of the answer about heads; empty if not asked for."""
+    def answer(self) -> dict[str, Any]:
+        """The response, once no task is left."""
         if self.card is None:
-            return {}
+            return self.translated()
         examples = [self.examples[key] for key in sorted(self.examples)]
-        return {"record": to_json(AttentionRecord(self.card, examples))}
+        return {**self.translated(), "record": to_json(AttentionRecord(self.card, examples))}
 
 
-class SentencesJob:
-    """Sentences, each translated by itself.
+@dataclass(eq=False)
+class SentencesJob(Job):
+    """Sentences, each translated by itself."""
 
-    Args:
-        lengths: subwords of each.
-    """
+    lines: Sequence[str]
+    lengths: Sequence[int]
+    """Subwords of each."""
+    translations: dict[int, Translation] = field(init=False, default_factory=dict)
 
-    def __init__(self, lines: Sequence[str], lengths: Sequence[int], options: SearchOptions, extras: Extras) -> None:
-        self.lines, self.lengths, self.options = lines, lengths, options
-        self.sentences = len(lines)
-        self.extras = extras
-        self.translations: dict[int, Translation] = {}
+    @property
+    def sentences(self) -> int:
+        return len(self.lines)
 
     def begin(self) -> list[Task]:
         operation = TranslateLines(self.options)
@@ -188,22 +186,14 @@ class SentencesJob:
             for index, (line, length) in enumerate(zip(self.lines, self.lengths, strict=True))
         ]
 
-    def receive(self, task: Task, result: Any) -> list[Task]:
-        """Store a translation and begin its extras, or store one of those."""
-        if not isinstance(task.operation, TranslateLines):
-            self.extras.receive(task, result)
-            return []
+    def receive_translation(self, task: Task, result: Translation) -> list[Task]:
         self.translations[task.key] = result
         length = max(task.length, len(result.candidates[0].tokens) + 1)
-        return self.extras.begin(task.key, task.content, result.text, length)
+        return self.begin_extras(task.key, task.content, result.text, length)
 
-    def answer(self) -> dict[str, Any]:
-        return {
-            "translations": [
-                self._translation(self.translations[index]) | self.extras.alignment(index)
-                for index in range(self.sentences)
-            ]
-        } | self.extras.record()
+    def translated(self) -> dict[str, Any]:
+        found = [self._translation(self.translations[index]) | self.alignment(index) for index in range(self.sentences)]
+        return {"translations": found}
 
     def _translation(self, found: Translation) -> dict[str, Any]:
         best = found.candidates[0]
@@ -215,28 +205,26 @@ def candidate(found: Candidate) -> dict[str, Any]:
     return {"text": found.text, "score": finite(found.score), "ended": found.ended}
 
 
-class DocumentsJob:
-    """Whole documents, in segments of several sentences if the model was trained on them.
+@dataclass(eq=False)
+class DocumentsJob(Job):
+    """Whole documents, in segments of several sentences if the model was trained on them."""
 
-    Args:
-        ids: subwords of each sentence of each document.
-        limit: most subwords of a segment; 0 for sentences by themselves.
-    """
+    documents: Sequence[list[str]]
+    ids: Sequence[list[list[int]]]
+    """Subwords of each sentence of each document."""
+    limit: int
+    """Most subwords of a segment; 0 for sentences by themselves."""
+    overlap: int
+    """Sentences by which segments overlap."""
 
-    def __init__(
-        self,
-        documents: Sequence[list[str]],
-        ids: Sequence[list[list[int]]],
-        options: SearchOptions,
-        extras: Extras,
-        limit: int,
-        overlap: int = 2,
-    ) -> None:
-        self.options, self.limit, self.overlap = options, limit, overlap
-        self.sentences = sum(map(len, documents))
-        self.drafts = [Draft(number + 1, 1, *both) for number, both in enumerate(zip(documents, ids, strict=True))]
-        self.waiting = [0] * len(documents)  # windows of each document that are not back
-        self.extras = extras
+    def __post_init__(self) -> None:
+        both = zip(self.documents, self.ids, strict=True)
+        self.drafts = [Draft(number, 1, sources, ids) for number, (sources, ids) in enumerate(both, 1)]
+        self.waiting = [0] * len(self.drafts)  # windows of each document that are not back
+
+    @property
+    def sentences(self) -> int:
+        return sum(map(len, self.documents))
 
     def begin(self) -> list[Task]:
         return [
@@ -245,15 +233,21 @@ class DocumentsJob:
             for task in self._tasks(number, draft.cut(self.limit, self.overlap))
         ]
 
-    def receive(self, task: Task, result: Any) -> list[Task]:
+    def receive_translation(self, task: Task, result: Found) -> list[Task]:
         """Store a segment's translation, or retry smaller segments; begin the extras of a finished document."""
-        if not isinstance(task.operation, TranslateSegments):
-            self.extras.receive(task, result)
-            return []
         number, window = task.key
+        draft = self.drafts[number]
         self.waiting[number] -= 1
-        smaller = self._tasks(number, self.drafts[number].take(window, result))
-        return smaller if self.waiting[number] else self._begin_extras(number)
+        smaller = self._tasks(number, draft.take(window, result))
+        if self.waiting[number]:
+            return smaller
+        return [
+            extra
+            for index in draft.non_blank
+            for extra in self.begin_extras(
+                (number, index), draft.sources[index], draft.sentences[index], len(draft.ids[index]) + 1
+            )
+        ]
 
     def _tasks(self, number: int, windows: Sequence[Window]) -> list[Task]:
         draft, operation = self.drafts[number], TranslateSegments(self.options)
@@ -264,27 +258,15 @@ class DocumentsJob:
             for window, segment in segments
         ]
 
-    def _begin_extras(self, number: int) -> list[Task]:
-        draft = self.drafts[number]
-        return [
-            task
-            for index in draft.non_blank
-            for task in self.extras.begin(
-                (number, index), draft.sources[index], draft.sentences[index], len(draft.ids[index]) + 1
-            )
-        ]
-
-    def answer(self) -> dict[str, Any]:
+    def translated(self) -> dict[str, Any]:
         """The documents in order, one translation per sentence."""
-        return {
-            "documents": [self._document(number, draft) for number, draft in enumerate(self.drafts)]
-        } | self.extras.record()
+        return {"documents": [self._document(number, draft) for number, draft in enumerate(self.drafts)]}
 
     def _document(self, number: int, draft: Draft) -> dict[str, Any]:
         done = draft.finish(lambda _: None)
         return {
             "translations": [
-                {"text": text} | self.extras.alignment((number, index)) for index, text in enumerate(done.sentences)
+                {"text": text} | self.alignment((number, index)) for index, text in enumerate(done.sentences)
             ],
             "segments": done.segments,
             "fallbacks": done.fallbacks,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rectiformer.analyze.record import ModelCard
 from rectiformer.errors import ArgumentError
-from rectiformer.serve.jobs import AlignPairs, DocumentsJob, Extras, Job, SentencesJob
+from rectiformer.serve.jobs import AlignPairs, DocumentsJob, Job, SentencesJob
 from rectiformer.serve.limits import Limits
 from rectiformer.translate.documents import check_request
 from rectiformer.translate.options import SearchOptions
@@ -173,7 +173,14 @@ class JobMaker:
 
     def make(self, asked: TranslateRequest) -> Job:
         """The job of a request; RefusalError if it asks for too much."""
-        self._check_counts(asked)
+        limits, documents = self.limits, asked.documents or [asked.sentences or []]
+        sentences = sum(map(len, documents))
+        check("documents", len(documents), limits.max_sentences)
+        check("sentences", sentences, limits.max_sentences)
+        check("beam", asked.beam, limits.max_beam)
+        check("nbest", asked.nbest, limits.max_nbest)
+        if asked.heads:
+            check("sentences with heads", sentences, limits.max_heads)
         try:
             options = SearchOptions(beam=asked.beam, nbest=asked.nbest, length_penalty=asked.length_penalty)
             segment = check_request(self.translator, options, None, OVERLAP) if asked.documents else 0
@@ -181,33 +188,17 @@ class JobMaker:
             raise RefusalError(INVALID, str(error)) from error
         if asked.alignments and self.align is None:
             raise RefusalError(INVALID, "this model's cross-attention has no weights; leave alignments out")
-        extras = Extras(self.align if asked.alignments else None, self.card if asked.heads else None)
-        documents = asked.documents or [asked.sentences or []]
-        encode = self.translator.source.encode
-        ids = [[encode(sentence) for sentence in document] for document in documents]
-        self._check_lengths([len(each) for document in ids for each in document], asked.heads)
-        if asked.documents is None:
-            return SentencesJob(documents[0], [len(each) for each in ids[0]], options, extras)
-        return DocumentsJob(documents, ids, options, extras, segment, OVERLAP)
-
-    def _check_counts(self, asked: TranslateRequest) -> None:
-        limits = self.limits
-        documents = asked.documents or [asked.sentences or []]
-        check("documents", len(documents), limits.max_sentences)
-        sentences = sum(map(len, documents))
-        check("sentences", sentences, limits.max_sentences)
-        check("beam", asked.beam, limits.max_beam)
-        check("nbest", asked.nbest, limits.max_nbest)
-        if asked.heads:
-            check("sentences with heads", sentences, limits.max_heads)
-
-    def _check_lengths(self, lengths: list[int], heads: bool) -> None:
-        limits = self.limits
+        ids = [[self.translator.source.encode(sentence) for sentence in document] for document in documents]
+        lengths = [len(each) for document in ids for each in document]
         for number, length in enumerate(lengths, 1):
             check(f"subwords of sentence {number}", length, limits.max_sentence_tokens)
         check("subwords", sum(lengths), limits.max_tokens)
-        if heads:
+        if asked.heads:
             check("subwords with heads", sum(lengths), limits.max_heads_tokens)
+        align, card = self.align if asked.alignments else None, self.card if asked.heads else None
+        if asked.documents is None:
+            return SentencesJob(options, align, card, documents[0], lengths)
+        return DocumentsJob(options, align, card, documents, ids, segment, OVERLAP)
 
 
 def check(what: str, value: int, most: int) -> None:

@@ -14,7 +14,7 @@ from rectiformer.errors import RectiformerError
 from rectiformer.serve.jobs import Job
 from rectiformer.serve.limits import Limits
 from rectiformer.serve.monitoring import Metrics
-from rectiformer.serve.worker import BatchResult, Outcome, Owner, TaskQueue, Worker
+from rectiformer.serve.worker import Entry, Owner, TaskQueue, Worker
 from rectiformer.translate.translator import Translator
 from rectiformer.web import BUSY, FAILED, INVALID, LATE, UNAVAILABLE, RefusalError
 
@@ -43,7 +43,7 @@ class Service:
             translator,
             self.queue,
             warm=lambda: self._in_loop(self._get_ready),
-            done=lambda ran: self._in_loop(self._receive, ran),
+            done=lambda batch, seconds: self._in_loop(self._receive, batch, seconds),
             ended=lambda: self._in_loop(self._fail_all),
         )
         self.tickets: set[Ticket] = set()
@@ -142,25 +142,22 @@ class Service:
             self.metrics.sentences.inc(ticket.job.sentences)
             ticket.future.set_result(ticket.job.answer())
 
-    def _receive(self, ran: BatchResult) -> None:
-        self.metrics.batch_seconds.observe(ran.seconds)
-        self.metrics.batch_tokens.observe(ran.tokens)
-        for outcome in ran.outcomes:
-            if not outcome.owner.gone:
-                self._settle(outcome)
-
-    def _settle(self, outcome: Outcome) -> None:
-        ticket = outcome.owner
-        assert isinstance(ticket, Ticket)
-        if ticket.future.done():
-            return
-        if outcome.error is None:
-            ticket.open -= 1
-            self._put(ticket, ticket.job.receive(outcome.task, outcome.result))
-        elif isinstance(outcome.error, RectiformerError):
-            ticket.future.set_exception(RefusalError(INVALID, str(outcome.error)))
-        else:
-            ticket.future.set_exception(RefusalError(FAILED, "the model failed on this request; the server goes on"))
+    def _receive(self, batch: list[Entry], seconds: float) -> None:
+        self.metrics.batch_seconds.observe(seconds)
+        self.metrics.batch_tokens.observe(sum(entry.task.length for entry in batch))
+        for entry in batch:
+            ticket = entry.owner
+            assert isinstance(ticket, Ticket)
+            if ticket.gone or ticket.future.done():
+                continue
+            if entry.error is None:
+                ticket.open -= 1
+                self._put(ticket, ticket.job.receive(entry.task, entry.result))
+            elif isinstance(entry.error, RectiformerError):
+                ticket.future.set_exception(RefusalError(INVALID, str(entry.error)))
+            else:
+                message = "the model failed on this request; the server goes on"
+                ticket.future.set_exception(RefusalError(FAILED, message))
 
     def _get_ready(self) -> None:
         if self.state == "starting":

@@ -33,14 +33,16 @@ class Owner:
         """Whether the results are no longer wanted."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Entry:
-    """A task in the queue."""
+    """A task in the queue and, once it ran, its result or why there is none."""
 
     owner: Owner
     task: Task
     start: float
     number: int
+    result: Any = None
+    error: Exception | None = None
 
 
 class TaskQueue:
@@ -110,26 +112,6 @@ class TaskQueue:
         return batch
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a task, or why there is none."""
-
-    owner: Owner
-    task: Task
-    result: Any = None
-    error: Exception | None = None
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """A finished batch."""
-
-    outcomes: list[Outcome]
-    tokens: int
-    """Of all its tasks, without padding."""
-    seconds: float
-
-
 def trim_heap() -> None:
     """Return freed memory to the system: glibc keeps that of tensors of up to 32 MiB, which adds up with a beam."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
@@ -137,12 +119,12 @@ def trim_heap() -> None:
         trim(0)
 
 
-class Worker:
-    """The thread that uses the model.
+class Worker(threading.Thread):
+    """The thread that uses the model, until the queue is closed.
 
     Args:
         warm: called once the model has translated for the first time, from the thread.
-        done: called with each batch, from the thread.
+        done: called with each batch and the seconds it took, from the thread.
         ended: called when the thread ends, from the thread.
     """
 
@@ -152,42 +134,34 @@ class Worker:
         queue: TaskQueue,
         *,
         warm: Callable[[], None],
-        done: Callable[[BatchResult], None],
+        done: Callable[[list[Entry], float], None],
         ended: Callable[[], None],
     ) -> None:
+        super().__init__(name="model", daemon=True)
         self.translator, self.queue = translator, queue
         self._tell_warm, self._tell_done, self._tell_ended = warm, done, ended
         self._takes = True
-        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs and takes batches; one that is about to end takes none."""
-        return self._takes and self._thread.is_alive()
+        return self._takes and self.is_alive()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait for the thread to end, after the queue was closed and its last batch is done or given up."""
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             TranslateLines(SearchOptions()).run(self.translator, ["a"], self.queue.batch_tokens, lambda _: True)
             self._tell_warm()
             while batch := self.queue.take():
                 since = time.perf_counter()
-                outcomes = self._work(batch)
-                tokens = sum(entry.task.length for entry in batch)
-                self._tell_done(BatchResult(outcomes, tokens, time.perf_counter() - since))
+                self._work(batch)
+                self._tell_done(batch, time.perf_counter() - since)
                 if not self.queue:  # it takes milliseconds, and nobody waits now
                     trim_heap()
         finally:
             self._takes = False  # before `ended` is called, so that whoever is admitted until then hears of it
             self._tell_ended()
 
-    def _work(self, batch: Sequence[Entry]) -> list[Outcome]:
+    def _work(self, batch: list[Entry]) -> None:
         """Run a batch; one that fails is halved, so that a task the model cannot take fails alone.
 
         Decoding for owners who are gone is given up on the way; their results are arbitrary.
@@ -197,11 +171,14 @@ class Worker:
             results = batch[0].task.operation.run(
                 self.translator, contents, self.queue.batch_tokens, lambda index: not batch[index].owner.gone
             )
+            for entry, result in zip(batch, results, strict=True):
+                entry.result = result
         except Exception as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
-                return self._work(batch[:middle]) + self._work(batch[middle:])
+                self._work(batch[:middle])
+                self._work(batch[middle:])
+                return
             if not isinstance(error, RectiformerError):
                 LOG.error("a batch failed: %s", type(error).__name__)  # its message might hold a user's text
-            return [Outcome(batch[0].owner, batch[0].task, error=error)]
-        return [Outcome(entry.owner, entry.task, result) for entry, result in zip(batch, results, strict=True)]
+            batch[0].error = error

@@ -191,7 +191,7 @@ def test_a_dead_worker_is_not_alive_and_leaves_nobody_waiting(faulty):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_about_to_end_is_given_nothing(faulty, monkeypatch):
     """A thread that has said that it ends may live for a while; nobody hears from it any more."""
-    run, go = Worker._run, threading.Event()
+    run, go = Worker.run, threading.Event()
 
     def linger(worker):
         try:
@@ -206,7 +206,7 @@ def test_a_worker_about_to_end_is_given_nothing(faulty, monkeypatch):
             go.set()
             return [answer.status_code for answer in (*answers, alive)]
 
-    monkeypatch.setattr(Worker, "_run", linger)
+    monkeypatch.setattr(Worker, "run", linger)
     assert run_async(send()) == [503, 503, 500]
 
 

@@ -31,7 +31,7 @@ def work(translator, queue, monkeypatch, leaving):
                 queue.drop(owner)
         return step(ids, state)
 
-    def done(batch):
+    def done(batch, seconds):
         ran.append(batch)
         if not queue:
             queue.close()
@@ -52,7 +52,7 @@ def put(queue, operation, *contents):
 
 
 def lines_of(owner, ran):
-    return [outcome.result.text for batch in ran for outcome in batch.outcomes if outcome.owner is owner]
+    return [entry.result.text for batch in ran for entry in batch if entry.owner is owner]
 
 
 @pytest.mark.parametrize("operation", [TranslateLines, TranslateSegments])
@@ -107,7 +107,7 @@ def resident():
 def test_what_a_batch_freed_goes_back_to_the_system(translator):
     queue, ran = TaskQueue(batch_tokens=1000), []
 
-    def done(batch):
+    def done(batch, seconds):
         ran.append(batch)
         queue.close()
 
@@ -116,5 +116,5 @@ def test_what_a_batch_freed_goes_back_to_the_system(translator):
     before = resident()
     worker.start()
     worker.join()
-    assert len(ran[0].outcomes[0].result) == 24
+    assert len(ran[0][0].result) == 24
     assert resident() - before < 48

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rectiformer.analyze.recording import model_card
 from rectiformer.errors import ArgumentError
@@ -33,7 +32,7 @@ from rectiformer.serve.requests import (
     body_schema,
     read_request,
 )
-from rectiformer.serve.service import ClientGoneError, Service
+from rectiformer.serve.service import CUT_OFF, ClientGoneError, Service
 from rectiformer.translate.align import AVERAGE, check_head, cross_sites
 from rectiformer.translate.translator import Translator
 from rectiformer.web import FAILED, UNAVAILABLE, Guard, Lingering, RefusalError, add_page, add_refusals, read_json
@@ -97,7 +96,6 @@ def build_app(served: Served) -> FastAPI:
     add_model(app, served, maker)
     add_page(app, PAGE, (PAGE / "index.html").read_text(encoding="utf-8"), "/page/")
     add_refusals(app)
-    app.add_middleware(Gate, path=TRANSLATE, refuse=service.unready)
     app.add_middleware(Counting, metrics=metrics, path=TRANSLATE)
     app.add_middleware(Guard, token=served.token, open_paths=(ALIVE,))
     app.add_middleware(Lingering, seconds=served.limits.body_seconds)
@@ -116,6 +114,8 @@ def add_translate(app: FastAPI, service: Service, maker: JobMaker) -> None:
     )
     async def translate(request: Request) -> Response:
         """Translate sentences or documents; more than the limits allow is refused, never cut."""
+        if (refusal := service.unready()) is not None:
+            raise refusal  # before the body is read
         gone: asyncio.Task[Any] | None = None
         try:
             content = await read_json(request, maker.limits)
@@ -127,6 +127,8 @@ def add_translate(app: FastAPI, service: Service, maker: JobMaker) -> None:
             body = await run_in_threadpool(encode, answer) if asked.heads else encode(answer)
         except (ClientDisconnect, ClientGoneError):
             return Response(status_code=499)  # which nobody reads
+        except asyncio.CancelledError:  # by the end of the server
+            raise RefusalError(UNAVAILABLE, CUT_OFF) from None
         finally:
             if gone is not None:
                 gone.cancel()
@@ -184,34 +186,3 @@ def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
     async def model() -> ModelAnswer:
         """The model and the limits of this server."""
         return answer
-
-
-class Gate:
-    """While no request is accepted, turns requests to one path away before their bodies are read.
-
-    Those that the end of the server cuts off, which cancels them, are told so.
-
-    Args:
-        refuse: why none is; None if one would be.
-    """
-
-    def __init__(self, app: ASGIApp, path: str, refuse: Callable[[], RefusalError | None]) -> None:
-        self.app, self.path, self.refuse = app, path, refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["type"] == "http" and scope["path"] == self.path and scope["method"] == "POST"
-        refusal = self.refuse() if asked else None
-        app = self.app if refusal is None else refusal.response()
-        started = False
-
-        async def answer(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await app(scope, receive, answer)
-        except asyncio.CancelledError:
-            if not started:
-                cut_off = RefusalError(UNAVAILABLE, "the server stopped before this request was answered; try again")
-                await cut_off.response()(scope, receive, send)

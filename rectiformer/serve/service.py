@@ -18,6 +18,8 @@ from rectiformer.serve.worker import Entry, Owner, TaskQueue, Worker
 from rectiformer.translate.translator import Translator
 from rectiformer.web import BUSY, FAILED, INVALID, LATE, UNAVAILABLE, RefusalError
 
+CUT_OFF = "the server stopped before this request was answered; try again"
+
 
 class ClientGoneError(Exception):
     """The client closed its connection."""
@@ -98,8 +100,7 @@ class Service:
 
     async def answer(self, job: Job, gone: asyncio.Future[Any]) -> dict[str, Any]:
         """The answer to a job; RefusalError if there is none in time, ClientGoneError once `gone` is done."""
-        refusal = self.unready(job.sentences)
-        if refusal is not None:
+        if (refusal := self.unready(job.sentences)) is not None:
             raise refusal
         ticket = self._admit(job)
         try:
@@ -166,9 +167,7 @@ class Service:
     def _fail_all(self) -> None:
         for ticket in self.tickets:
             if not ticket.future.done():
-                ticket.future.set_exception(
-                    RefusalError(UNAVAILABLE, "the server stopped before this request was answered; try again")
-                )
+                ticket.future.set_exception(RefusalError(UNAVAILABLE, CUT_OFF))
 
     def _in_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody is waiting

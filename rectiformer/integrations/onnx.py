@@ -40,7 +40,7 @@ from rectiformer.integrations.export import (
     write_record,
 )
 from rectiformer.model.attention import RectifiedAttention
-from rectiformer.model.cache import ContextCache
+from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
 from rectiformer.model.transformer import Encoded, Transformer
 from rectiformer.ops.attention import attention
@@ -292,7 +292,7 @@ class DecoderGraph(nn.Module):
         for index, layer in enumerate(self.model.decoder):
             assert isinstance(layer, DecoderLayer)
             pair = slice(2 * index, 2 * index + 2)
-            own, other = JoinedCache(*past[pair]), ContextCache(*source[pair])
+            own, other = JoinedCache(*past[pair]), KeyValueCache(*source[pair])
             x = layer.around_attention(x, lambda x, layer=layer, own=own: attend(layer.attention, None, x, own))
             x = layer.around_cross(
                 x.view(*tokens.shape, -1), lambda x, layer=layer, other=other: attend(layer.cross, seen, x, other)
@@ -302,12 +302,11 @@ class DecoderGraph(nn.Module):
         return self.model.logits(self.model.decoder_norm(x)).view(*tokens.shape, -1), present
 
 
-class JoinedCache:
+class JoinedCache(KeyValueCache):
     """Keys and values [batch, beam, heads, past_length, size] of earlier steps; new ones are appended to a copy."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys.flatten(0, 1), values.flatten(0, 1)
-        self.length = keys.shape[3]
+        super().__init__(keys.flatten(0, 1), values.flatten(0, 1))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         self.keys, self.values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
@@ -323,11 +322,11 @@ def attend(
     module: RectifiedAttention,
     seen: Tensor | None,
     x: Tensor,
-    cache: JoinedCache | ContextCache | None,
+    cache: KeyValueCache | None,
     lengths: Tensor | None = None,
 ) -> Tensor:
     """`module(x)` by the reference's formula: torch's custom operators have no counterpart in ONNX."""
-    context = x if isinstance(cache, ContextCache) else None
+    context = None if cache is None or isinstance(cache, JoinedCache) else x
     q, k, v = module.project(x, context, cache, lengths)
     mixed = attention(q, k, v, module.variant, attn_mask=seen, backend="reference", **module.current_options())
     return module.output(module.norm(mixed.transpose(1, 2).flatten(2)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, ConfigError, ShapeError
-from rectiformer.model.cache import Cache, StaticLayer
+from rectiformer.model.cache import KeyValueCache, StaticLayer
 from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm
 from rectiformer.model.projection import LearnedOption, Projections, build_learned, variance_scaling_
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary
@@ -144,7 +144,7 @@ class RectifiedAttention(Projections):
         attn_mask: Tensor | None = None,
         attn_bias: Tensor | None = None,
         window_size: Window | None = None,
-        cache: Cache | None = None,
+        cache: KeyValueCache | None = None,
         rotary: SentenceRotary = NO_ROTARY,
     ) -> Tensor:
         """Attend from x [B, M, E] to context [B, N, E] (default: x itself): [B, M, E].

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,52 +10,38 @@ from torch import Tensor
 from rectiformer.ops.decode import follow
 
 
-class Cache(Protocol):
-    """What attention needs of a cache."""
-
-    length: int
-
-    @property
-    def keys(self) -> Tensor: ...
-
-    @property
-    def values(self) -> Tensor: ...
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 class KeyValueCache:
-    """A cache that grows: its capacity doubles when it runs out, so appending n tokens copies O(n) of them in all.
+    """Keys and values [B, K, length, D] so far, or at once those of a whole encoded source.
 
-    Not for training: it writes in place.
+    Its capacity doubles when it runs out, so appending n tokens copies O(n) of them in all. Not for training: it writes
+    in place.
     """
 
-    def __init__(self) -> None:
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
         self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-
-    @property
-    def keys(self) -> Tensor:
-        assert self._keys is not None
-        return self._keys[:, :, : self.length]
-
-    @property
-    def values(self) -> Tensor:
-        assert self._values is not None
-        return self._values[:, :, : self.length]
+        self._buffers: list[Tensor] | None = None
+        if keys is not None and values is not None:
+            self.keys, self.values, self.length, self._buffers = keys, values, keys.shape[2], [keys, values]
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add tokens [B, K, new, D] and return all keys and values so far."""
-        self._keys = self._extend(self._keys, k)
-        self._values = self._extend(self._values, v)
+        held: Sequence[Tensor | None] = self._buffers or (None, None)
+        buffers = [self._extend(buffer, new) for buffer, new in zip(held, (k, v), strict=True)]
         self.length += k.shape[2]
+        self._hold(buffers)
         return self.keys, self.values
 
     def reorder(self, rows: Tensor) -> None:
         """Let sequence b continue what was sequence rows[b]: a beam search's choice of parents."""
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = (self._moved(held, rows) for held in (self._keys, self._values))
+        if self._buffers is not None:
+            self._hold([self._moved(buffer, rows) for buffer in self._buffers])
+
+    def _hold(self, buffers: list[Tensor]) -> None:
+        self._buffers = buffers
+        self.keys, self.values = (buffer[:, :, : self.length] for buffer in buffers)
 
     def _moved(self, held: Tensor, rows: Tensor) -> Tensor:
         """In the same buffer where it suffices: copying what is held, back and forth, is cheaper than a new buffer."""
@@ -141,14 +127,3 @@ class StaticLayer:
         self.ancestors = cache.ancestors
         self.keys, self.values = cache.buffer[2 * layer], cache.buffer[2 * layer + 1]
         self.length = cache.buffer.shape[3]
-
-
-class ContextCache:
-    """Keys and values that were projected before: those of an encoded source."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        self.length = keys.shape[2]
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        raise AssertionError("a source is projected once")

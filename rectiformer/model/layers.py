@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rectiformer.config import SITES, ModelConfig
 from rectiformer.model.attention import RectifiedAttention
-from rectiformer.model.cache import Cache, StaticLayer
+from rectiformer.model.cache import KeyValueCache, StaticLayer
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import LearnedOption
@@ -142,8 +142,8 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         context: Tensor,
         context_lengths: Tensor | None,
-        self_cache: Cache | StaticLayer,
-        cross_cache: Cache,
+        self_cache: KeyValueCache | StaticLayer,
+        cross_cache: KeyValueCache,
         self_lengths: Tensor | None,
         rotation: Rotation | None = None,
     ) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
-from rectiformer.model.cache import Cache
+from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
 from rectiformer.ops.distributed import AllReduce, ContextGroup, own_lengths
 from rectiformer.ops.variants import Variant
@@ -69,7 +69,7 @@ class Projections(nn.Module):
         self,
         x: Tensor,
         context: Tensor | None,
-        cache: Cache | None,
+        cache: KeyValueCache | None,
         key_lengths: Tensor | None = None,
         rotary: SentenceRotary = NO_ROTARY,
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError, ConfigError
 from rectiformer.model.attention import RectifiedAttention
-from rectiformer.model.cache import Cache, ContextCache, KeyValueCache, StaticCache, StaticLayer, before_start
+from rectiformer.model.cache import KeyValueCache, StaticCache, StaticLayer, before_start
 from rectiformer.model.embedding import Embedding, position_signals, working_dtype
 from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
 from rectiformer.model.memory import KeyValueMemory
@@ -51,8 +51,8 @@ class DecoderState:
     """The state of step-by-step decoding: the encoded sources and the caches of every hypothesis."""
 
     context: Encoded
-    self_caches: Sequence[Cache | StaticLayer]
-    cross_caches: Sequence[Cache]
+    self_caches: Sequence[KeyValueCache | StaticLayer]
+    cross_caches: Sequence[KeyValueCache]
     position: Tensor  # [1], the position the next step writes
     static: StaticCache | None = None
     """What `self_caches` are layers of, when their size is fixed."""
@@ -72,7 +72,6 @@ class DecoderState:
         """Go on with these sources only."""
         self.context = self.context.select(sources)
         for cache in self.cross_caches:
-            assert isinstance(cache, KeyValueCache)
             cache.reorder(sources)
         self.reorder((sources[:, None] * beam + torch.arange(beam, device=sources.device)).flatten())
 
@@ -170,11 +169,9 @@ class Transformer(nn.Module):
 
     def begin(self, context: Encoded) -> DecoderState:
         """The state before the first token; its caches grow as needed."""
-        self_caches, cross_caches = ([KeyValueCache() for _ in self.decoder] for _ in range(2))
-        for cache, pair in zip(cross_caches, self.project_context(context), strict=True):
-            cache.append(*pair)
+        cross_caches = [KeyValueCache(*pair) for pair in self.project_context(context)]
         position = torch.zeros(1, dtype=torch.long, device=context.states.device)
-        return DecoderState(context, self_caches, cross_caches, position)
+        return DecoderState(context, [KeyValueCache() for _ in self.decoder], cross_caches, position)
 
     def begin_static(self, context: Encoded, beam: int, capacity: int) -> DecoderState:
         """The same for at most `capacity` tokens; `static.parents` says which hypothesis each continues.
@@ -194,7 +191,7 @@ class Transformer(nn.Module):
         )
         position = torch.zeros(1, dtype=torch.long, device=context.states.device)
         self_caches = [StaticLayer(static, layer) for layer in range(layers)]
-        cross_caches = [ContextCache(*pair) for pair in self.project_context(context)]
+        cross_caches = [KeyValueCache(*pair) for pair in self.project_context(context)]
         return DecoderState(context, self_caches, cross_caches, position, static, static.sentence_positions)
 
     def project_context(self, context: Encoded) -> Iterator[tuple[Tensor, Tensor]]:

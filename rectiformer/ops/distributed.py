@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -80,9 +80,8 @@ def context_parallel_attention(
             that this rank's queries contribute; the sum over ranks is the whole.
     """
     ranks = ContextGroup.of(group)
-    call = ranks.agree(
-        CALL_FACTS, lambda: check_shards(q, k, v, variant, causal, key_lengths, scale, options, ranks.size)
-    )
+    arguments = {"causal": causal, "scale": scale, "options": options}
+    call = ranks.agree(CALL_FACTS, lambda: check_shards(q, k, v, variant, key_lengths, ranks.size, **arguments))
     parts = local_parts(call.visibility, ranks)
     bare = replace(call, variant=replace(call.variant, row_scale=None), options={})
     firsts = [part.first_query for part in parts]
@@ -141,23 +140,12 @@ def check_shards(
     k: Tensor,
     v: Tensor,
     variant: str,
-    causal: bool,
     key_lengths: Tensor | Sequence[int] | None,
-    scale: float | None,
-    options: dict[str, Value],
     ranks: int,
+    **arguments: Any,
 ) -> tuple[AttentionCall, dict[str, float]]:
     """The call over the whole sequence that these shards are a part of, and what all ranks must agree on."""
-    call = check_call(
-        q,
-        k,
-        v,
-        require_rectified(variant),
-        causal=causal,
-        scale=scale,
-        options=options,
-        function=context_parallel_attention,
-    )
+    call = check_call(q, k, v, require_rectified(variant), function=context_parallel_attention, **arguments)
     for name, shard in (("q", q), ("k", k)):
         if shard.shape[2] == 0 or shard.shape[2] % 2:
             raise ShapeError(
@@ -166,10 +154,9 @@ def check_shards(
             )
     (B, H, M, D), (_, K, N, Dv) = q.shape, v.shape
     lengths = None if key_lengths is None else check_lengths(key_lengths, B, N * ranks, q.device)
-    right = 0 if causal else UNBOUNDED
-    seen = Visibility(M * ranks, N * ranks, UNBOUNDED, right, lengths, first=(N - M) * ranks)
+    seen = replace(call.visibility, queries=M * ranks, keys=N * ranks, key_lengths=lengths, first=(N - M) * ranks)
     gradients = torch.is_grad_enabled() * sum(bit for bit, tensor in ((1, q), (2, k), (4, v)) if tensor.requires_grad)
-    shared = (DTYPES.index(q.dtype), list(VARIANTS).index(variant), causal, call.scale, gradients)
+    shared = (DTYPES.index(q.dtype), list(VARIANTS).index(variant), seen.right == 0, call.scale, gradients)
     return replace(call, visibility=seen), dict(zip(CALL_FACTS, (B, H, K, M, N, D, Dv, *shared), strict=True))
 
 

@@ -133,10 +133,9 @@ class Backend:
     """The function that runs a call or, in a few words, why there is none."""
     reason: str
     """Why `auto` takes it."""
-    keeps_scores: bool = False
-    """Whether autograd would keep all scores, so that long calls go by rows."""
-    transforms: bool = False
-    """Whether torch.func transforms and forward-mode duals pass through it."""
+    plain: bool = False
+    """Whether it is made of torch's own operations: torch.func transforms and forward-mode duals pass through it, and
+    autograd would keep all scores, so that long calls go by rows."""
 
 
 def choose_fused(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
@@ -150,19 +149,9 @@ BACKENDS = (
     Backend("sdpa", choose_sdpa, "softmax in torch's own kernels"),
     Backend("blocked", choose_blocked, "a rectified variant on the CPU, in blocks of scores that fit the cache"),
     Backend(
-        "products",
-        choose_products,
-        "two matrix products on the GPU, with the scores in device memory",
-        keeps_scores=True,
-        transforms=True,
+        "products", choose_products, "two matrix products on the GPU, with the scores in device memory", plain=True
     ),
-    Backend(
-        "reference",
-        lambda *_: reference_attention,
-        "plain operations, which can do every call",
-        keeps_scores=True,
-        transforms=True,
-    ),
+    Backend("reference", lambda *_: reference_attention, "plain operations, which can do every call", plain=True),
 )
 """All implementations, the fastest first."""
 NAMES = ("auto", *(backend.name for backend in BACKENDS))
@@ -173,7 +162,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> T
     if k.shape[2] == 0:
         return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
     taken, run_call = choose(q, k, v, call, backend)
-    if taken.keeps_scores and (step := rows_at_once(q, v, call)) < q.shape[2]:
+    if taken.plain and (step := rows_at_once(q, v, call)) < q.shape[2]:
         return torch.cat(by_rows(run_call, q, k, v, call, step), 2)
     return run_call(q, k, v, call)
 
@@ -206,7 +195,7 @@ def candidates(q: Tensor, call: AttentionCall, backend: str) -> Sequence[Backend
 def try_backend(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
     """What an implementation runs for this call, or why it cannot."""
     found = backend.choose(q, k, v, call)
-    return found if isinstance(found, str) or backend.transforms else transform_obstacle() or found
+    return found if isinstance(found, str) or backend.plain else transform_obstacle() or found
 
 
 def cannot_run(backend: str, obstacle: object) -> str:

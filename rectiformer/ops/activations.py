@@ -1,4 +1,4 @@
-"""How scores become weights, one function per variant, and the few other parts that variants are made of.
+"""The parts that variants are made of, where they take more than one line: above all, how scores become weights.
 
 x is a block of scores [B, H, M, N] in which hidden cells hold 0. What a function returns for hidden cells does not
 matter, as long as it is finite: `reference.py` overwrites them.
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rectiformer.ops.simplex import entmax, entmax15, sparsemax
+from rectiformer.ops.simplex import entmax
 
 Value = float | int | Tensor
 
@@ -93,35 +93,11 @@ def top_softmax(x: Tensor, rows: RowContext) -> Tensor:
     return torch.where(shown < smallest_kept, -torch.inf, shown).softmax(-1)  # NaN is not below anything, and stays
 
 
-def self_adjust(x: Tensor, rows: RowContext) -> Tensor:
-    return x * softmax_weights(x, rows)
-
-
 def self_adjust_normalized(x: Tensor, rows: RowContext) -> Tensor:
     low = _only_visible(x, rows, torch.inf).amin(-1, keepdim=True).clamp_max(0)
     high = _only_visible(x, rows).amax(-1, keepdim=True).clamp_min(0)
     span = high - low
     return (x - low) / torch.where(span > 0, span, 1) * softmax_weights(x, rows)
-
-
-def cog(x: Tensor, rows: RowContext) -> Tensor:
-    return x.sign() * softmax_weights(x.abs(), rows)
-
-
-def identity(x: Tensor, rows: RowContext) -> Tensor:
-    return x
-
-
-def gelu_weights(x: Tensor, rows: RowContext) -> Tensor:
-    return F.gelu(x)
-
-
-def leaky_weights(x: Tensor, rows: RowContext) -> Tensor:
-    return torch.where(x > 0, x, 0.01 * x)
-
-
-def sigmoid_weights(x: Tensor, rows: RowContext) -> Tensor:
-    return torch.sigmoid(x - rows.count.log())
 
 
 def polynomial(x: Tensor, rows: RowContext) -> Tensor:
@@ -130,23 +106,11 @@ def polynomial(x: Tensor, rows: RowContext) -> Tensor:
     return x**degree * rows.count.rsqrt()
 
 
-def sparsemax_weights(x: Tensor, rows: RowContext) -> Tensor:
-    return sparsemax(x, rows.visible)
-
-
-def entmax15_weights(x: Tensor, rows: RowContext) -> Tensor:
-    return entmax15(x, rows.visible)
-
-
 def entmax_weights(x: Tensor, rows: RowContext) -> Tensor:
     alpha = _per_head(rows.options["alpha"])
     if not isinstance(alpha, Tensor):  # filled on the device: a CUDA graph cannot capture a copy from the host
         alpha = torch.full((), alpha, dtype=x.dtype, device=x.device)
     return entmax(x, rows.visible, alpha.to(x))
-
-
-def inhibition(x: Tensor, rows: RowContext) -> Tensor:
-    return torch.relu(-x)
 
 
 unit_variance = RowScale(exponent=lambda options: 0.5, factor=lambda options: 2**0.5 / options["gamma"])

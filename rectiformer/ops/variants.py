@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.ops import activations
-from rectiformer.ops.activations import RowContext, RowScale, Value, dot_scores, weighted_sum
+from rectiformer.ops.activations import RowContext, RowScale, Value, dot_scores, softmax_weights, weighted_sum
+from rectiformer.ops.simplex import entmax15, sparsemax
 
 BOUNDS: dict[str, Callable[[float], bool]] = {
     "a number above 0": lambda value: value > 0,
@@ -154,21 +156,21 @@ VARIANTS: dict[str, Variant] = {
             formula="exp(x) / sum exp(x)",
             paper="Vaswani et al. 2017 (1706.03762)",
             use="The baseline of both papers.",
-            weigh=activations.softmax_weights,
+            weigh=softmax_weights,
         ),
         Variant(
             name="sparsemax",
             formula="[x - tau]+, sum 1",
             paper="Martins, Astudillo 2016 (1602.02068)",
             use="The sparsest baseline on the simplex; learns slowly.",
-            weigh=activations.sparsemax_weights,
+            weigh=lambda x, rows: sparsemax(x, rows.visible),
         ),
         Variant(
             name="entmax15",
             formula="[x/2 - tau]+^2, sum 1",
             paper="Peters et al. 2019 (1905.05702)",
             use="A milder sparse baseline on the simplex, often the best of its family.",
-            weigh=activations.entmax15_weights,
+            weigh=lambda x, rows: entmax15(x, rows.visible),
         ),
         Variant(
             name="entmax",
@@ -239,7 +241,7 @@ VARIANTS: dict[str, Variant] = {
             formula="1 / (1 + exp(-(x - log n)))",
             paper="Ramapuram et al. 2024 (2409.04431)",
             use="A smooth elementwise rival without exact zeros.",
-            weigh=activations.sigmoid_weights,
+            weigh=lambda x, rows: torch.sigmoid(x - rows.count.log()),
             scale="-log n inside",
         ),
         Variant(
@@ -254,7 +256,7 @@ VARIANTS: dict[str, Variant] = {
             formula="x softmax(x)",
             paper="Zheng et al. 2025 (2502.18277)",
             use="Softmax with gradients that do not vanish for confident rows; weights may be negative.",
-            weigh=activations.self_adjust,
+            weigh=lambda x, rows: x * softmax_weights(x, rows),
         ),
         Variant(
             name="self-adjust-norm",
@@ -268,7 +270,7 @@ VARIANTS: dict[str, Variant] = {
             formula="sign(x) softmax(|x|)",
             paper="Lv et al. 2024 (2411.07176)",
             use="Signed weights: a head may subtract as well as add.",
-            weigh=activations.cog,
+            weigh=lambda x, rows: x.sign() * softmax_weights(x.abs(), rows),
         ),
         Variant(
             name="polynomial",
@@ -284,7 +286,7 @@ VARIANTS: dict[str, Variant] = {
             formula="sum_j [v_j - [scale |q - k_j|_1 - b]+]+",
             paper="Brannvall 2023 (2310.02041)",
             use="Attention by subtraction, for arithmetic without products; has no weights, slow here.",
-            weigh=activations.inhibition,
+            weigh=lambda x, rows: torch.relu(-x),
             score=activations.negative_distance,
             mix=activations.inhibited_sum,
             hidden=torch.inf,
@@ -302,7 +304,7 @@ VARIANTS: dict[str, Variant] = {
             formula="x",
             paper="Zhang et al. 2021, ablation",
             use="Linear attention with ReLA's norm and gate: what is left without the ReLU.",
-            weigh=activations.identity,
+            weigh=lambda x, rows: x,
             output_norm="gated-rms",
         ),
         Variant(
@@ -310,7 +312,7 @@ VARIANTS: dict[str, Variant] = {
             formula="gelu(x)",
             paper="Zhang et al. 2021, ablation",
             use="A smooth ReLU in ReLA-g, for studies; small negative weights, no exact zeros.",
-            weigh=activations.gelu_weights,
+            weigh=lambda x, rows: F.gelu(x),
             output_norm="gated-rms",
         ),
         Variant(
@@ -318,7 +320,7 @@ VARIANTS: dict[str, Variant] = {
             formula="x where x > 0, else x / 100",
             paper="Zhang et al. 2021, ablation",
             use="A ReLU that never closes in ReLA-g, for studies: no exact zeros, no dead heads.",
-            weigh=activations.leaky_weights,
+            weigh=lambda x, rows: torch.where(x > 0, x, 0.01 * x),
             output_norm="gated-rms",
         ),
     ]

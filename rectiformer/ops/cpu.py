@@ -8,7 +8,7 @@ the backward pass rebuilds the block instead of keeping it. No more than `SCORE_
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,8 +37,7 @@ class Block:
     heads: slice
     flat: slice
     queries: slice
-    keys: slice  # all keys any of the queries sees
-    key_step: int
+    keys: slice
 
 
 @dataclass(frozen=True)
@@ -73,24 +72,20 @@ class Scores:
                 stop = min(start + rows, visibility.queries)
                 first_key = max(0, visibility.first + start - visibility.left)
                 last_key = min(longest, visibility.first + stop + visibility.right)
-                if first_key < last_key:
-                    yield Block(batch, heads, flat, slice(start, stop), slice(first_key, last_key), columns)
+                for key in range(first_key, last_key, columns):
+                    yield Block(batch, heads, flat, slice(start, stop), slice(key, min(key + columns, last_key)))
 
-    def column_blocks(self, block: Block) -> Iterator[slice]:
-        for start in range(block.keys.start, block.keys.stop, block.key_step):
-            yield slice(start, min(start + block.key_step, block.keys.stop))
-
-    def rectified(self, block: Block, keys: slice, buffer: Tensor, transposed: bool = False) -> Tensor:
+    def rectified(self, block: Block, buffer: Tensor, transposed: bool = False) -> Tensor:
         """[x]+ of one block with hidden and dropped cells exactly 0: [b * h, m, n], or [b * h, n, m]."""
-        rows, columns = self.q[block.flat, block.queries], self.k[block.flat, keys]
+        rows, columns = self.q[block.flat, block.queries], self.k[block.flat, block.keys]
         factors = (columns, rows) if transposed else (rows, columns)
         bias = self.call.attn_bias
         scores = self.rectified_product(*factors, buffer) if bias is None else product(*factors, buffer)
         cells = self.cells(scores, block, transposed)
         if bias is not None:
             # Two roundings in this order, as in the reference: a score that is exactly 0 there is exactly 0 here.
-            torch.add(over_block(bias, block, keys), cells, alpha=self.inner, out=cells).relu_()
-        self.hide(cells, block, keys)
+            torch.add(over_block(bias, block), cells, alpha=self.inner, out=cells).relu_()
+        self.hide(cells, block)
         return scores
 
     def rectified_product(self, a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
@@ -109,11 +104,11 @@ class Scores:
         """A block of scores seen as [b, h, m, n]."""
         return (scores.mT if transposed else scores).unflatten(0, (block.batch.stop - block.batch.start, -1))
 
-    def hide(self, cells: Tensor, block: Block, keys: slice) -> None:
+    def hide(self, cells: Tensor, block: Block) -> None:
         """Zero the cells that are not visible or were dropped. Padding needs nothing unless `prepare` says so: its
         keys are zero, so their scores are."""
         rows, columns = cells.shape[2:]
-        corner = self.visibility.first + block.queries.start - keys.start
+        corner = self.visibility.first + block.queries.start - block.keys.start
         last_seen_by_all = corner + self.visibility.right
         first_seen_by_all = corner + rows - 1 - self.visibility.left
         if last_seen_by_all < columns - 1:
@@ -124,10 +119,10 @@ class Scores:
             stop = first_seen_by_all if 2 * first_seen_by_all < columns else columns
             keep_triangle(cells[..., :stop], lower=False, diagonal=corner - self.visibility.left)
         if self.visibility.attn_mask is not None:
-            cells.masked_fill_(over_block(self.visibility.attn_mask, block, keys).logical_not(), 0)
+            cells.masked_fill_(over_block(self.visibility.attn_mask, block).logical_not(), 0)
         if self.call.dropout_p:
             assert self.call.seed is not None
-            rectangle = block.batch, block.heads, block.queries, keys
+            rectangle = block.batch, block.heads, block.queries, block.keys
             cells.mul_(keep_cells(self.call.seed, self.call.dropout_p, *rectangle, self.heads, self.call.origin))
 
 
@@ -168,17 +163,12 @@ def head_groups(batch: int, heads: int, group: int) -> Iterator[tuple[slice, sli
                 yield slice(sequence, sequence + 1), slice(start, min(start + group, heads))
 
 
-def over_block(broadcast: Tensor, block: Block, keys: slice) -> Tensor:
+def over_block(broadcast: Tensor, block: Block) -> Tensor:
     """The part of a tensor with four axes, each full or 1, that lies over a block."""
-    spans = (block.batch, block.heads, block.queries, keys)
+    spans = (block.batch, block.heads, block.queries, block.keys)
     return broadcast[
         tuple(span if size > 1 else slice(None) for span, size in zip(spans, broadcast.shape, strict=True))
     ]
-
-
-def carve(buffer: Tensor, *shape: int) -> Tensor:
-    """The head of a flat buffer, seen in `shape`."""
-    return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Scores, Tensor]:
@@ -207,12 +197,11 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Ten
     buffer = q.new_empty(0)
     for block in scores.blocks(buffers=1):
         buffer = grow_buffer(block, buffer)
-        for keys in scores.column_blocks(block):
-            weights = scores.rectified(block, keys, buffer)
-            if power == 2:
-                weights.square_()
-            add_product(out[block.flat, block.queries], weights, values[block.flat, keys], factor)
-            del weights  # so that the next block takes its memory, still in the cache
+        weights = scores.rectified(block, buffer)
+        if power == 2:
+            weights.square_()
+        add_product(out[block.flat, block.queries], weights, values[block.flat, block.keys], factor)
+        del weights  # so that the next block takes its memory, still in the cache
     return out.view(*q.shape[:3], v.shape[3])
 
 
@@ -235,22 +224,19 @@ def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Atten
     buffer = other = q.new_empty(0)
     for block in scores.blocks(buffers=2):
         buffer, other = grow_buffer(block, buffer), grow_buffer(block, other)
-        rows, d_rows = scores.q[block.flat, block.queries], d_out[block.flat, block.queries]
-        for keys in scores.column_blocks(block):
-            positive = scores.rectified(block, keys, buffer, transposed=True)
-            d_weights = product(values[block.flat, keys], d_rows, other)
-            d_scores, weights = through_relu(d_weights, positive, power)
-            add_product(d_v[block.flat, keys], weights, d_rows, factor)
-            add_product(d_k[block.flat, keys], d_scores, rows, factor * power * scores.inner)
-            add_product(
-                d_q[block.flat, block.queries], d_scores.mT, scores.k[block.flat, keys], factor * power * scores.inner
-            )
-            if d_bias is not None:
-                target = over_block(d_bias, block, keys)
-                cells = scores.cells(d_scores, block, transposed=True)
-                target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
-                del cells
-            del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
+        rows, keys = (block.flat, block.queries), (block.flat, block.keys)
+        positive = scores.rectified(block, buffer, transposed=True)
+        d_weights = product(values[keys], d_out[rows], other)
+        d_scores, weights = through_relu(d_weights, positive, power)
+        add_product(d_v[keys], weights, d_out[rows], factor)
+        add_product(d_k[keys], d_scores, scores.q[rows], factor * power * scores.inner)
+        add_product(d_q[rows], d_scores.mT, scores.k[keys], factor * power * scores.inner)
+        if d_bias is not None:
+            target = over_block(d_bias, block)
+            cells = scores.cells(d_scores, block, transposed=True)
+            target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
+            del cells
+        del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
     d_bias = q.new_zeros(0) if d_bias is None or call.attn_bias is None else d_bias.to(call.attn_bias.dtype)
     d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
     return d_q.view(q.shape), d_k, d_v, d_bias
@@ -268,7 +254,8 @@ def product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
     """a times b transposed for each matrix of a batch; written to `buffer` where the library lets us."""
     if runs_alone(len(a), a.dtype):
         return linear(a[0], b[0], "none")[None]
-    return torch.bmm(a, b.mT, out=carve(buffer, len(a), a.shape[1], b.shape[1]))
+    shape = len(a), a.shape[1], b.shape[1]
+    return torch.bmm(a, b.mT, out=buffer[: math.prod(shape)].view(shape))
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
@@ -303,7 +290,7 @@ def ungroup(grad: Tensor, like: Tensor, heads: int) -> Tensor:
 def grow_buffer(block: Block, buffer: Tensor) -> Tensor:
     """A flat buffer that holds the block: the one given, or a larger one. A block that runs alone needs none."""
     matrices, rows = block.flat.stop - block.flat.start, block.queries.stop - block.queries.start
-    cells = matrices * rows * min(block.key_step, block.keys.stop - block.keys.start)
+    cells = matrices * rows * (block.keys.stop - block.keys.start)
     enough = buffer.numel() >= cells or runs_alone(matrices, buffer.dtype)
     return buffer if enough else buffer.new_empty(cells)
 
@@ -341,38 +328,25 @@ def flatten(call: AttentionCall) -> tuple[Any, ...]:
     return *tensors, call.variant.power, call.scale, call.dropout_p, seen.left, seen.right, *call.origin
 
 
-def unflatten(
-    q: Tensor,
-    k: Tensor,
-    attn_bias: Tensor | None,
-    attn_mask: Tensor | None,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    power: int,
-    scale: float,
-    dropout_p: float,
-    window_left: int,
-    window_right: int,
-    query_origin: int,
-    key_origin: int,
-) -> AttentionCall:
+def unflatten(q: Tensor, k: Tensor, arguments: Sequence[Any]) -> AttentionCall:
     """The call that an operator's arguments stand for; its variant has the right power and no row scale."""
+    attn_bias, attn_mask, key_lengths, seed, power, scale, dropout_p, left, right, *origin = arguments
     M, N = q.shape[2], k.shape[2]
-    visibility = Visibility(M, N, window_left, window_right, key_lengths, attn_mask, first=N - M)
+    visibility = Visibility(M, N, left, right, key_lengths, attn_mask, first=N - M)
     variant = replace(VARIANTS["rela"], power=power)
-    return AttentionCall(variant, visibility, {}, scale, attn_bias, dropout_p, seed, (query_origin, key_origin))
+    return AttentionCall(variant, visibility, {}, scale, attn_bias, dropout_p, seed, tuple(origin))
 
 
 @operator(f"rectified({ARGUMENTS}) -> Tensor")
 def rectified(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
     """sum over visible keys of [scale q k + attn_bias]+ ** power v."""
-    return blocked_forward(q, k, v, unflatten(q, k, *arguments))
+    return blocked_forward(q, k, v, unflatten(q, k, arguments))
 
 
 @operator(f"rectified_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """Gradients of `rectified` for q, k, v and attn_bias; the last is empty without one."""
-    return blocked_backward(d_out, q, k, v, unflatten(q, k, *arguments))
+    return blocked_backward(d_out, q, k, v, unflatten(q, k, arguments))
 
 
 @torch.library.register_fake("rectiformer::rectified")
@@ -396,7 +370,7 @@ def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
 def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
     d_out, q, k, v, attn_bias, *rest = recall(ctx)
     leaves = [d_out, q, k, v, attn_bias, None]
-    second = second_derivatives(lambda _: unflatten(q, k, None, *rest), leaves, cotangents)
+    second = second_derivatives(lambda _: unflatten(q, k, [None, *rest]), leaves, cotangents)
     return *second[:5], *NO_GRADIENT
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, ConfigError, ShapeError
 from rectiformer.model.cache import KeyValueCache, StaticLayer
-from rectiformer.model.norms import EPSILON, GatedRMSNorm, RMSNorm, build_output_norm
+from rectiformer.model.norms import EPSILON, RMSNorm, build_output_norm
 from rectiformer.model.projection import LearnedOption, Projections, build_learned, variance_scaling_
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary
 from rectiformer.ops.attention import Window, check_call, run
@@ -181,7 +181,7 @@ class RectifiedAttention(Projections):
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `key_lengths` [R] counts those then cached."""
         q, k, v = self.project(x, None, None, rotary=rotary)
         norm = None
-        if isinstance(self.norm, RMSNorm | GatedRMSNorm):
+        if isinstance(self.norm, RMSNorm):
             norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
         mixed = decode_attention(
             q,

@@ -36,10 +36,9 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [B, M] to [B, M, E]."""
-        table = self._table(ids.shape[1])
-        return self.embed(
-            ids, table[: ids.shape[1]] if self.separator is None else table[self.sentence_positions(ids)[..., 0]]
-        )
+        self.reserve(ids.shape[1])
+        where = slice(ids.shape[1]) if self.separator is None else self.sentence_positions(ids)[..., 0]
+        return self.embed(ids, self.positions[where])
 
     def sentence_ids(self, ids: Tensor) -> Tensor | None:
         """The index [B, M] of the sentence that each of ids [B, M] is in; None where positions are counted through."""
@@ -68,17 +67,12 @@ class Embedding(nn.Module):
         begins = ids == self.separator
         return torch.stack([(positions[:, 0] + 1).masked_fill(begins, 0), positions[:, 1] + begins], -1)
 
-    def _table(self, length: int) -> Tensor:
-        """The position signals, made longer when a sequence asks for it."""
+    def reserve(self, length: int) -> None:
+        """Have position signals for `length` positions, before steps that cannot make them."""
         if length > len(self.positions):
             self.outgrown.append(self.positions)
             with torch.inference_mode(False):  # made while translating, they may be used in training next
                 self.positions = sinusoids(2 * length, self.table.shape[1]).to(self.positions)
-        return self.positions
-
-    def reserve(self, length: int) -> None:
-        """Have position signals for `length` positions, before steps that cannot make them."""
-        self._table(length)
 
 
 def working_dtype(x: Tensor) -> torch.dtype:

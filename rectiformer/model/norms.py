@@ -20,14 +20,16 @@ EPSILON = 1e-8
 
 
 class RMSNorm(nn.Module):
-    """gain * z / sqrt(mean(z^2) + epsilon). `small` draws the gain from U(-sqrt(3/width), sqrt(3/width)): ReLA-i."""
+    """gain * z / sqrt(mean(z^2) + epsilon); if `gated`, times sigmoid(gate * z), where z is not normed: ReLA-g.
 
-    gate = None
+    `small` draws the gain from U(-sqrt(3/width), sqrt(3/width)): ReLA-i.
+    """
 
-    def __init__(self, width: int, small: bool = False) -> None:
+    def __init__(self, width: int, small: bool = False, gated: bool = False) -> None:
         super().__init__()
         self.small = small
         self.gain = nn.Parameter(torch.empty(width))
+        self.gate = nn.Parameter(torch.empty(width)) if gated else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -35,23 +37,8 @@ class RMSNorm(nn.Module):
             uniform_vector_(self.gain)
         else:
             nn.init.ones_(self.gain)
-
-    def forward(self, z: Tensor) -> Tensor:
-        return rms_norm(z, self.gain, None, EPSILON)
-
-
-class GatedRMSNorm(nn.Module):
-    """sigmoid(gate * z) * gain * z / sqrt(mean(z^2) + epsilon): ReLA-g. The gate sees z before the norm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.empty(width))
-        self.gate = nn.Parameter(torch.empty(width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.gain)
-        uniform_vector_(self.gate)  # near zero, so every gate starts about half open
+        if self.gate is not None:
+            uniform_vector_(self.gate)  # near zero, so every gate starts about half open
 
     def forward(self, z: Tensor) -> Tensor:
         return rms_norm(z, self.gain, self.gate, EPSILON)
@@ -85,7 +72,7 @@ OUTPUT_NORMS: dict[str, Callable[[int, int], nn.Module]] = {
     "none": lambda width, heads: nn.Identity(),
     "rms": lambda width, heads: RMSNorm(width),
     "rms-small": lambda width, heads: RMSNorm(width, small=True),
-    "gated-rms": lambda width, heads: GatedRMSNorm(width),
+    "gated-rms": lambda width, heads: RMSNorm(width, gated=True),
     "head-rms": HeadRMSNorm,
     "layer": lambda width, heads: nn.LayerNorm(width, EPSILON),
 }

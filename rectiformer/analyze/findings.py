@@ -11,29 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rectiformer.analyze.meters import (
-    DistanceSummary,
-    Diversity,
-    HeadMeter,
-    HeadSummary,
-    LengthSummary,
-    MemorySummary,
-    length_edges,
-)
+from rectiformer.analyze import meters, survey
 from rectiformer.analyze.record import SITES, ModelCard
 from rectiformer.analyze.recording import model_card
 from rectiformer.analyze.segments import Document, JoinedPairs, cut_documents, take, two_sides
-from rectiformer.analyze.survey import (
-    CrossSurvey,
-    DistanceSurvey,
-    ModelSurvey,
-    Pair,
-    SiteMeter,
-    Survey,
-    check_pairs,
-    run_survey,
-    shuffle_sources,
-)
+from rectiformer.analyze.survey import HeadObserver, MemoryObserver, Pair, SiteObserver
 from rectiformer.errors import DataError
 from rectiformer.files import replacing
 from rectiformer.measure.alignment import Links
@@ -63,18 +45,18 @@ class DataCard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteFindings(HeadSummary):
+class SiteFindings(meters.HeadSummary):
     """One attention site; lists have one value per head, in the order of heads."""
 
     kind: str
     layer: int
     """Counted from 0, as in all findings."""
     heads: int
-    diversity: Diversity
+    diversity: meters.Diversity
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthFindings(LengthSummary):
+class LengthFindings(meters.LengthSummary):
     """One attention site by length of the source."""
 
     kind: str
@@ -110,7 +92,7 @@ class ShuffleFindings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryFindings(MemorySummary):
+class MemoryFindings(meters.MemorySummary):
     """One memory."""
 
     side: str
@@ -118,7 +100,7 @@ class MemoryFindings(MemorySummary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistanceFindings(DistanceSummary):
+class DistanceFindings(meters.DistanceSummary):
     """The cross-attention of one layer."""
 
     layer: int
@@ -185,8 +167,8 @@ def analyze(
         tokenized: whether words, which `gold` counts, are what stands between spaces.
         warn: told of each attention that is left out because its variant has no weights.
     """
-    check_pairs(pairs, gold, tokenized)
-    others = EncodedPairs(translator, shuffle_sources(pairs)) if len(pairs) > 1 else None
+    survey.check_pairs(pairs, gold, tokenized)
+    others = EncodedPairs(translator, survey.shuffle_sources(pairs)) if len(pairs) > 1 else None
     found = survey_model(
         translator, EncodedPairs(translator, pairs), others, progress=progress, model_name=model_name, warn=warn
     )
@@ -222,18 +204,13 @@ def analyze_documents(
         raise DataError("0 sentence pairs; there is nothing to analyze")
     parts = two_sides(take(documents, cut_documents([translator], documents) if segments is None else segments))
     joined = JoinedPairs(translator, parts)
-    others = JoinedPairs(translator, shuffle_sources(parts)) if len(parts) > 1 else None
-    distances = DistanceSurvey(translator.model, joined)
-    found = survey_model(translator, joined, others, [distances], progress=progress, model_name=model_name, warn=warn)
+    others = JoinedPairs(translator, survey.shuffle_sources(parts)) if len(parts) > 1 else None
+    found = survey_model(translator, joined, others, progress=progress, model_name=model_name, warn=warn)
     sentences = sum(map(len, documents))
     return replace(
         found,
         data=replace(found.data, name=name, sentences=sentences, documents=len(documents), segments=len(parts)),
         quality=score_documents(translator, documents, warn) if quality else None,
-        distances=[
-            DistanceFindings(layer=site.layer, **vars(meter.result()))
-            for site, meter in zip(distances.sites, distances.meters, strict=True)
-        ],
     )
 
 
@@ -241,13 +218,12 @@ def survey_model(
     translator: Translator,
     own: EncodedPairs,
     others: EncodedPairs | None,
-    further: Sequence[Survey] = (),
     *,
     progress: Callable[[int, int], None] | None,
     model_name: str,
     warn: Callable[[str], None],
 ) -> Findings:
-    """Run all meters, and those of `further` surveys; alignment and quality stay None.
+    """Run all meters; alignment and quality stay None.
 
     Args:
         own, others: targets with their sources, and, where there are any, with those of other pairs.
@@ -256,9 +232,12 @@ def survey_model(
     for kind in SITES:
         if not find_variant(model.config.variant_at(kind)).has_weights:
             warn(f"{kind} attention is {model.config.variant_at(kind)!r}, which has no weights; it is left out")
-    survey, cross = ModelSurvey(model, length_edges(own.source_lengths + 1)), CrossSurvey(model)
-    shuffling = [others] if others is not None and cross.sites else []
-    done, total = 0, own.pairs * (1 + len(further) + len(shuffling))
+    documents, edges = own if isinstance(own, JoinedPairs) else None, meters.length_edges(own.source_lengths + 1)
+    sites = [SiteObserver(site, edges, documents) for site in survey.weighing_sites(model)]
+    memories = [MemoryObserver(*each) for each in survey.memory_layers(model)]
+    cross = [each for each in sites if each.site.kind == "cross"]
+    shuffled = [HeadObserver(each.site) for each in cross] if others is not None else []
+    done, total = 0, own.pairs * (2 if shuffled else 1)
 
     def advance(sentences: int) -> None:
         nonlocal done
@@ -266,42 +245,39 @@ def survey_model(
         if progress is not None:
             progress(done, total)
 
-    for each in (survey, *further):
-        run_survey(each, translator, own, advance)
-    for pairs in shuffling:
-        run_survey(cross, translator, pairs, advance)
-    meters = [meter.heads for meter in survey.sites if meter.site.kind == "cross"]
+    survey.run_survey([*sites, *memories], translator, own, advance)
+    if shuffled and others is not None:
+        survey.run_survey(shuffled, translator, others, advance)
     return Findings(
         model=model_card(model, model_name),
         data=DataCard("", own.pairs, int((own.source_lengths + 1).sum()), int((own.target_lengths + 1).sum())),
-        sites=[describe_site(meter) for meter in survey.sites],
-        by_length=[describe_lengths(meter) for meter in survey.sites],
-        alignment=None,
-        shuffled=ShuffleFindings(describe_cross(meters), describe_cross(cross.meters)) if shuffling else None,
-        memories=[
-            MemoryFindings(side=each.side, layer=each.index, **vars(each.meter.result())) for each in survey.memories
+        sites=[describe_site(each) for each in sites],
+        by_length=[
+            LengthFindings(kind=each.site.kind, layer=each.site.layer, **vars(each.lengths.result())) for each in sites
         ],
+        alignment=None,
+        shuffled=ShuffleFindings(describe_cross(cross), describe_cross(shuffled)) if shuffled else None,
+        memories=[MemoryFindings(side=each.side, layer=each.index, **vars(each.memory.result())) for each in memories],
         quality=None,
+        distances=[DistanceFindings(layer=each.site.layer, **vars(each.distances.result())) for each in cross]
+        if documents is not None
+        else None,
     )
 
 
-def describe_site(meter: SiteMeter) -> SiteFindings:
-    site = meter.site
+def describe_site(observer: SiteObserver) -> SiteFindings:
+    site = observer.site
     return SiteFindings(
         kind=site.kind,
         layer=site.layer,
         heads=site.attention.num_heads,
-        diversity=meter.diversity.result(),
-        **vars(meter.heads.result()),
+        diversity=observer.diversity.result(),
+        **vars(observer.heads.result()),
     )
 
 
-def describe_lengths(meter: SiteMeter) -> LengthFindings:
-    return LengthFindings(kind=meter.site.kind, layer=meter.site.layer, **vars(meter.lengths.result()))
-
-
-def describe_cross(meters: Sequence[HeadMeter]) -> CrossFindings:
-    layers = [meter.pooled().result() for meter in meters]
+def describe_cross(observers: Sequence[HeadObserver]) -> CrossFindings:
+    layers = [each.heads.pooled().result() for each in observers]
     return CrossFindings([layer.null_rate[0] for layer in layers], [layer.mass[0] for layer in layers])
 
 

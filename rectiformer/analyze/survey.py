@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -44,113 +44,76 @@ Text = TypeVar("Text")
 BATCH_TOKENS = 4096
 
 
-class Survey(Protocol):
-    """Meters, and how a batch is added to them while the model runs."""
+class HeadObserver:
+    """The heads of one attention site, and their meter."""
 
-    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
-        """The contexts in which the model adds this batch to the meters."""
-        ...
+    def __init__(self, site: Site) -> None:
+        self.site, self.heads = site, HeadMeter(site.attention.num_heads)
+        self.meters: list[Meter] = [self.heads]
 
-    def all_meters(self) -> list[Meter]:
-        """Every meter, in the same order on every rank."""
-        ...
-
-
-class SiteMeter:
-    """The meters of one attention site."""
-
-    def __init__(self, site: Site, edges: Sequence[int]) -> None:
-        self.site = site
-        self.heads = HeadMeter(site.attention.num_heads)
-        self.lengths = LengthMeter(edges, site.attention.num_heads)
-        self.diversity = DiversityMeter()
+    def observe(self, batch: Batch) -> AbstractContextManager[None]:
+        """While the model runs inside, this batch is added to the meters."""
+        return observing(self.site.attention, partial(self.update, batch=batch))
 
     def update(self, seen: Observation, batch: Batch) -> None:
-        real = real_queries(self.site.kind, batch).to(seen.q.device)
-        stats = seen.stats()
+        self.heads.update(seen.stats(), real_queries(self.site.kind, batch).to(seen.q.device))
+
+
+class SiteObserver(HeadObserver):
+    """One attention site, and all its meters.
+
+    Args:
+        edges: where bins of source lengths begin, and where the last one ends.
+        documents: what is read, to measure how far cross-attention reaches in it; None for sentences.
+    """
+
+    def __init__(self, site: Site, edges: Sequence[int], documents: JoinedPairs | None = None) -> None:
+        super().__init__(site)
+        self.documents = documents if site.kind == "cross" else None
+        self.lengths, self.diversity = LengthMeter(edges, site.attention.num_heads), DiversityMeter()
+        self.distances = DistanceMeter()
+        self.meters += [self.lengths, self.diversity, self.distances]
+
+    def update(self, seen: Observation, batch: Batch) -> None:
+        device, stats = seen.q.device, seen.stats()
+        real = real_queries(self.site.kind, batch).to(device)
         self.heads.update(stats, real)
-        self.lengths.update(stats, real, batch.source_lengths.to(real.device))
+        self.lengths.update(stats, real, batch.source_lengths.to(device))
         visible = torch.where(real[:, None], stats.visible, 0)
+        if self.documents is not None:
+            keys, queries = (
+                torch.from_numpy(self.documents.sentence_ids(side, batch.pairs, ids.shape[1])).to(device)
+                for side, ids in enumerate((batch.source, batch.target))
+            )
         for rows, weights in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
             self.diversity.update(weights, visible[:, :, rows])
+            if self.documents is not None:
+                self.distances.update(weights, queries[:, rows], keys)
 
 
-class LayerMemory:
-    """The meter of one layer's memory."""
+class MemoryObserver:
+    """The memory of one layer, and its meter."""
 
     def __init__(self, side: str, index: int, layer: EncoderLayer | DecoderLayer) -> None:
         self.side, self.index, self.layer = side, index, layer
-        self.meter = MemoryMeter(layer.memory.values)
+        self.memory = MemoryMeter(layer.memory.values)
+        self.meters = (self.memory,)
+
+    def observe(self, batch: Batch) -> AbstractContextManager[None]:
+        """While the model runs inside, this batch is added to the meter."""
+        return observing_memory(self.layer, partial(self.update, batch))
 
     def update(self, batch: Batch, seen: MemoryObservation, residual: Tensor) -> None:
         real = real_queries(self.side, batch).to(residual.device)
-        self.meter.update(seen.weights()[real], seen.output[real], residual[real])
+        self.memory.update(seen.weights()[real], seen.output[real], residual[real])
 
 
-class ModelSurvey:
-    """Meters of every attention with weights and of every memory."""
-
-    def __init__(self, model: Transformer, edges: Sequence[int]) -> None:
-        self.sites = [SiteMeter(site, edges) for site in weighing_sites(model)]
-        self.memories = [LayerMemory(*each) for each in memory_layers(model)]
-
-    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
-        for meter in self.sites:
-            yield observing(meter.site.attention, partial(meter.update, batch=batch))
-        for memory in self.memories:
-            yield observing_memory(memory.layer, partial(memory.update, batch))
-
-    def all_meters(self) -> list[Meter]:
-        of_sites = [meter for each in self.sites for meter in (each.heads, each.lengths, each.diversity)]
-        return [*of_sites, *(each.meter for each in self.memories)]
-
-
-class CrossSurvey:
-    """Meters of the heads of every cross-attention, and of nothing else."""
-
-    def __init__(self, model: Transformer) -> None:
-        self.sites = [site for site in weighing_sites(model) if site.kind == "cross"]
-        self.meters = [HeadMeter(site.attention.num_heads) for site in self.sites]
-
-    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
-
-        def add(seen: Observation, meter: HeadMeter) -> None:
-            meter.update(seen.stats(), real_queries("cross", batch).to(seen.q.device))
-
-        for site, meter in zip(self.sites, self.meters, strict=True):
-            yield observing(site.attention, partial(add, meter=meter))
-
-    def all_meters(self) -> list[Meter]:
-        return list(self.meters)
-
-
-class DistanceSurvey:
-    """Meters of every cross-attention, over the documents of `joined`."""
-
-    def __init__(self, model: Transformer, joined: JoinedPairs) -> None:
-        self.joined = joined
-        self.sites = [site for site in weighing_sites(model) if site.kind == "cross"]
-        self.meters = [DistanceMeter() for _ in self.sites]
-
-    def all_meters(self) -> list[Meter]:
-        return list(self.meters)
-
-    def observers(self, batch: Batch) -> Iterator[AbstractContextManager[None]]:
-        keys, queries = (
-            torch.from_numpy(self.joined.sentence_ids(side, batch.pairs, ids.shape[1]))
-            for side, ids in enumerate((batch.source, batch.target))
-        )
-
-        def add(seen: Observation, meter: DistanceMeter) -> None:
-            device = seen.q.device
-            for rows, weights in weight_blocks(seen.q, seen.k, seen.variant, cells=BLOCK_CELLS, **seen.call):
-                meter.update(weights, queries[:, rows].to(device), keys.to(device))
-
-        for site, meter in zip(self.sites, self.meters, strict=True):
-            yield observing(site.attention, partial(add, meter=meter))
-
-
-def run_survey(survey: Survey, translator: Translator, encoded: EncodedPairs, advance: Callable[[int], None]) -> None:
+def run_survey(
+    observers: Sequence[HeadObserver | MemoryObserver],
+    translator: Translator,
+    encoded: EncodedPairs,
+    advance: Callable[[int], None],
+) -> None:
     """Run the pairs through the model and add them to the meters; `advance` is told the size of each batch.
 
     Ranks share the batches, then merge their meters.
@@ -159,12 +122,12 @@ def run_survey(survey: Survey, translator: Translator, encoded: EncodedPairs, ad
     for indices in batches:
         batch = collate(encoded, np.array(indices), symbols_of(translator))
         with translator.inference(), ExitStack() as stack:
-            for context in survey.observers(batch):
-                stack.enter_context(context)
+            for observer in observers:
+                stack.enter_context(observer.observe(batch))
             decode_forced(translator, batch)
         advance(len(indices))
     advance(encoded.pairs - sum(map(len, batches)))
-    add_over_ranks(translator.ranks, survey.all_meters())
+    add_over_ranks(translator.ranks, [meter for observer in observers for meter in observer.meters])
 
 
 def add_over_ranks(ranks: Ranks, meters: Sequence[Meter]) -> None:

@@ -12,7 +12,7 @@ from rectiformer.analyze.findings import analyze, analyze_documents
 from rectiformer.analyze.meters import NOWHERE, DistanceMeter
 from rectiformer.analyze.recording import record_documents
 from rectiformer.analyze.segments import JoinedPairs, cut_documents, matching_segments, take, two_sides
-from rectiformer.analyze.survey import DistanceSurvey, run_survey
+from rectiformer.analyze.survey import SiteObserver, run_survey, weighing_sites
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import DataError
 from rectiformer.measure.bleu import score
@@ -151,12 +151,14 @@ def test_a_document_never_has_all_its_weights_in_memory():
         joined = JoinedPairs(translator, two_sides([[("das Haus", "der Hund")] * sentences]))
 
         def work():
-            run_survey(DistanceSurvey(translator.model, joined), translator, joined, lambda _: None)
+            cross = [site for site in weighing_sites(translator.model) if site.kind == "cross"]
+            observers = [SiteObserver(site, [1, 10**6], joined) for site in cross]
+            run_survey(observers, translator, joined, lambda _: None)
 
         return int(joined.source_lengths[0]), peak_allocation(work)
 
-    (short, little), (long, much) = peak(100), peak(400)
-    assert long > 3.9 * short
+    (short, little), (long, much) = peak(100), peak(600)
+    assert long > 5.9 * short
     assert much < 8 * 2 * long * long
     assert much < 5 * little
 

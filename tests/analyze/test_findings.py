@@ -12,7 +12,15 @@ from analyze.dense import entropy, lengths_densely, look_densely, summarize_dens
 from closeness import peak_allocation
 
 from rectiformer.analyze.findings import analyze
-from rectiformer.analyze.survey import ModelSurvey, forced_batches, run_survey, shuffle_sources
+from rectiformer.analyze.survey import (
+    MemoryObserver,
+    SiteObserver,
+    forced_batches,
+    memory_layers,
+    run_survey,
+    shuffle_sources,
+    weighing_sites,
+)
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links
@@ -23,6 +31,11 @@ from rectiformer.translate.evaluate import EncodedPairs
 from rectiformer.translate.translator import Translator
 
 WORDS = ["das", "kleine", "Haus", "steht", "am", "alten", "Fluss", "und", "der", "Hund", "sieht", "zwei", "Katzen"]
+
+
+def all_observers(model, edges):
+    memories = [MemoryObserver(*each) for each in memory_layers(model)]
+    return [*(SiteObserver(site, edges) for site in weighing_sites(model)), *memories]
 
 
 def generate_lines(count, seed=0):
@@ -293,8 +306,8 @@ def test_a_document_never_has_all_its_weights_in_memory():
         length = len(VOCABULARY.encode(document)) + 1
 
         def work():
-            survey = ModelSurvey(translator.model, [1, length + 1])
-            run_survey(survey, translator, EncodedPairs(translator, [(document, document)]), lambda _: None)
+            observers = all_observers(translator.model, [1, length + 1])
+            run_survey(observers, translator, EncodedPairs(translator, [(document, document)]), lambda _: None)
 
         return length, peak_allocation(work)
 

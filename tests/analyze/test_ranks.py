@@ -8,36 +8,43 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from analyze.test_findings import PAIRS, build_translator
+from analyze.test_findings import PAIRS, all_observers, build_translator
 
 from rectiformer.analyze.meters import DistanceMeter, length_edges
-from rectiformer.analyze.survey import CrossSurvey, ModelSurvey, add_over_ranks, forced_batches
+from rectiformer.analyze.survey import HeadObserver, add_over_ranks, forced_batches, weighing_sites
 from rectiformer.distributed.ranks import SINGLE_PROCESS
 from rectiformer.translate.evaluate import EncodedPairs, decode_forced
 
 
-def run(translator, survey, pairs):
+def run(translator, observers, pairs):
     for batch in forced_batches(translator, pairs):
         with translator.inference(), ExitStack() as stack:
-            for context in survey.observers(batch):
-                stack.enter_context(context)
+            for observer in observers:
+                stack.enter_context(observer.observe(batch))
             decode_forced(translator, batch)
 
 
-@pytest.mark.parametrize("survey_type", [ModelSurvey, CrossSurvey])
-def test_states_of_every_meter_add_up(survey_type):
+def head_observers(model, _):
+    return [HeadObserver(site) for site in weighing_sites(model) if site.kind == "cross"]
+
+
+@pytest.mark.parametrize("build", [all_observers, head_observers])
+def test_states_of_every_meter_add_up(build):
     """Through JSON, as ranks exchange them; a rank that saw nothing adds nothing."""
     translator = build_translator("reluformer")
-    edges = [length_edges(EncodedPairs(translator, PAIRS).source_lengths + 1)] if survey_type is ModelSurvey else []
-    whole, first, second, idle = (survey_type(translator.model, *edges) for _ in range(4))
-    for survey, pairs in ((whole, PAIRS), (first, PAIRS[:7]), (second, PAIRS[7:])):
-        run(translator, survey, pairs)
+    edges = length_edges(EncodedPairs(translator, PAIRS).source_lengths + 1)
+    whole, first, second, idle = (build(translator.model, edges) for _ in range(4))
+    for observers, pairs in ((whole, PAIRS), (first, PAIRS[:7]), (second, PAIRS[7:])):
+        run(translator, observers, pairs)
+    whole, first, second, idle = (
+        [meter for observer in observers for meter in observer.meters] for observers in (whole, first, second, idle)
+    )
     for other in (second, idle):
-        for meter, its in zip(first.all_meters(), other.all_meters(), strict=True):
+        for meter, its in zip(first, other, strict=True):
             meter.merge(json.loads(json.dumps(its.state())))
-    for meter, expected in zip(first.all_meters(), whole.all_meters(), strict=True):
+    for meter, expected in zip(first, whole, strict=True):
         torch.testing.assert_close(flat(meter.state()), flat(expected.state()))
-    assert len(whole.all_meters()) >= 2
+    assert len(whole) >= 2
 
 
 def test_states_of_distances_add_up():

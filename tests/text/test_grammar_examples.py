@@ -12,7 +12,6 @@ from rectiformer.text.grammar.clauses import (
     Location,
     NounPhrase,
     PronounPhrase,
-    RelativePhrase,
     Word,
     pair_words,
 )
@@ -92,7 +91,7 @@ def occasion():
 
 def relative():
     head = the("Hund", 20)
-    pronoun = RelativePhrase(30, head)
+    pronoun = PronounPhrase(30, lexicon.relative_pronoun(head.number, head.gender, person=False))
     clause = Clause(40, the("Frau", 50), verb("gesehen"))
     words = [*pronoun.german("acc"), *clause.german("last")], [*pronoun.english(), *clause.english()]
     return statement(subject=the("Hund", 20, relative=words), verb=verb("geschlafen"))

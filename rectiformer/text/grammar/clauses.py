@@ -101,28 +101,7 @@ class PronounPhrase:
         return [Word(self.pronoun.subject if subject else self.pronoun.object, (self.key,))]
 
 
-@dataclass(frozen=True)
-class RelativePhrase:
-    """The pronoun that opens a relative clause about `head`."""
-
-    key: int
-    head: NounPhrase
-
-    reflexive = "sich"
-
-    @property
-    def number(self) -> int:
-        return self.head.number
-
-    def german(self, case: str) -> Words:
-        """The relative pronoun in `case`, nominative or accusative."""
-        return [Word(lexicon.ARTICLES[case][self.head.gender], (self.key,))]
-
-    def english(self, subject: bool = False) -> Words:
-        return [Word("who" if subject and self.head.noun.kind == "person" else "that", (self.key,))]
-
-
-Phrase = NounPhrase | PronounPhrase | RelativePhrase
+Phrase = NounPhrase | PronounPhrase
 
 
 @dataclass(frozen=True)
@@ -211,10 +190,9 @@ class Clause:
         verb, number, finite = self.verb, self.subject.number, (self.key,)
         if verb is None:
             return Word(lexicon.AUXILIARIES["sein"][number], (self.key + VERB,)), []
-        if self.mode == "perfect":
-            return Word(lexicon.AUXILIARIES[verb.auxiliary][number], finite), [self._word(verb.participle)]
-        if self.mode == "passive":
-            return Word(lexicon.AUXILIARIES["werden"][number], finite), [self._word(verb.participle)]
+        if self.mode in ("perfect", "passive"):
+            auxiliary = verb.auxiliary if self.mode == "perfect" else "werden"
+            return Word(lexicon.AUXILIARIES[auxiliary][number], finite), [self._word(verb.participle)]
         if self.modal is not None:
             return Word(self.modal.forms[number], finite), [self._word(verb.prefix + verb.german)]
         form = lexicon.imperative_form(verb) if self.mode == "imperative" else lexicon.present_form(verb, number)

@@ -6,38 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rectiformer.text.grammar import lexicon
-from rectiformer.text.grammar.clauses import (
-    Clause,
-    Dependent,
-    NounPhrase,
-    Pair,
-    Phrase,
-    PronounPhrase,
-    fits,
-    pair_words,
-)
-from rectiformer.text.grammar.sentences import (
-    DEFINITE,
-    SPEAKERS,
-    Dice,
-    anaphor,
-    check_request,
-    draw_action,
-    draw_noun_phrase,
-    draw_passive,
-    draw_state,
-    nouns_of,
-    report,
-    verbs_of,
-)
+from rectiformer.text.grammar import lexicon, sentences
+from rectiformer.text.grammar.clauses import Clause, Dependent, Pair, Phrase, PronounPhrase, fits, pair_words
+from rectiformer.text.grammar.sentences import Dice
 
 INTRODUCED = "person animal thing opening device vehicle text"  # kinds a document may be about
-SAME_GERMAN = {
-    "m": (lexicon.HE, lexicon.IT["m"]),
-    "f": (lexicon.SHE, lexicon.IT["f"]),
-    "n": (lexicon.GIRL, lexicon.IT["n"]),
-}
 NO_NOUN_FRAMES = ("none", "none", "reflexive")
 
 
@@ -46,7 +19,7 @@ def draw_documents(count: int, seed: int, split: str = "train") -> Iterator[tupl
 
     Document i depends only on seed, split and i. Its sentences are split like those of `draw_sentences`.
     """
-    check_request(count, split)
+    sentences.check_request(count, split)
     return (draw_document(Dice(f"document {seed} {split} {index}"), split) for index in range(count))
 
 
@@ -94,8 +67,8 @@ def draw_topics(dice: Dice) -> list[Topic]:
 
 def draw_plain_topic(dice: Dice) -> Topic:
     """A person or thing that a pronoun will refer to; a person half of the time."""
-    noun = dice.pick(nouns_of("person" if dice.chance(0.5) else INTRODUCED))
-    return Topic(noun, anaphor(NounPhrase(0, noun)))
+    noun = dice.pick(sentences.nouns_of("person" if dice.chance(0.5) else INTRODUCED))
+    return Topic(noun, lexicon.personal_pronoun(noun))
 
 
 def draw_term(dice: Dice) -> Topic:
@@ -107,8 +80,8 @@ def draw_term(dice: Dice) -> Topic:
 
 def draw_meeting(dice: Dice, topic: Topic) -> Pair:
     """The first sentence about a topic: the speaker sees, buys or calls it."""
-    direct = draw_noun_phrase(dice, [topic.noun], (lexicon.A, lexicon.THE, lexicon.THIS))
-    clause = draw_action(
+    direct = sentences.draw_noun_phrase(dice, [topic.noun], (lexicon.A, lexicon.THE, lexicon.THIS))
+    clause = sentences.draw_action(
         dice, "acc", draw_speaker(dice), direct=direct, direct_kind=topic.noun.kind, short=True, negatable=False
     )
     return pair_words(clause.german(), clause.english())
@@ -117,10 +90,10 @@ def draw_meeting(dice: Dice, topic: Topic) -> Pair:
 def draw_definition(dice: Dice, topic: Topic) -> Pair:
     """The first sentence about a term: what sort of thing it is, stated or reported."""
     assert topic.sort is not None
-    subject = draw_noun_phrase(dice, [topic.noun], DEFINITE, 0.0)
-    clause = Clause(dice.key(), subject, direct=draw_noun_phrase(dice, [topic.sort], (lexicon.A,), 0.8))
+    subject = sentences.draw_noun_phrase(dice, [topic.noun], sentences.DEFINITE, 0.0)
+    clause = Clause(dice.key(), subject, direct=sentences.draw_noun_phrase(dice, [topic.sort], (lexicon.A,), 0.8))
     if dice.chance(0.5):
-        return report(Clause(dice.key(), draw_speaker(dice), dice.pick(verbs_of("dass"))), clause)
+        return sentences.report(Clause(dice.key(), draw_speaker(dice), dice.pick(sentences.verbs_of("dass"))), clause)
     clause = replace(clause, particle=dice.pick(("", *lexicon.STATEMENT_PARTICLES)))
     return pair_words(clause.german(), clause.english())
 
@@ -130,7 +103,7 @@ def draw_mention(dice: Dice, topic: Topic) -> Pair:
     named, acts = topic.sort is not None and dice.chance(0.6), dice.chance(0.6)
     phrase: Phrase = PronounPhrase(dice.key(), topic.pronoun)
     if named:
-        phrase = draw_noun_phrase(dice, [topic.noun], DEFINITE, 0.3)
+        phrase = sentences.draw_noun_phrase(dice, [topic.noun], sentences.DEFINITE, 0.3)
     clause = draw_about(dice, phrase, topic.noun.kind, acts)
     pair = pair_words(clause.german(), clause.english())
     return replace(pair, dependents=(find_dependent(pair, topic, named, acts),))
@@ -139,23 +112,23 @@ def draw_mention(dice: Dice, topic: Topic) -> Pair:
 def draw_about(dice: Dice, phrase: Phrase, kind: str, acts: bool) -> Clause:
     """A clause in which `phrase` is the only third person: as subject if it `acts`, else as object."""
     if not acts:
-        return draw_action(dice, "acc", draw_speaker(dice), direct=phrase, direct_kind=kind, short=True)
+        return sentences.draw_action(dice, "acc", draw_speaker(dice), direct=phrase, direct_kind=kind, short=True)
     if dice.chance(0.4):
-        return draw_state(dice, phrase, kind)
+        return sentences.draw_state(dice, phrase, kind)
     if kind in lexicon.BEINGS.split():
-        return draw_action(dice, dice.pick(NO_NOUN_FRAMES), phrase, kind, short=True)
-    return draw_passive(dice, phrase, kind, agent=False)
+        return sentences.draw_action(dice, dice.pick(NO_NOUN_FRAMES), phrase, kind, short=True)
+    return sentences.draw_passive(dice, phrase, kind, agent=False)
 
 
 def draw_aside(dice: Dice) -> Pair:
     """A sentence of the speaker that mentions nothing a pronoun could refer to."""
-    clause = draw_action(dice, dice.pick(NO_NOUN_FRAMES), draw_speaker(dice), short=True)
+    clause = sentences.draw_action(dice, dice.pick(NO_NOUN_FRAMES), draw_speaker(dice), short=True)
     return pair_words(clause.german(), clause.english())
 
 
 def draw_speaker(dice: Dice) -> PronounPhrase:
     """I or we."""
-    return PronounPhrase(dice.key(), dice.pick(SPEAKERS))
+    return PronounPhrase(dice.key(), dice.pick(sentences.SPEAKERS))
 
 
 def find_dependent(pair: Pair, topic: Topic, named: bool, acts: bool) -> Dependent:
@@ -163,7 +136,8 @@ def find_dependent(pair: Pair, topic: Topic, named: bool, acts: bool) -> Depende
     if named:
         correct, wrong = topic.noun.english, [topic.rival]
     else:
-        readings = [other.subject if acts else other.object for other in SAME_GERMAN[topic.noun.gender]]
+        same_german = (lexicon.PERSON[topic.noun.gender], lexicon.IT[topic.noun.gender])
+        readings = [pronoun.subject if acts else pronoun.object for pronoun in same_german]
         correct = topic.pronoun.subject if acts else topic.pronoun.object
         wrong = [reading for reading in readings if reading != correct]
     index = [word.lower() for word in pair.target_words].index(correct)

@@ -133,12 +133,8 @@ ADVERBIALS = read_rows("adverbials.tsv", Adverbial)
 
 NEVER_OWNED = ("Mann", "Frau")  # "meine Frau" is a wife
 
-NAMES = (
-    Noun("Anna", "f", "", "Anna", "", "person"),
-    Noun("Clara", "f", "", "Clara", "", "person"),
-    Noun("Max", "m", "", "Max", "", "person"),
-    Noun("Paul", "m", "", "Paul", "", "person"),
-)
+GIVEN_NAMES = (("Anna", "f"), ("Clara", "f"), ("Max", "m"), ("Paul", "m"))
+NAMES = tuple(Noun(name, gender, "", name, "", "person") for name, gender in GIVEN_NAMES)
 
 # A noun of two senses, and for each sense a noun of the same gender that says which one it is.
 TERMS = (
@@ -191,7 +187,7 @@ IT = {
     "f": Pronoun(1, "sie", "sie", "ihr", "sich", "it", "it"),
     "n": Pronoun(1, "es", "es", "ihm", "sich", "it", "it"),
 }
-GIRL = Pronoun(1, "es", "es", "ihm", "sich", "she", "her")
+PERSON = {"m": HE, "f": SHE, "n": Pronoun(1, "es", "es", "ihm", "sich", "she", "her")}  # "es" is a girl
 
 MODALS = (
     Modal(("kann", "kann", "können"), "can"),
@@ -251,6 +247,17 @@ def adjective_form(adjective: Adjective, kind: str, case: str, gender: str) -> s
         return adjective.stem + ENDINGS[case][gender]
     weak = gender != "p" and case != "dat" and (case, gender) != ("acc", "m")
     return adjective.stem + ("e" if weak else "en")
+
+
+def personal_pronoun(noun: Noun) -> Pronoun:
+    """The pronoun that refers back to a noun in the singular: "er" is he for a man and it for a table."""
+    return (PERSON if noun.kind == "person" else IT)[noun.gender]
+
+
+def relative_pronoun(number: int, gender: str, person: bool) -> Pronoun:
+    """The pronoun that opens a clause about a noun of this number and gender, or about a person."""
+    forms = [ARTICLES[case][gender] for case in ("nom", "acc", "dat")]
+    return Pronoun(number, *forms, reflexive="sich", subject="who" if person else "that", object="that")
 
 
 def noun_form(noun: Noun, case: str, plural: bool) -> str:

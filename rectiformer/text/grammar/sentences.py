@@ -20,7 +20,6 @@ from rectiformer.text.grammar.clauses import (
     Pair,
     Phrase,
     PronounPhrase,
-    RelativePhrase,
     Word,
     fits,
     pair_words,
@@ -95,15 +94,10 @@ def adverbials_of(mode: str, roles: str) -> tuple[lexicon.Adverbial, ...]:
 
 
 def anaphor(phrase: Phrase) -> lexicon.Pronoun:
-    """The pronoun that refers back to the phrase: "er" is he for a man and it for a table."""
+    """The pronoun that refers back to the phrase."""
     if isinstance(phrase, PronounPhrase):
         return phrase.pronoun
-    assert isinstance(phrase, NounPhrase)
-    noun = phrase.noun
-    if phrase.plural:
-        return lexicon.THEY
-    persons = {"m": lexicon.HE, "f": lexicon.SHE, "n": lexicon.GIRL}
-    return (persons if noun.kind == "person" else lexicon.IT)[noun.gender]
+    return lexicon.THEY if phrase.plural else lexicon.personal_pronoun(phrase.noun)
 
 
 def kind_of(phrase: Phrase) -> str:
@@ -124,26 +118,29 @@ def draw_noun_phrase(
     return NounPhrase(dice.key(), noun, determiner, plural, attribute)
 
 
+def draw_name_or_noun(
+    dice: Dice, kinds: str, name: float, determiners: Sequence[lexicon.Determiner] = ()
+) -> NounPhrase:
+    """A noun phrase of these kinds; where a person is among them, a name with the probability `name`."""
+    if "person" in kinds.split() and dice.chance(name):
+        return NounPhrase(dice.key(), dice.pick(lexicon.NAMES))
+    return draw_noun_phrase(dice, nouns_of(kinds), determiners)
+
+
 def draw_subject(dice: Dice, kinds: str) -> Phrase:
     """Who acts. A lone er or sie only where nothing but a person can act, so that it means he or she."""
     if "person" in kinds and dice.chance(0.3):
         pronouns = (*SPEAKERS, lexicon.THEY, *((lexicon.HE, lexicon.SHE) if kinds == "person" else ()))
         return PronounPhrase(dice.key(), dice.pick(pronouns))
-    if "person" in kinds and dice.chance(0.12):
-        return NounPhrase(dice.key(), dice.pick(lexicon.NAMES))
-    return draw_noun_phrase(dice, nouns_of(kinds))
+    return draw_name_or_noun(dice, kinds, 0.12)
 
 
 def draw_object(dice: Dice, kinds: str, subject: Phrase, determiners: Sequence[lexicon.Determiner]) -> Phrase:
     """Whom or what it is done to: never the subject itself."""
-    person = "person" in kinds.split()
     first = isinstance(subject, PronounPhrase) and subject.pronoun in SPEAKERS
-    if person and not first and dice.chance(0.12):
+    if "person" in kinds.split() and not first and dice.chance(0.12):
         return PronounPhrase(dice.key(), dice.pick(SPEAKERS))
-    if person and dice.chance(0.1):
-        phrase = NounPhrase(dice.key(), dice.pick(lexicon.NAMES))
-    else:
-        phrase = draw_noun_phrase(dice, nouns_of(kinds), determiners)
+    phrase = draw_name_or_noun(dice, kinds, 0.1, determiners)
     same = isinstance(subject, NounPhrase) and subject.noun is phrase.noun
     return draw_object(dice, kinds, subject, determiners) if same else phrase
 
@@ -186,14 +183,7 @@ def draw_passive(dice: Dice, subject: Phrase | None = None, kind: str = "", agen
     verb = dice.pick(verbs_of("acc", objects=kind, active=True))
     phrase = subject or draw_noun_phrase(dice, nouns_of(verb.objects))
     adverbial = draw_adverbial(dice, "passive", negated=False, manner=True)
-    by = None
-    if agent:
-        person = (
-            NounPhrase(dice.key(), dice.pick(lexicon.NAMES))
-            if dice.chance(0.2)
-            else draw_noun_phrase(dice, nouns_of("person"))
-        )
-        by = Location(dice.key(), lexicon.BY, person)
+    by = Location(dice.key(), lexicon.BY, draw_name_or_noun(dice, "person", 0.2)) if agent else None
     return Clause(dice.key(), phrase, verb, "passive", adverbial=adverbial, location=by)
 
 
@@ -298,7 +288,7 @@ def is_marked(phrase: Phrase) -> bool:
     """Whether nominative and accusative differ, so that the phrase shows its role in any position."""
     if isinstance(phrase, PronounPhrase):
         return phrase.pronoun.nom != phrase.pronoun.acc
-    return isinstance(phrase, NounPhrase) and phrase.gender == "m" and phrase.determiner is not None
+    return phrase.gender == "m" and phrase.determiner is not None
 
 
 def draw_question(dice: Dice) -> Pair:
@@ -404,8 +394,8 @@ def report(outer: Clause, inner: Clause) -> Pair:
 def draw_relative(dice: Dice) -> Pair:
     """A statement about someone or something that a relative clause identifies."""
     head = draw_noun_phrase(dice, nouns_of(f"{lexicon.BEINGS} thing text"), adjective=0.2)
-    pronoun = RelativePhrase(dice.key(), head)
     kind = head.noun.kind
+    pronoun = PronounPhrase(dice.key(), lexicon.relative_pronoun(head.number, head.gender, kind == "person"))
     being = kind in lexicon.BEINGS.split()
     if being and not (head.gender == "m" and dice.chance(0.5)):
         clause = draw_action(dice, dice.pick(("acc", "none")), pronoun, kind, short=True)

@@ -12,16 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rectiformer.integrations.export import (
-    Report,
-    export_folder,
-    fold_bias,
-    name_tokens,
-    require_exportable,
-    require_new,
-    require_packages,
-    write_record,
-)
+from rectiformer.integrations.export import Report, export_folder, fold_bias, name_tokens, require_packages
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.layers import EPSILON, DecoderLayer, EncoderLayer
 from rectiformer.model.transformer import Transformer
@@ -36,18 +27,15 @@ def export_ctranslate2(translator: Translator, out: Path, report: Report = lambd
     twice `translator.max_length` tokens.
     """
     require_packages("CTranslate2", "ctranslate2", "ctranslate2")
-    require_new(out)
-    require_exportable(translator.model.config, "ctranslate2")
     source, target = translator.source, translator.target
     specials = Specials(pad=target.pad, unk=target.unk, bos=target.bos, eos=target.eos)
     positions = 2 * translator.max_length
-    with export_folder(out) as folder:
+    with export_folder(translator, out, "ctranslate2", positions=positions) as folder:
         report("translating the model into CTranslate2's layers")
         write_model(translator.model, name_tokens(source), name_tokens(target), specials, folder, positions)
         report("writing vocabularies and hashes")
         source.save(folder / "source.model")
         target.save(folder / "target.model")
-        write_record(folder, "ctranslate2", translator, positions=positions)
 
 
 def write_model(

@@ -67,7 +67,7 @@ def require_exportable(config: ModelConfig, format: str) -> None:
 
 def obstacle(config: ModelConfig, format: str, center: bool = True) -> str:
     """Why an engine cannot run such a model; empty if it can. Without `center`, centered keys are no obstacle."""
-    engine = ENGINES[format]
+    engine, variants = ENGINES[format], {site: config.variant_at(site) for site in SITES}
     if config.positions != "sequence":
         return f"{engine} counts positions through the sequence, but model.positions = {config.positions!r}"
     if config.norm not in NORMS[format]:
@@ -76,12 +76,6 @@ def obstacle(config: ModelConfig, format: str, center: bool = True) -> str:
         for key, needed in (("memory", "relu"), ("output_norm", "")):
             if (value := getattr(config, key)) != needed:
                 return f"{engine} has no layers with model.{key} = {value!r}, only with {needed!r}"
-    return attention_obstacle(config, format, center)
-
-
-def attention_obstacle(config: ModelConfig, format: str, center: bool) -> str:
-    """The same for attention alone."""
-    engine, variants = ENGINES[format], {site: config.variant_at(site) for site in SITES}
     for site, variant in variants.items():
         if variant not in CAN_RUN[format]:
             known = f"all but {', '.join(NO_GRAPH)}" if format == "onnx" else ", ".join(CAN_RUN[format])
@@ -118,14 +112,6 @@ def placements(variant: str, format: str) -> str:
     return "no"
 
 
-def summarize(format: str) -> str:
-    """What a format accepts, in one line."""
-    rest = [name for name in VARIANTS if name not in CAN_RUN[format]]
-    named = (name + ' (center_keys = "no")' * ("center" in placements(name, format)) for name in CAN_RUN[format])
-    taken = f"every variant but {', '.join(rest)}" if len(rest) < len(CAN_RUN[format]) else ", ".join(named)
-    return f"{taken}; norm {' or '.join(NORMS[format])}"
-
-
 def require_packages(format: str, extra: str, *names: str) -> None:
     """Raise an ArgumentError if a package that writes or reads `format` is not installed."""
     missing = [name for name in names if find_spec(name) is None]
@@ -140,11 +126,16 @@ def require_new(out: Path) -> None:
 
 
 @contextmanager
-def export_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `out` at the end; if anything fails, nothing remains."""
+def export_folder(translator: Translator, out: Path, format: str, **others: Any) -> Iterator[Path]:
+    """A folder to fill that becomes `out` at the end, with a record; if anything fails, nothing remains.
+
+    The record says what the translator is, and `others`.
+    """
     require_new(out)
+    require_exportable(translator.model.config, format)
     with writing(out), new_folder(out) as folder:
         yield folder
+        write_record(folder, format, translator, **others)
 
 
 def fold_bias(embedding: Embedding) -> Tensor:

@@ -19,16 +19,7 @@ from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError
 from rectiformer.files import write_file
-from rectiformer.integrations.export import (
-    Report,
-    export_folder,
-    fold_bias,
-    name_tokens,
-    require_exportable,
-    require_new,
-    require_packages,
-    write_record,
-)
+from rectiformer.integrations.export import Report, export_folder, fold_bias, name_tokens, require_packages
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.embedding import Embedding
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
@@ -54,38 +45,34 @@ def export_transformers(translator: Translator, out: Path, report: Report = lamb
     ArgumentError names the configuration key.
     """
     require_packages("a Hugging Face folder", "hf", "transformers")
-    require_new(out)
-    model = translator.model.eval()
-    require_exportable(model.config, "transformers")
+    model, positions = translator.model.eval(), 2 * translator.max_length
     attention = find_registered(find_variant(model.config.variant_at("cross")))
-    require_same_symbols(translator)
-    positions = 2 * translator.max_length
-    files = {
-        "config.json": to_json(configure(translator, attention, positions)),
-        "generation_config.json": to_json(configure_generation(translator)),
-        "tokenizer_config.json": to_json(configure_tokenizer(translator)),
-        "vocab.json": to_json(number_tokens(translator.source)),
-        "target_vocab.json": to_json(number_tokens(translator.target)),
-        "source.spm": translator.source.to_bytes(),
-        "target.spm": translator.target.to_bytes(),
-    }
-    with export_folder(out) as folder:
+    record = {"positions": positions, "attn_implementation": attention}
+    with export_folder(translator, out, "transformers", **record) as folder:
+        require_same_symbols(translator)
         report("writing weights and tokenizer")
         write_file(folder / "model.safetensors", save(translate_weights(model, positions), {"format": "pt"}))
-        for name, data in files.items():
-            write_file(folder / name, data)
+        for name, content in {
+            "config.json": configure(translator, attention, positions),
+            "generation_config.json": configure_generation(translator),
+            "tokenizer_config.json": configure_tokenizer(translator),
+            "vocab.json": number_tokens(translator.source),
+            "target_vocab.json": number_tokens(translator.target),
+        }.items():
+            write_file(folder / name, json.dumps(content, indent=1, ensure_ascii=False).encode())
+        translator.source.save(folder / "source.spm")
+        translator.target.save(folder / "target.spm")
         report("loading them and comparing with the model")
         check_folder(folder, model)
-        write_record(folder, "transformers", translator, positions=positions, attn_implementation=attention)
 
 
 def find_registered(variant: Variant) -> str:
-    """The `attn_implementation` by which transformers computes the weights of an exportable variant."""
+    """The `attn_implementation` by which transformers computes the weights of a variant; empty if none does."""
     from rectiformer.integrations.transformers import STANDARD
 
     if variant.name == "softmax":
         return "sdpa"
-    return next(name for name, standard in STANDARD.items() if have_same_weights(find_variant(standard), variant))
+    return next((name for name, row in STANDARD.items() if have_same_weights(find_variant(row), variant)), "")
 
 
 def have_same_weights(one: Variant, other: Variant) -> bool:
@@ -109,20 +96,18 @@ def require_same_symbols(translator: Translator) -> None:
 def configure(translator: Translator, attention: str, positions: int) -> dict[str, Any]:
     """config.json."""
     config, target = translator.model.config, translator.target
-    sizes: dict[str, Any] = {}
-    for part, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        sizes |= {
-            f"{part}_layers": layers,
-            f"{part}_attention_heads": config.num_heads,
-            f"{part}_ffn_dim": config.ffn_size,
-        }
     return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "attn_implementation": attention,
         "dtype": "float32",
         "d_model": config.hidden_size,
-        **sizes,
+        "encoder_layers": config.encoder_layers,
+        "encoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.ffn_size,
+        "decoder_layers": config.decoder_layers,
+        "decoder_attention_heads": config.num_heads,
+        "decoder_ffn_dim": config.ffn_size,
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
         "activation_dropout": config.ffn_dropout,
@@ -173,10 +158,6 @@ def configure_tokenizer(translator: Translator) -> dict[str, Any]:
 
 def number_tokens(vocabulary: Vocabulary) -> dict[str, int]:
     return {name: id for id, name in enumerate(name_tokens(vocabulary))}
-
-
-def to_json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def check_folder(folder: Path, model: Transformer) -> None:

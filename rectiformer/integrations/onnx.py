@@ -29,16 +29,7 @@ from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.files import damaged, write_file
-from rectiformer.integrations.export import (
-    SITES,
-    Report,
-    export_folder,
-    read_record,
-    require_exportable,
-    require_new,
-    require_packages,
-    write_record,
-)
+from rectiformer.integrations.export import SITES, Report, export_folder, read_record, require_packages
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import KeyValueCache
 from rectiformer.model.layers import DecoderLayer, EncoderLayer
@@ -63,12 +54,10 @@ def export_onnx(translator: Translator, out: Path, report: Report = lambda line:
     accept sequences of up to twice `translator.max_length` tokens.
     """
     require_packages("ONNX", "onnx", "onnx", "onnxscript", "onnxruntime")
-    require_new(out)
-    require_exportable(translator.model.config, "onnx")
     model, positions = translator.model.eval(), 2 * translator.max_length
-    if (model.output.device.type, model.output.dtype) != ("cpu", torch.float32):
-        raise ArgumentError(f"the model is {model.output.dtype} on {model.output.device}; load it as fp32 on the cpu")
-    with export_folder(out) as folder:
+    with export_folder(translator, out, "onnx", positions=positions) as folder:
+        if (found := (model.output.dtype, model.output.device.type)) != (torch.float32, "cpu"):
+            raise ArgumentError(f"the model is {found[0]} on {model.output.device}; load it as fp32 on the cpu")
         report("translating the model into graphs")
         write_graphs(model, folder, positions)
         report("comparing the graphs with the model")
@@ -77,7 +66,6 @@ def export_onnx(translator: Translator, out: Path, report: Report = lambda line:
         report("writing vocabularies and hashes")
         translator.source.save(folder / "source.model")
         translator.target.save(folder / "target.model")
-        write_record(folder, "onnx", translator, positions=positions)
 
 
 def check_graphs(model: Transformer, graphs: OnnxTransformer) -> None:
@@ -163,7 +151,8 @@ class OnnxTransformer(nn.Module):
         self.encoder, self.decoder = (open_graph(folder / f"{name}.onnx", threads) for name in ("encoder", "decoder"))
         require_pair(folder, self.encoder, self.decoder, targets)
         self.inputs = [each.name for each in self.decoder.get_inputs()]
-        self.past_shapes = [each.shape for each in self.decoder.get_inputs() if each.name.startswith("past_")]
+        pasts = [each.shape for each in self.decoder.get_inputs() if each.name.startswith("past_")]
+        self.empty_pasts = [(heads, 0, size) for _, _, heads, _, size in pasts]
         self.positions = positions
         # Beam search reads only the shape and device of these two.
         self.source_embedding = SimpleNamespace(table=torch.empty(sources, 0))
@@ -183,7 +172,7 @@ class OnnxTransformer(nn.Module):
     def step(self, ids: Tensor, state: OnnxState) -> Tensor:
         """Append ids [B * K], one per hypothesis; logits [B * K, V] of the next token."""
         tokens = ids.view(len(state.lengths), -1)
-        past = state.past or [tokens.new_empty(*tokens.shape, *empty(shape)).float() for shape in self.past_shapes]
+        past = state.past or [torch.empty(*tokens.shape, *empty) for empty in self.empty_pasts]
         self.require_positions(past[0].shape[3] + 1)
         given = [tokens, state.lengths, *state.source, *past]
         fed = {name: tensor.numpy() for name, tensor in zip(self.inputs, given, strict=True)}
@@ -203,11 +192,6 @@ class OnnxTransformer(nn.Module):
 
     forward = decode = memories = sites
     config = property(sites)
-
-
-def empty(shape: Sequence[Any]) -> tuple[int, int, int]:
-    """Heads, no position, and size, of an empty past [batch, beam, heads, past_length, size]."""
-    return int(shape[2]), 0, int(shape[4])
 
 
 def require_pair(folder: Path, encoder: Any, decoder: Any, targets: int) -> None:
@@ -256,12 +240,16 @@ def open_graph(path: Path, threads: int | None) -> Any:
         raise CheckpointError(f"onnxruntime cannot read {path}: {reason}") from error
 
 
-class EncoderGraph(nn.Module):
-    """Reads a source: the keys and values that every decoder layer needs of it."""
+class Graph(nn.Module):
+    """A part of a model that becomes one graph."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
+
+
+class EncoderGraph(Graph):
+    """Reads a source: the keys and values that every decoder layer needs of it."""
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> list[Tensor]:
         """Keys and values of each layer, alternating."""
@@ -274,12 +262,8 @@ class EncoderGraph(nn.Module):
         return [part for pair in pairs for part in pair]
 
 
-class DecoderGraph(nn.Module):
+class DecoderGraph(Graph):
     """One step of every hypothesis of every sentence."""
-
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, tokens: Tensor, source_lengths: Tensor, source: list[Tensor], past: list[Tensor]
@@ -364,11 +348,7 @@ def name_pairs(what: str, layers: range) -> list[str]:
 
 
 def write_graph(
-    graph: EncoderGraph | DecoderGraph,
-    arguments: dict[str, Any],
-    axes: dict[str, Any],
-    outputs: Sequence[str],
-    path: Path,
+    graph: Graph, arguments: dict[str, Any], axes: dict[str, Any], outputs: Sequence[str], path: Path
 ) -> None:
     """Trace, translate and write one graph; ArgumentError if a variant or memory has no counterpart in ONNX."""
     layers = range(len(outputs) // 2)

@@ -8,7 +8,7 @@ import torch
 
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError, CheckpointError, NoSpaceError
-from rectiformer.integrations.export import export_folder, name_tokens, read_record, write_record
+from rectiformer.integrations.export import export_folder, name_tokens, read_record
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.grammar import draw_sentences
 from rectiformer.text.vocabulary import Vocabulary
@@ -40,9 +40,8 @@ def build(words):
 @pytest.fixture
 def folder(build, tmp_path):
     """An exported folder with one file."""
-    with export_folder(tmp_path / "out") as folder:
+    with export_folder(build(), tmp_path / "out", "onnx", positions=2048) as folder:
         build().source.save(folder / "source.model")
-        write_record(folder, "onnx", build(), positions=2048)
     return tmp_path / "out"
 
 
@@ -78,19 +77,19 @@ def change(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_an_existing_folder_is_never_touched(folder):
+def test_an_existing_folder_is_never_touched(build, folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(CheckpointError, match="exists and is untouched"), export_folder(folder):
+    with pytest.raises(CheckpointError, match="exists and is untouched"), export_folder(build(), folder, "onnx"):
         pass
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
+def test_a_failure_leaves_nothing_behind(build, tmp_path):
     def fail(folder):
         (folder / "half").write_bytes(b"half")
         raise ArgumentError("no")
 
-    with pytest.raises(ArgumentError), export_folder(tmp_path / "out") as folder:
+    with pytest.raises(ArgumentError, match="no"), export_folder(build(), tmp_path / "out", "onnx") as folder:
         fail(folder)
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from rectiformer.config import ModelConfig
 from rectiformer.errors import ArgumentError
-from rectiformer.integrations.export import CAN_RUN, FORMATS, placements, require_exportable, summarize, table
+from rectiformer.integrations.export import CAN_RUN, FORMATS, NORMS, placements, require_exportable, table
 from rectiformer.ops.variants import VARIANTS, find_variant
 
 ROOT = Path(__file__).parent.parent.parent
@@ -28,6 +28,14 @@ def test_the_page_has_the_table():
     assert rows[0] == f"| variant | {' | '.join(FORMATS)} |"
     assert rows[2:] == [f"| `{variant}` | {' | '.join(cells)} |" for variant, *cells in table()]
     assert [row.split("`")[1] for row in rows[2:]] == list(VARIANTS)
+
+
+def summarize(format):
+    """What a format accepts, in one line."""
+    rest = [name for name in VARIANTS if name not in CAN_RUN[format]]
+    named = (name + ' (center_keys = "no")' * ("center" in placements(name, format)) for name in CAN_RUN[format])
+    taken = f"every variant but {', '.join(rest)}" if len(rest) < len(CAN_RUN[format]) else ", ".join(named)
+    return f"{taken}; norm {' or '.join(NORMS[format])}"
 
 
 def test_help_and_readme_say_what_each_format_takes(rectiformer):

@@ -75,7 +75,7 @@ class NounPhrase:
             words.insert(0, Word(self.adjective.english, (self.key + ADJECTIVE,)))
         article = self.determiner.english_plural if self.plural else self.determiner.english
         if article == "a":
-            article = lexicon.indefinite_article(words[0].text)
+            article = "an" if words[0].text[0] in "aeiou" else "a"
         return [Word(article, (self.key,)), *words, *self.relative[1]]
 
 

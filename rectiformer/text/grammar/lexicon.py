@@ -256,8 +256,8 @@ def personal_pronoun(noun: Noun) -> Pronoun:
 
 def relative_pronoun(number: int, gender: str, person: bool) -> Pronoun:
     """The pronoun that opens a clause about a noun of this number and gender, or about a person."""
-    forms = [ARTICLES[case][gender] for case in ("nom", "acc", "dat")]
-    return Pronoun(number, *forms, reflexive="sich", subject="who" if person else "that", object="that")
+    nominative, accusative, dative = (ARTICLES[case][gender] for case in ("nom", "acc", "dat"))
+    return Pronoun(number, nominative, accusative, dative, "sich", "who" if person else "that", "that")
 
 
 def noun_form(noun: Noun, case: str, plural: bool) -> str:
@@ -287,8 +287,3 @@ def third_person(verb: str) -> str:
     if verb.endswith("y") and verb[-2] not in "aeiou":
         return f"{verb[:-1]}ies"
     return verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "o")) else "s")
-
-
-def indefinite_article(word: str) -> str:
-    """The English indefinite article before `word`."""
-    return "an" if word[0] in "aeiou" else "a"

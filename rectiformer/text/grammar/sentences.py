@@ -9,21 +9,8 @@ from functools import cache
 from typing import TypeVar
 
 from rectiformer.errors import ArgumentError, unknown_name
-from rectiformer.text.grammar import lexicon
-from rectiformer.text.grammar.clauses import (
-    COMMA,
-    LINKED_COMMA,
-    SPLITS,
-    Clause,
-    Location,
-    NounPhrase,
-    Pair,
-    Phrase,
-    PronounPhrase,
-    Word,
-    fits,
-    pair_words,
-)
+from rectiformer.text.grammar import clauses, lexicon
+from rectiformer.text.grammar.clauses import Clause, Location, NounPhrase, Pair, Phrase, PronounPhrase, Word, pair_words
 
 Item = TypeVar("Item")
 
@@ -251,13 +238,13 @@ def check_request(count: int, split: str) -> None:
     """Raise an ArgumentError for a negative count or an unknown split."""
     if count < 0:
         raise ArgumentError(f"count = {count} is negative; ask for 0 or more")
-    if split not in SPLITS:
-        raise ArgumentError(unknown_name("split", split, SPLITS))
+    if split not in clauses.SPLITS:
+        raise ArgumentError(unknown_name("split", split, clauses.SPLITS))
 
 
 def draw_sentence(dice: Dice, split: str) -> Pair:
     """A sentence of any form that belongs to the split."""
-    while not fits(pair := dice.pick(FORMS)(dice), split):
+    while not clauses.fits(pair := dice.pick(FORMS)(dice), split):
         pass
     return pair
 
@@ -352,9 +339,9 @@ def is_clear(clause: Clause) -> bool:
     )
 
 
-def draw_conjunction(dice: Dice, *clauses: Clause) -> tuple[Word, Word]:
+def draw_conjunction(dice: Dice, *joined: Clause) -> tuple[Word, Word]:
     """A conjunction, temporal ones only between clauses that are not in the perfect."""
-    perfect = any(clause.mode == "perfect" for clause in clauses)
+    perfect = any(clause.mode == "perfect" for clause in joined)
     german, english = dice.pick(lexicon.REASONS if perfect else lexicon.REASONS + lexicon.OCCASIONS)
     return Word(german, CONJUNCTION), Word(english, CONJUNCTION)
 
@@ -364,7 +351,7 @@ def draw_subordinate_last(dice: Dice) -> Pair:
     main = draw_clause(dice, SHORT_FRAMES, short=True)
     second = draw_second(dice, main)
     german, english = draw_conjunction(dice, main, second)
-    source = [*main.german(), COMMA, german, *second.german("last")]
+    source = [*main.german(), clauses.COMMA, german, *second.german("last")]
     return pair_words(source, [*main.english(), english, *second.english()])
 
 
@@ -373,8 +360,8 @@ def draw_subordinate_first(dice: Dice) -> Pair:
     first = draw_clause(dice, SHORT_FRAMES, short=True)
     main = draw_second(dice, first)
     german, english = draw_conjunction(dice, first, main)
-    source = [german, *first.german("last"), LINKED_COMMA, *main.german("first")]
-    return pair_words(source, [english, *first.english(), LINKED_COMMA, *main.english()])
+    source = [german, *first.german("last"), clauses.LINKED_COMMA, *main.german("first")]
+    return pair_words(source, [english, *first.english(), clauses.LINKED_COMMA, *main.english()])
 
 
 def draw_reported(dice: Dice) -> Pair:
@@ -387,7 +374,7 @@ def draw_reported(dice: Dice) -> Pair:
 def report(outer: Clause, inner: Clause) -> Pair:
     """Join a clause to the verb that reports it."""
     german, english = ("ob", "whether") if outer.verb and outer.verb.frame == "ob" else ("dass", "that")
-    source = [*outer.german(), COMMA, Word(german, CONJUNCTION), *inner.german("last")]
+    source = [*outer.german(), clauses.COMMA, Word(german, CONJUNCTION), *inner.german("last")]
     return pair_words(source, [*outer.english(), Word(english, CONJUNCTION), *inner.english()])
 
 
@@ -415,7 +402,7 @@ def draw_coordinate(dice: Dice) -> Pair:
     first = draw_clause(dice, SHORT_FRAMES, short=True)
     second = draw_second(dice, first)
     german, english = dice.pick((("aber", "but"), ("und", "and")))
-    comma = [LINKED_COMMA] if german == "aber" else []
+    comma = [clauses.LINKED_COMMA] if german == "aber" else []
     source = [*first.german(), *comma, Word(german, CONJUNCTION), *second.german()]
     return pair_words(source, [*first.english(), *comma, Word(english, CONJUNCTION), *second.english()])
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, NoReturn
 
 import torch
@@ -36,9 +36,6 @@ OBSERVERS: list[Callable[[nn.Module, Observation], None]] = []
 
 TRACES: list[Trace] = []
 """Forward passes being traced; the inner models of a traced model need no trace of their own."""
-
-WRAPPED: list[str] = []
-"""The methods of transformers' models that are already wrapped."""
 
 ATTENTION = re.compile(r"(Attention|MLA)\d*$")
 """Names of the classes that attend in transformers; those in Output, Layer, Block and the like contain one of them."""
@@ -69,37 +66,30 @@ class Reach:
     """Why this is not the attention that was requested, in one line; empty if it is."""
 
 
-class Trace:
-    """Traces one forward pass of a model: which attention modules run, and which of them call us."""
+class Trace(ExitStack):
+    """Traces what a model does until closed: which attention modules run, and which of them call us."""
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         self.model = model
         attending = {module for root in our_models(model) for module in attention_modules(root, config_of(root))}
         self.names = {module: name for name, module in model.named_modules() if module in attending}
         self.running: list[nn.Module] = []
         self.ran: set[nn.Module] = set()
         self.reached: set[nn.Module] = set()
-        self.ending = ExitStack()
-
-    def start(self) -> None:
-        """Trace what the model does from now on."""
         for module in self.names:
-            self.ending.callback(module.register_forward_pre_hook(self.enter).remove)
-            self.ending.callback(module.register_forward_hook(self.leave).remove)
+            self.callback(module.register_forward_pre_hook(self.begin).remove)
+            self.callback(module.register_forward_hook(self.end).remove)
         OBSERVERS.append(self.see)
-        self.ending.callback(OBSERVERS.remove, self.see)
+        self.callback(OBSERVERS.remove, self.see)
         TRACES.append(self)
-        self.ending.callback(TRACES.remove, self)
+        self.callback(TRACES.remove, self)
 
-    def stop(self) -> None:
-        """Remove all hooks."""
-        self.ending.close()
-
-    def enter(self, module: nn.Module, _: object) -> None:
+    def begin(self, module: nn.Module, _: object) -> None:
         self.running.append(module)
         self.ran.add(module)
 
-    def leave(self, module: nn.Module, *_: object) -> None:
+    def end(self, module: nn.Module, *_: object) -> None:
         if module in self.running:
             self.running.remove(module)
 
@@ -140,7 +130,7 @@ def verify(model: nn.Module, **inputs: Any) -> Reach:
     try:
         model.eval()
         for given in [inputs] if inputs else dummy_inputs(model):
-            reach = trace_call(model, given, known=bool(inputs))
+            reach = trace_call(model, given, known=bool(inputs))  # anew: a call may replace modules, as BigBird's does
     finally:
         for module in training:
             module.training = True
@@ -149,25 +139,11 @@ def verify(model: nn.Module, **inputs: Any) -> Reach:
 
 def trace_call(model: nn.Module, given: dict[str, Any], known: bool) -> Reach:
     """The reach of one call of the model; ArgumentError if any attention is missed."""
-    trace = Trace(model)  # anew for each call, which may replace modules, as BigBird's does
-    trace.start()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            run_dummy(model, given, known)
+        with Trace(model) as trace, torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            model(**given)
     except MisusedMaskError:
         pass  # the trace knows which module it was, and the complaint names it
-    finally:
-        trace.stop()
-    reach = trace.result()
-    if reach.complaint:
-        raise ArgumentError(reach.complaint)
-    return reach
-
-
-def run_dummy(model: nn.Module, given: dict[str, Any], known: bool) -> None:
-    """Call the model; an error on dummy inputs says that it is about these."""
-    try:
-        model(**given)
     except RectiformerError:
         raise
     except Exception as error:
@@ -178,6 +154,10 @@ def run_dummy(model: nn.Module, given: dict[str, Any], known: bool) -> None:
             f"{type(model).__name__} does not run on the dummy inputs {', '.join(given)} ({type(error).__name__}: "
             f"{first}); give it some of yours: verify(model, {next(iter(given))}=...)"
         ) from error
+    reach = trace.result()
+    if reach.complaint:
+        raise ArgumentError(reach.complaint)
+    return reach
 
 
 def dummy_inputs(model: nn.Module) -> list[dict[str, Any]]:
@@ -290,11 +270,9 @@ def complain(model: nn.Module, missed: dict[nn.Module, str]) -> str:
     return f"{type(model).__name__} is set to {name!r} but keeps its own attention in {listed}: {reason}"
 
 
+@cache
 def watch_models() -> None:
-    """Trace every model that is set to one of our names at its first forward; calling this twice is harmless."""
-    if WRAPPED:
-        return
-    WRAPPED.extend(("__init__", "set_attn_implementation"))
+    """Trace every model that is set to one of our names at its first forward; only the first call does anything."""
     initialize, set_implementation = PreTrainedModel.__init__, PreTrainedModel.set_attn_implementation
 
     @wraps(initialize)
@@ -355,15 +333,14 @@ def first_forward(model: nn.Module, _: object) -> None:
         return
     for other in list(TRACES):
         if isinstance(other, FirstTrace) and other.model is model:  # an interrupt kept it from ending
-            other.stop()
+            other.close()
         elif any(part is model for part in other.model.modules()):
             return
     trace = FirstTrace(model)
-    trace.start()
 
     def finish(model: nn.Module, _: object, output: object) -> None:
         handle.remove()
-        trace.stop()
+        trace.close()
         if output is None:  # it failed, so little was called; the next call is traced instead
             return
         unwatch(model)

@@ -52,11 +52,26 @@ class Pairs(Protocol):
     def target(self, index: int) -> np.ndarray: ...
 
 
-class Corpora(Pairs, Protocol):
-    """Pairs to train on."""
+class PackedPairs:
+    """Pairs to train on, the ids of each side in one array; ids, starts and lengths are of source and target."""
 
-    parts: Sequence[Part]
+    parts: Sequence[Part] = ()
     """The weighted corpora they come from; if empty, each pair is in an epoch once."""
+
+    def __init__(self, ids: Sequence[np.ndarray], starts: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> None:
+        self._ids, self._starts = ids, starts
+        self.source_lengths, self.target_lengths = lengths
+        self.pairs = len(self.source_lengths)
+
+    def source(self, index: int) -> np.ndarray:
+        """Source ids of pair `index`, a view."""
+        start = self._starts[0][index]
+        return self._ids[0][start : start + self.source_lengths[index]]
+
+    def target(self, index: int) -> np.ndarray:
+        """Target ids of pair `index`, a view."""
+        start = self._starts[1][index]
+        return self._ids[1][start : start + self.target_lengths[index]]
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ class BatchPlan:
         name: what the order depends on besides the epoch: data hash and seed.
     """
 
-    def __init__(self, corpora: Sequence[Corpora], tokens: int, symbols: Symbols, name: str) -> None:
+    def __init__(self, corpora: Sequence[PackedPairs], tokens: int, symbols: Symbols, name: str) -> None:
         self.corpora, self.tokens, self.symbols, self.name = corpora, tokens, symbols, name
         self._parts = [corpus.parts or (Part(0, corpus.pairs),) for corpus in corpora]
         self._sizes = [count_lengths(corpus, parts) for corpus, parts in zip(corpora, self._parts, strict=True)]
@@ -275,12 +290,7 @@ def drawn_before(weight: float | np.ndarray, pairs: int | np.ndarray, epoch: int
 
 
 def draw_pairs(padded: np.ndarray, length: int, parts: Sequence[Part], name: str, epoch: int) -> np.ndarray:
-    """The pairs of one padded length in an epoch, shuffled.
-
-    Args:
-        padded: the padded lengths of all pairs.
-        name: what the order depends on besides epoch and length.
-    """
+    """The pairs of one padded length in an epoch, shuffled, out of the padded lengths of all pairs."""
     found = [np.empty(0, dtype=np.int64)]
     copies = [np.empty(0, dtype=np.int64)]
     for number, part in enumerate(parts):

@@ -1,11 +1,8 @@
-"""The encoded pairs of one split in a folder of plain arrays: written, cut into segments, memory-mapped.
-
-Pair i of a side is ids[starts[i] : starts[i + 1]], without the last separator where pairs are segments.
-"""
+"""The encoded pairs of one split in a folder of plain arrays: written, cut into segments, memory-mapped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -15,7 +12,7 @@ import numpy as np
 
 from rectiformer.config import DataConfig
 from rectiformer.errors import DataError
-from rectiformer.text.batches import BLOCK, Part
+from rectiformer.text.batches import BLOCK, PackedPairs
 from rectiformer.text.corpus import Counts, TextPair
 from rectiformer.text.documents import build_segments, halvings
 from rectiformer.text.vocabulary import Vocabulary
@@ -36,54 +33,35 @@ class Ids(NamedTuple):
     lengths: np.ndarray
 
 
-class Encoded:
-    """The pairs of one split or copy, as ids without special symbols other than separators.
+class Encoded(PackedPairs):
+    """The pairs of one split or copy in a folder, as views of its files, with no special symbols but separators.
 
     Args:
         segmented: whether pairs are segments, with a separator after each sentence; the last one is left out here.
         verify: read all ids once and check that they are in the vocabulary.
     """
 
-    parts: Sequence[Part] = ()
-    """The corpora these pairs come from, if they are weighted."""
-
     def __init__(
         self, folder: Path, source: Vocabulary, target: Vocabulary, segmented: bool = False, verify: bool = True
     ) -> None:
-        self.segmented = segmented
-        self._source = map_pairs(folder, "source", source, verify)
-        self._target = map_pairs(folder, "target", target, verify)
-        self.source_lengths, self.target_lengths = (
-            read_lengths(folder / f"{side}.starts", len(ids), segmented)
-            for side, (ids, _) in zip(SIDES, (self._source, self._target), strict=True)
-        )
-        self.pairs = len(self.source_lengths)
+        ids = [map_ids(folder / f"{side}.ids", of, verify) for side, of in zip(SIDES, (source, target), strict=True)]
+        paths = [folder / f"{side}.starts" for side in SIDES]
+        lengths = [read_lengths(path, len(each), segmented) for path, each in zip(paths, ids, strict=True)]
+        super().__init__(ids, [map_array(path, "<i8") for path in paths], lengths)
         self.document_starts = map_array(folder / "documents.starts", "<i8")
         if len(self.target_lengths) != self.pairs:
             raise damaged(folder, f"{self.pairs:,} sources but {len(self.target_lengths):,} targets")
         if self.document_starts[0] != 0 or np.diff(self.document_starts, append=self.pairs).min() < 1:
             raise damaged(folder / "documents.starts", f"its documents do not lie in {self.pairs:,} pairs")
 
-    def source(self, index: int) -> np.ndarray:
-        """Source ids of pair `index`, a view of the file."""
-        ids, starts = self._source
-        return ids[starts[index] : starts[index + 1] - self.segmented]
 
-    def target(self, index: int) -> np.ndarray:
-        """Target ids of pair `index`, a view of the file."""
-        ids, starts = self._target
-        return ids[starts[index] : starts[index + 1] - self.segmented]
-
-
-def map_pairs(folder: Path, side: str, vocabulary: Vocabulary, verify: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and starts of a side; with `verify`, a DataError unless all ids are in the vocabulary."""
-    path = folder / f"{side}.ids"
-    if (
-        verify
-        and (highest := max(int(block.max()) for block in read_blocks(path, vocabulary.id_type))) >= vocabulary.size
-    ):
-        raise damaged(path, f"id {highest} in a vocabulary of {vocabulary.size}")
-    return map_array(path, vocabulary.id_type), map_array(folder / f"{side}.starts", "<i8")
+def map_ids(path: Path, vocabulary: Vocabulary, verify: bool) -> np.ndarray:
+    """The ids of a side; with `verify`, a DataError unless all of them are in the vocabulary."""
+    if verify:
+        highest = max(int(block.max()) for block in read_blocks(path, vocabulary.id_type))
+        if highest >= vocabulary.size:
+            raise damaged(path, f"id {highest} in a vocabulary of {vocabulary.size}")
+    return map_array(path, vocabulary.id_type)
 
 
 def read_lengths(path: Path, ids: int, segmented: bool) -> np.ndarray:
@@ -132,26 +110,21 @@ def encode_pairs(
 
 
 def fit_lengths(
-    lengths: np.ndarray, max_length: int, config: DataConfig, counts: Counts, name: Callable[[int], str]
+    lengths: np.ndarray, max_length: int, config: DataConfig, counts: Counts, name: str, numbers: Sequence[int]
 ) -> np.ndarray:
     """The lengths that pairs are cut to, [sides, pairs]; 0 for a pair that is dropped.
 
-    Args:
-        name: what messages call a pair, by its index.
+    Messages call pair i `name.format(numbers[i])`.
     """
     empty = lengths.min(0) == 0  # blank for sentencepiece, though not for Python
     beyond = (lengths.max(0) > max_length) & ~empty
     counts.empty += int(empty.sum())
     if beyond.any() and config.too_long == "error":
         index = int(beyond.argmax())
-        limit = (
-            f"data.segment_length = {config.segment_length:,}"
-            if config.segment_length
-            else f"data.max_length = {config.max_length:,}"
-        )
+        key = "segment_length" if config.segment_length else "max_length"
         raise DataError(
-            f"{name(index)} has {lengths[:, index].max():,} subwords on a side, but {limit}; raise it, "
-            f'or use data.too_long = "drop" or "truncate"'
+            f"{name.format(numbers[index])} has {lengths[:, index].max():,} subwords on a side, but data.{key} = "
+            f'{getattr(config, key):,}; raise it, or use data.too_long = "drop" or "truncate"'
         )
     if config.too_long == "truncate":
         counts.truncated += int(beyond.sum())

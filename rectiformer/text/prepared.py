@@ -72,8 +72,7 @@ class Prepared:
     def open(cls, folder: Path, verify: bool = True) -> Prepared:
         """Open a prepared folder; a DataError if anything is missing, changed or outside of it.
 
-        Args:
-            verify: also compare the hash of every file, which reads all of them once.
+        To `verify` is to compare the hash of every file too, which reads all of them once.
         """
         manifest = read_manifest(folder)
         try:
@@ -201,7 +200,8 @@ def write_split(
         for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
             texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
             sides, lengths = encode_pairs(vocabularies, texts, alpha, f"{data.seed}/{folder.name}/{number - 1}")
-            fitting = fit_lengths(lengths, max_length, data, counts, partial(pair_name, number))
+            numbers = range(number, number + len(pairs))
+            fitting = fit_lengths(lengths, max_length, data, counts, "pair {:,}", numbers)
             writer.add(pairs, sides, fitting)
             number += len(pairs)
             progress(folder.name, number - 1)
@@ -222,10 +222,6 @@ def write_split(
         "counts": dataclasses.asdict(counts),
         "corpora": [{name: int(column[index]) for name, column in columns.items()} for index in range(corpora)],
     }
-
-
-def pair_name(first: int, index: int) -> str:
-    return f"pair {first + index:,}"
 
 
 def describe_origin(config: Config) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError
-from rectiformer.text.batches import Batch, BatchPlan, Symbols, collate, padded_lengths, round_up, shuffled
+from rectiformer.text.batches import Batch, BatchPlan, PackedPairs, Symbols, collate, padded_lengths, round_up, shuffled
 from rectiformer.text.corpus import BATCH_PAIRS, Counts
 from rectiformer.text.encoded import SIDES, Ids, cut_ids, encode_pairs, fit_lengths
 from rectiformer.text.lines import BOM, MAX_LINE, replace_bad, standard_input
@@ -55,22 +55,15 @@ def read_stream(descriptor: int, check: Callable[[], None]) -> Iterator[bytes]:
         yield kept
 
 
-class Window:
+class Window(PackedPairs):
     """The current pairs, in groups as they were read, and the numbers of their lines."""
 
     def __init__(self, groups: Sequence[tuple[np.ndarray, Sequence[Ids]]]) -> None:
         self.lines = np.concatenate([lines for lines, _ in groups])
-        self.pairs = len(self.lines)
         parts = [[sides[index] for _, sides in groups] for index in range(len(SIDES))]
-        self._ids = [np.concatenate([ids.ids for ids in side]) for side in parts]
-        self.source_lengths, self.target_lengths = (np.concatenate([ids.lengths for ids in side]) for side in parts)
-        self._starts = [np.append(0, np.cumsum(lengths)) for lengths in (self.source_lengths, self.target_lengths)]
-
-    def source(self, index: int) -> np.ndarray:
-        return self._ids[0][self._starts[0][index] : self._starts[0][index + 1]]
-
-    def target(self, index: int) -> np.ndarray:
-        return self._ids[1][self._starts[1][index] : self._starts[1][index + 1]]
+        ids = [np.concatenate([part.ids for part in side]) for side in parts]
+        lengths = [np.concatenate([part.lengths for part in side]) for side in parts]
+        super().__init__(ids, [np.cumsum(each) - each for each in lengths], lengths)
 
 
 class StreamPlan:
@@ -208,9 +201,7 @@ class StreamPlan:
     def _encode(self, pairs: list[tuple[int, str, str]]) -> tuple[np.ndarray, list[Ids]]:
         numbers, *texts = zip(*pairs, strict=True)
         sides, found = encode_pairs(self.vocabularies, [list(lines) for lines in texts])
-        lengths = fit_lengths(
-            found, self.config.max_length, self.config, self.counts, lambda index: f"stdin:{numbers[index]}"
-        )
+        lengths = fit_lengths(found, self.config.max_length, self.config, self.counts, "stdin:{}", numbers)
         kept = lengths[0] > 0
         self.counts.pairs += int(kept.sum())
         cut = [cut_ids(ids, length) for ids, length in zip(sides, lengths, strict=True)]
@@ -234,12 +225,7 @@ class StreamPlan:
 def plan_batches(
     config: Config, prepared: Prepared, symbols: Symbols, check: Callable[[], None], ranks: int = 1
 ) -> BatchPlan | StreamPlan:
-    """The batches that `config` trains on, of prepared text or of a stream.
-
-    Args:
-        check: called while a stream is read or waited for; it may raise to end that.
-        ranks: how many processes train together.
-    """
+    """The batches that `config` trains on, of prepared text or of a stream; `check` is that of a `StreamPlan`."""
     require_stream(config, ranks)
     name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.batch_tokens
     if not config.data.stream:

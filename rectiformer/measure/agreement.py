@@ -60,12 +60,7 @@ def judge(hypothesis: str, dependent: Dependent) -> Agreement:
 
 
 def count_agreement(hypotheses: Sequence[str], dependents: Sequence[Iterable[Dependent]]) -> dict[str, Agreement]:
-    """Agreement by kind of dependent word, and of "all" together.
-
-    Args:
-        hypotheses: one translation per sentence.
-        dependents: the dependent words of each sentence.
-    """
+    """Agreement of the translations of sentences, by kind of the dependent words in each, and of "all" together."""
     counts = {"all": Agreement()}
     for hypothesis, rows in zip(hypotheses, dependents, strict=True):
         for row in rows:

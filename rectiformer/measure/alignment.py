@@ -178,9 +178,7 @@ def rows_for(weights: np.ndarray, induction: str, source_pieces: int) -> np.ndar
 
     Step i of the M decoder steps predicts piece i, and the last one the end of the sentence; step i + 1 has piece i as
     its input. "normal" gives a piece the row of the step that predicts it, "shifted" that of the step that reads it.
-
-    Args:
-        source_pieces: columns to keep; those after them belong to the end of the sentence or to padding.
+    Columns after the source pieces belong to the end of the sentence or to padding, and are left out.
     """
     steps = steps_of(induction)
     if weights.ndim != 2 or weights.shape[0] < 1 or not 0 <= source_pieces <= weights.shape[1]:
@@ -278,10 +276,7 @@ def symmetrize(forward: AbstractSet[Link], backward: AbstractSet[Link], how: str
     Links of a model of the other direction have to be flipped first. "grow-diag" starts from the intersection and adds
     neighbors from the union while they link an unlinked word; "final" then adds links of either alignment with at
     least one unlinked word, "final-and" those with two (Koehn et al. 2005). Links are added in the order of Moses: by
-    target word, then by source word, forward before backward.
-
-    Args:
-        how: one of HEURISTICS.
+    target word, then by source word, forward before backward. `how` is one of HEURISTICS.
     """
     check_heuristic(how)
     if how == "union":

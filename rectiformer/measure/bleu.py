@@ -62,8 +62,7 @@ def score(
 ) -> dict[str, Score]:
     """Score detokenized hypotheses, line by line against one reference each, by every name in `metrics`.
 
-    Args:
-        samples: bootstrap resamples for the 95 % interval; 0 gives none.
+    `samples` bootstrap resamples give the 95 % interval; 0 gives none.
     """
     if samples:
         system = {"hypotheses": hypotheses}

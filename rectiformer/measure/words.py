@@ -74,11 +74,9 @@ def pieces_to_words(offsets: Sequence[Span], spans: Sequence[Span]) -> list[list
 def merge_links(
     links: Iterable[tuple[int, int]], source_words: Sequence[Sequence[int]], target_words: Sequence[Sequence[int]]
 ) -> set[tuple[int, int]]:
-    """Word links out of (source, target) links of pieces: two words are linked if any of their pieces are.
+    """Word links out of (source, target) links of pieces, whose words are those of `pieces_to_words`.
 
-    Args:
-        source_words: words of each source piece, by `pieces_to_words`.
-        target_words: words of each target piece.
+    Two words are linked if any of their pieces are.
     """
     return {
         (source_word, target_word)

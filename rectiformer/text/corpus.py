@@ -258,16 +258,14 @@ def sample_lines(config: DataConfig, size: int, characters: int) -> tuple[list[s
     """
     split = "valid" if config.stream else "train"
     generator = random.Random(config.seed)
-    sources: list[str] = []
-    targets: list[str] = []
+    sample: list[tuple[str, str]] = []
     for index, pair in enumerate(read_pairs(config, split, Counts())):
-        source, target = pair.source[:characters], pair.target[:characters]
+        cut = pair.source[:characters], pair.target[:characters]
         if index < size:
-            sources.append(source)
-            targets.append(target)
+            sample.append(cut)
         elif (slot := generator.randrange(index + 1)) < size:
-            sources[slot], targets[slot] = source, target
-    return sources, targets
+            sample[slot] = cut
+    return [source for source, _ in sample], [target for _, target in sample]
 
 
 def in_batches(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:

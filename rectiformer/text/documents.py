@@ -116,9 +116,7 @@ def number_rows(rows: Iterable[Row], documents: str, names: tuple[str, str]) -> 
 
 
 def build_segments(
-    lengths: Sequence[Sequence[int]] | np.ndarray,
-    document_starts: Sequence[int] | np.ndarray,
-    limits: Sequence[int],
+    lengths: Sequence[Sequence[int]] | np.ndarray, document_starts: Sequence[int] | np.ndarray, limits: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Cut documents greedily into segments of whole sentences; the first and last sentence, exclusive, of each.
 

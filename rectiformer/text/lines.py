@@ -19,15 +19,16 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 from urllib.parse import parse_qsl
 
 from rectiformer.errors import ConfigError, DataError, NoSpaceError, unknown_name
 
 DATASET = "hf:"  # before the name of a Hugging Face dataset
+DECOMPRESSORS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 BOM = b"\xef\xbb\xbf"
 SPOOL_BLOCK = 1 << 16  # bytes; as many as a pipe holds
 MAX_LINE = 16 << 20  # bytes; its subwords as Python integers still fit into the memory of a small machine
@@ -84,21 +85,12 @@ def replace_bad(error: UnicodeDecodeError, bad_utf8: str, where: str, skipped: i
 def open_text(path: str) -> Iterator[BinaryIO]:
     """The bytes of a text file, decompressed; a DataError names the file where it cannot be read to its end."""
     try:
-        with open_bytes(path) as file:
+        opener = DECOMPRESSORS.get(path[-3:], open)
+        with nullcontext(standard_input()) if path == "-" else opener(path, "rb") as file:  # stdin is not ours to close
             yield file
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"cannot read {display_name(path)}: {reason}") from error
-
-
-def open_bytes(path: str) -> AbstractContextManager[BinaryIO]:
-    if path == "-":
-        return nullcontext(standard_input())  # not ours to close
-    if path.endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.endswith(".xz"):
-        return cast(BinaryIO, lzma.open(path, "rb"))
-    return open(path, "rb")
 
 
 def standard_input() -> BinaryIO:

@@ -57,7 +57,7 @@ class Vocabulary:
     def __init__(self, model: bytes) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        self._model = model
+        self.model = model  # the file that `save` writes; `sha256` is its hash
         self._processor = SentencePieceProcessor(model_proto=model)
         self.sha256 = hashlib.sha256(model).hexdigest()
         self._pieces = self.size = len(self._processor)
@@ -82,10 +82,8 @@ class Vocabulary:
     def train(cls, lines: Iterable[str], config: VocabularyConfig, separator: bool = False) -> Vocabulary:
         """Train subwords on the first `TRAINING_CHARACTERS` of every line; the same lines give the same subwords.
 
-        There may be fewer than `config.size` of them if the text is small. Equal lines count once.
-
-        Args:
-            separator: reserve a symbol that stands between the sentences of a segment.
+        There may be fewer than `config.size` of them if the text is small. Equal lines count once. `separator` reserves
+        a symbol that stands between the sentences of a segment.
         """
         from sentencepiece import SentencePieceTrainer
 
@@ -136,16 +134,12 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write the model; even after a crash, `path` is the old file or the whole new one."""
-        replace_file(path, self._model)
+        replace_file(path, self.model)
 
     @property
     def id_type(self) -> str:
         """The numpy type of ids on disk: two bytes each if they fit."""
         return "<u2" if self.size <= 1 << 16 else "<u4"
-
-    def to_bytes(self) -> bytes:
-        """The model as `save` writes it; `sha256` is its hash."""
-        return self._model
 
     def encode(self, line: str) -> list[int]:
         """Subword ids of a line, without special ones; none for a blank line."""
@@ -196,10 +190,7 @@ class Vocabulary:
 
 
 def choose_vocabularies(
-    config: VocabularyConfig,
-    sample: Callable[[], tuple[list[str], list[str]]],
-    separator: bool = False,
-    required: bool = False,
+    config: VocabularyConfig, sample: Callable[[], tuple[list[str], list[str]]], separator: bool, required: bool
 ) -> tuple[Vocabulary, Vocabulary]:
     """Source and target vocabulary: loaded if a model is configured, else trained on the lines that `sample` returns.
 
@@ -212,19 +203,17 @@ def choose_vocabularies(
         return source, target
     sources, targets = sample()
     if config.shared:
-        one = Vocabulary.train(chain(sources, targets), config, separator)
-        return one, one
+        source = target = Vocabulary.train(chain(sources, targets), config, separator)
     return (
-        Vocabulary.train(sources, config, separator) if source is None else source,
-        Vocabulary.train(targets, config, separator) if target is None else target,
+        source or Vocabulary.train(sources, config, separator),
+        target or Vocabulary.train(targets, config, separator),
     )
 
 
 def load_named(config: VocabularyConfig, separated: bool) -> tuple[Vocabulary | None, Vocabulary | None]:
     """Source and target vocabulary of the configured models, or None; one object if they are shared.
 
-    Args:
-        separated: whether they need a separator; a ConfigError if they have none.
+    A ConfigError if they have no separator, though `separated` says that they need one.
     """
     if config.shared and config.target_model:
         raise ConfigError("vocabulary.target_model is given, but it needs vocabulary.shared = false")
@@ -300,12 +289,8 @@ def read_fields(model: bytes) -> Iterator[tuple[int, int]]:
 def read_varint(model: bytes, offset: int) -> tuple[int, int]:
     """A protobuf varint and the offset after it, which is past the end of `model` if the varint is cut."""
     value = 0
-    for shift in range(0, 64, 7):
-        if offset >= len(model):
-            break
-        byte = model[offset]
-        offset += 1
-        value |= (byte & 127) << shift
+    for index, byte in enumerate(model[offset : offset + 10]):
+        value |= (byte & 127) << 7 * index
         if byte < 128:
-            return value, offset
+            return value, offset + index + 1
     return value, len(model) + 1

@@ -199,14 +199,14 @@ def test_a_saved_vocabulary_is_the_same(plain, tmp_path):
     plain.save(path)
     assert os.listdir(tmp_path) == ["v.model"]
     for loaded in (Vocabulary.load(path), Vocabulary.load(path, plain.sha256)):
-        assert loaded.to_bytes() == plain.to_bytes()
+        assert loaded.model == plain.model
         assert loaded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
         assert loaded.encode(TEXT[0]) == plain.encode(TEXT[0])
 
 
 def test_a_changed_vocabulary_is_refused_by_its_hash(plain, tmp_path):
     path = tmp_path / "v.model"
-    path.write_bytes(plain.to_bytes()[:-1] + bytes([plain.to_bytes()[-1] ^ 1]))
+    path.write_bytes(plain.model[:-1] + bytes([plain.model[-1] ^ 1]))
     with pytest.raises(DataError, match=f"has hash .*, expected {plain.sha256}; it was changed or damaged"):
         Vocabulary.load(path, plain.sha256)
 
@@ -236,7 +236,7 @@ def with_piece(model, piece):
 )
 def test_a_damaged_vocabulary_is_rejected(plain, tmp_path, damage, message):
     path = tmp_path / "v.model"
-    path.write_bytes(damage(plain.to_bytes()))
+    path.write_bytes(damage(plain.model))
     with pytest.raises(DataError, match=message) as error:
         Vocabulary.load(path)
     assert str(error.value).startswith(f"tokenizer rejected: {path} ")
@@ -245,7 +245,7 @@ def test_a_damaged_vocabulary_is_rejected(plain, tmp_path, damage, message):
 
 def test_a_vocabulary_cut_anywhere_is_rejected_before_it_is_loaded(plain, tmp_path, monkeypatch):
     """Sentencepiece itself takes a model cut between two pieces for a smaller one."""
-    model = plain.to_bytes()
+    model = plain.model
     monkeypatch.setattr(sys, "executable", "/nonexistent")  # nobody gets as far as a child process
     for length in range(len(model)):
         with pytest.raises(DataError, match="cut short"):

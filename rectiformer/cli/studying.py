@@ -54,7 +54,7 @@ def study_command(
     elif name == "report":
         report(folder or out)
     elif folder is not None:
-        raise ArgumentError(f"study {name!r} takes no folder ({folder}), only report does; name it with --out")
+        raise ArgumentError(f"study {name!r} got {folder}, but only report takes a folder; name it with --out")
     else:
         studies = find_studies(name)
         if out is None:

@@ -21,9 +21,8 @@ from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.batches import Batch, BatchPlan, PackedPairs, Symbols, collate, padded_lengths, round_up, shuffled
 from rectiformer.text.corpus import BATCH_PAIRS, Counts
-from rectiformer.text.encoded import SIDES, Ids, cut_ids, encode_pairs, fit_lengths
 from rectiformer.text.lines import BOM, MAX_LINE, replace_bad, standard_input
-from rectiformer.text.prepared import Prepared
+from rectiformer.text.prepared import SIDES, Ids, Prepared, cut_ids, encode_pairs, fit_lengths
 from rectiformer.text.vocabulary import Vocabulary
 
 WINDOW_BATCHES = 64  # about

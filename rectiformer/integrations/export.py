@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 import rectiformer
+from rectiformer import files
 from rectiformer.config import SITES, ModelConfig
 from rectiformer.errors import ArgumentError, CheckpointError
-from rectiformer.files import (
-    WRITE_LOCK,
-    damaged,
-    hash_file,
-    new_folder,
-    parse_object,
-    read_regular,
-    write_file,
-    writing,
-)
 from rectiformer.model.embedding import Embedding
 from rectiformer.model.layers import centers_keys, find_score_bias
 from rectiformer.ops.variants import VARIANTS
@@ -133,7 +124,7 @@ def export_folder(translator: Translator, out: Path, format: str, **others: Any)
     """
     require_new(out)
     require_exportable(translator.model.config, format)
-    with writing(out), new_folder(out) as folder:
+    with files.writing(out), files.new_folder(out) as folder:
         yield folder
         write_record(folder, format, translator, **others)
 
@@ -170,9 +161,11 @@ def write_record(folder: Path, engine: str, translator: Translator, **others: An
         "segment_length": translator.segment_length,
         **others,
         "fingerprint": translator.fingerprint(),
-        "files": {path.name: hash_file(path) for path in sorted(folder.iterdir()) if path.name != WRITE_LOCK},
+        "files": {
+            path.name: files.hash_file(path) for path in sorted(folder.iterdir()) if path.name != files.WRITE_LOCK
+        },
     }
-    write_file(folder / RECORD, json.dumps(record, indent=1).encode())
+    files.write_file(folder / RECORD, json.dumps(record, indent=1).encode())
 
 
 def describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -186,19 +179,19 @@ def read_record(folder: Path, engine: str) -> Mapping[str, Any]:
     path = folder / RECORD
     if not path.is_file():
         raise CheckpointError(f"{folder} is not an exported folder: it has no {RECORD}; `rectiformer export` makes one")
-    record = parse_object(path, read_regular(path, MAX_RECORD))
+    record = files.parse_object(path, files.read_regular(path, MAX_RECORD))
     if (record.get("format"), record.get("kind")) != (RECORD_VERSION, engine):
         found = f"format {record.get('format')!r} of {record.get('kind')!r}"
         raise CheckpointError(
             f"{path} says {found}, but format {RECORD_VERSION} of {engine!r} is needed; export the run again with "
             f"--to {engine}"
         )
-    files = record.get("files")
-    if not isinstance(files, dict) or not files:
-        raise damaged(path, "it lists no files")
-    for name, sha256 in files.items():
+    listed = record.get("files")
+    if not isinstance(listed, dict) or not listed:
+        raise files.damaged(path, "it lists no files")
+    for name, sha256 in listed.items():
         if Path(name).name != name or (folder / name).is_symlink() or not (folder / name).is_file():
-            raise damaged(folder / Path(name).name, "it is missing, or not a file")
-        if hash_file(folder / name) != sha256:
-            raise damaged(folder / name, "its hash is not the one it was written with")
+            raise files.damaged(folder / Path(name).name, "it is missing, or not a file")
+        if files.hash_file(folder / name) != sha256:
+            raise files.damaged(folder / name, "its hash is not the one it was written with")
     return record

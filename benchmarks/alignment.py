@@ -84,7 +84,7 @@ def score_all(options: argparse.Namespace) -> Iterator[dict[str, object]]:
     for name, links in found.items():
         scored = score_with_intervals(links, gold)
         print(f"{name}: {scored.describe()}")
-        rates = {rate: [getattr(scored.score, rate), *getattr(scored, rate)] for rate in ("aer", "precision", "recall")}
+        rates = {rate: [getattr(scored, rate), *scored.intervals[rate]] for rate in ("aer", "precision", "recall")}
         yield {"name": name, "sentences": len(pairs), **rates}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from rectiformer.errors import ArgumentError, DataError, ShapeError, unknown_nam
 
 Link = tuple[int, int]
 """A source and a target word, both counted from 0."""
-
-Interval = tuple[float, float]
-"""The 95 % interval of the scores of resampled corpora."""
 
 FORMATS = {"pharaoh": 0, "talp": 1, "naacl": 1}
 """The number of the first word. Pharaoh and TALP have one line per sentence, of `i-j` and `ipj`; NAACL one per link."""
@@ -56,25 +53,17 @@ class AlignmentScore:
     sure: int
     possible: int
     """Links that are possible but not sure."""
-
-
-@dataclass(frozen=True)
-class ScoredAlignment:
-    """A score, and an interval for each of its rates."""
-
-    score: AlignmentScore
-    aer: Interval
-    precision: Interval
-    recall: Interval
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By the name of a rate, the 95 % interval of its values in resampled corpora, if requested."""
 
     def describe(self, intervals: bool = True) -> str:
         """One line: rates, their intervals (without `intervals` only that of the error), and link counts."""
-        score, parts = self.score, []
+        parts = []
         for name, label in (("aer", "AER"), ("precision", "precision"), ("recall", "recall")):
-            low, high = getattr(self, name)
+            low, high = self.intervals[name]
             interval = f" (95 % {low:.4f} to {high:.4f})" if intervals or name == "aer" else ""
-            parts.append(f"{label} {getattr(score, name):.4f}{interval}")
-        counts = f"{score.predicted:,} links found, {score.sure:,} sure and {score.possible:,} more possible"
+            parts.append(f"{label} {getattr(self, name):.4f}{interval}")
+        counts = f"{self.predicted:,} links found, {self.sure:,} sure and {self.possible:,} more possible"
         return f"{', '.join(parts)}; {counts} in the gold file"
 
 
@@ -224,7 +213,7 @@ def score_counts(totals: np.ndarray) -> AlignmentScore:
 
 def score_with_intervals(
     predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links], resamples: int = 1000, seed: int = 1
-) -> ScoredAlignment:
+) -> AlignmentScore:
     """`alignment_error` with 95 % bootstrap intervals over sentences."""
     if resamples < 2:
         raise ArgumentError(f"resamples = {resamples}, but an interval needs at least 2; 1000 is usual")
@@ -232,8 +221,9 @@ def score_with_intervals(
     random = np.random.default_rng(seed)
     totals = [counts[random.integers(len(counts), size=len(counts))].sum(0) for _ in range(resamples)]
     bounds = np.quantile(rates(np.array(totals)), [0.025, 0.975], axis=0)  # [2, 3]
-    aer, precision, recall = ((float(low), float(high)) for low, high in bounds.T)
-    return ScoredAlignment(alignment_error(predicted, gold), aer, precision, recall)
+    pairs = [(float(low), float(high)) for low, high in bounds.T]
+    intervals = dict(zip(("aer", "precision", "recall"), pairs, strict=True))
+    return replace(alignment_error(predicted, gold), intervals=intervals)
 
 
 def count_links(predicted: Sequence[AbstractSet[Link]], gold: Sequence[Links]) -> np.ndarray:

@@ -107,7 +107,7 @@ def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> d
         pairs, links = gold_pairs(scale, gold)
         direction = align_direction(translator, pairs, links, tokenized=True)
         assert direction.best is not None
-        low, high = score_with_intervals(direction.links, links).aer
+        low, high = score_with_intervals(direction.links, links).intervals["aer"]
         found[f"aer_{gold.name}"] = rounded(100 * direction.best.score.aer)
         found[f"alignment_{gold.name}"] = {
             "best": {

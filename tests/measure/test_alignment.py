@@ -1,5 +1,6 @@
 """Alignments from weights to error rate, against hand-made answers and an independent count."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -199,11 +200,13 @@ def test_the_intervals_are_those_of_the_binomial_distribution():
     spread = 1.96 * np.sqrt(400 * 0.25)
     recalls = [k / 400 for k in (200 - spread, 200 + spread)]
     # A quantile of 4,000 draws moves by 0.04 standard deviations of k, and k is whole: two steps of k are ample.
-    assert found.recall == pytest.approx(recalls, abs=2 / 400)
-    assert found.aer == pytest.approx([1 - 2 / (1 + 1 / recall) for recall in recalls[::-1]], abs=2 * 2 / 900)
-    assert found.precision == (1, 1)
-    assert found.aer[0] < found.score.aer < found.aer[1]
-    assert found.score == alignment_error(*half_right(400))
+    assert found.intervals["recall"] == pytest.approx(recalls, abs=2 / 400)
+    assert found.intervals["aer"] == pytest.approx(
+        [1 - 2 / (1 + 1 / recall) for recall in recalls[::-1]], abs=2 * 2 / 900
+    )
+    assert found.intervals["precision"] == (1, 1)
+    assert found.intervals["aer"][0] < found.aer < found.intervals["aer"][1]
+    assert replace(found, intervals={}) == alignment_error(*half_right(400))
 
 
 def test_intervals_are_percentiles_of_the_scores_of_drawn_corpora():
@@ -217,7 +220,7 @@ def test_intervals_are_percentiles_of_the_scores_of_drawn_corpora():
         drawn = random.integers(5, size=5)
         scores.append(alignment_error([predicted[i] for i in drawn], [gold[i] for i in drawn]))
     for name in ("aer", "precision", "recall"):
-        assert getattr(found, name) == pytest.approx(
+        assert found.intervals[name] == pytest.approx(
             np.percentile([getattr(score, name) for score in scores], [2.5, 97.5])
         )
 
@@ -230,7 +233,7 @@ def test_the_seed_decides_the_intervals():
 def test_an_interval_over_one_sentence_has_no_width():
     found = score_with_intervals([{(0, 0), (1, 1)}], [Links(frozenset({(0, 0)}))], resamples=10)
     for name in ("aer", "precision", "recall"):
-        assert getattr(found, name) == (getattr(found.score, name),) * 2
+        assert found.intervals[name] == (getattr(found, name),) * 2
 
 
 def test_an_interval_needs_resamples():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,9 +39,6 @@ CROSS_NAMES = ("encoder_attn", "crossattention", "cross_attn", "EncDecAttention"
 """Names of cross-attention modules in transformers and, the last, in torch."""
 OUTPUTS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
 """Fields of Hugging Face outputs that hold weights, one [B, H, M, N] per layer."""
-See = Callable[[str, str, Tensor, Tensor | None], None]
-"""Gets the name of a model inside the observed one, that of its output, weights, and the attention mask given."""
-
 Pass = dict[tuple[str, int], list[SiteRecord]]
 """The records of a call, one per sequence, by site and layer."""
 
@@ -65,7 +62,10 @@ class Seen:
         self.passes: list[Pass] = []
         self.variants = {"encoder": "", "decoder": "", "cross": ""}
         self._name = type(model).__name__
-        self._kinds_by_name = {name: kind_of(name, model) for name, _ in model.named_modules()}
+        two_sided = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        self._kinds_by_name = {
+            name: kind_by_name(name) if two_sided else "encoder" for name, _ in model.named_modules()
+        }
         self._kinds = {id(module): self._kinds_by_name[name] for name, module in model.named_modules()}
 
     def __repr__(self) -> str:
@@ -117,13 +117,12 @@ class Seen:
         if not examples:
             raise ArgumentError(f"nothing was seen of {self._name}; call it inside `with observe(model)`")
         sites = [site for example in examples for site in example.sites]
-        layers = {
-            side: max((site.layer + 1 for site in sites if site.kind in names), default=0)
-            for side, names in (("encoder", ("encoder",)), ("decoder", ("decoder", "cross")))
-        }
-        return AttentionRecord(
-            ModelCard(self._name, "", dict(self.variants), layers, max(site.heads for site in sites)), examples
-        )
+        layers = {"encoder": 0, "decoder": 0}
+        for site in sites:
+            side = "encoder" if site.kind == "encoder" else "decoder"
+            layers[side] = max(layers[side], site.layer + 1)
+        heads = max(site.heads for site in sites)
+        return AttentionRecord(ModelCard(self._name, "", dict(self.variants), layers, heads), examples)
 
     def show(self, source: Sequence[Sequence[str]] = (), target: Sequence[Sequence[str]] = ()) -> Shown:
         """The report, for a notebook; the arguments are those of `record`."""
@@ -203,11 +202,10 @@ def observe(model: nn.Module) -> Iterator[Seen]:
         for kind, layer, attention in attentions:
             stack.enter_context(observing(attention, partial(seen.see, kind=kind, layer=layer)))
         if integration is not None and any(map(integration.is_ours, stock.values())):
-            see = seen.see_module
-            integration.OBSERVERS.append(see)
-            stack.callback(integration.OBSERVERS.remove, see)
+            integration.OBSERVERS.append(seen.see_module)
+            stack.callback(integration.OBSERVERS.remove, seen.see_module)
         elif stock:
-            stack.enter_context(eager_weights(stock, seen.see_weights, seen.begin))
+            stack.enter_context(eager_weights(stock, seen))
         yield seen
 
 
@@ -217,30 +215,20 @@ def find_attentions(model: nn.Module) -> Iterator[tuple[str, int, RectifiedAtten
     if whole is not None:
         yield from ((site.kind, site.layer, site.attention) for site in whole.sites())
         return
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, RectifiedAttention | MultiheadAttention)
-    }
+    ours = (RectifiedAttention, MultiheadAttention)
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, ours)]
     crossing = {
         name
-        for name, module in found.items()
+        for name, module in found
         if (module.cross if isinstance(module, RectifiedAttention) else kind_by_name(name) == "cross")
     }
     decoders = {name.rpartition(".")[0] for name in crossing}  # layers with cross-attention
     counts = {"encoder": 0, "decoder": 0, "cross": 0}
-    for name, module in found.items():
+    for name, module in found:
         inside = "decoder" if name.rpartition(".")[0] in decoders else "encoder"
         kind = "cross" if name in crossing else inside
         yield kind, counts[kind], module
         counts[kind] += 1
-
-
-def kind_of(name: str, model: nn.Module) -> str:
-    """The attention site of a module of a Hugging Face model, by its name."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return "encoder"
-    return kind_by_name(name)
 
 
 def kind_by_name(name: str) -> str:
@@ -327,9 +315,9 @@ def stock_models(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def eager_weights(models: dict[str, nn.Module], see: See, begin: Callable[[], None]) -> Iterator[None]:
-    """While the models run inside, `see` gets the weights of each attention; `begin` announces another call."""
-    calls = Calls(see, begin)
+def eager_weights(models: dict[str, nn.Module], seen: Seen) -> Iterator[None]:
+    """While the models run inside, `seen` gets the weights of each attention."""
+    calls = Calls(seen)
     with ExitStack() as stack:
         stack.enter_context(eager_attention(models))
         for name, model in models.items():
@@ -358,8 +346,8 @@ def eager_attention(models: dict[str, nn.Module]) -> Iterator[None]:
 class Calls:
     """Asks for weights in the outermost of nested calls, and takes each from the innermost model that has it."""
 
-    def __init__(self, see: See, begin_call: Callable[[], None]) -> None:
-        self.see, self.begin_call = see, begin_call
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
         self.depth = 0
         self.handed: list[Tensor] = []
         self.given: dict[str, Any] = {}
@@ -368,7 +356,7 @@ class Calls:
         self.depth += 1
         if self.depth > 1:
             return None
-        self.begin_call()
+        self.seen.begin()
         signature = inspect.signature(model.forward)
         names = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
         self.handed, self.given = [], {**dict(zip(names, arguments, strict=False)), **options}
@@ -386,7 +374,7 @@ class Calls:
                 if isinstance(weights, Tensor) and not any(weights is known for known in self.handed):
                     check_weights(model, output, weights)
                     self.handed.append(weights)
-                    self.see(name, output, weights.detach(), self.given.get("attention_mask"))
+                    self.seen.see_weights(name, output, weights.detach(), self.given.get("attention_mask"))
         if self.depth:
             return None
         if not self.handed:

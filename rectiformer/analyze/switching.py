@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from rectiformer.analyze.record import SiteRecord
 from rectiformer.analyze.survey import observing
 from rectiformer.errors import ArgumentError
-from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
 
 
@@ -65,14 +64,10 @@ def silenced(site: Site, heads: Sequence[int]) -> Iterator[None]:
     handle = site.attention.norm.register_forward_pre_hook(mute)
     try:
         # A CUDA graph or a fused step would bypass the hook; attention that is observed uses neither.
-        with observing(site.attention, see_nothing):
+        with observing(site.attention, lambda _: None):
             yield
     finally:
         handle.remove()
-
-
-def see_nothing(_: Observation) -> None:
-    pass
 
 
 def without_heads(site: SiteRecord, heads: Collection[Head]) -> SiteRecord:

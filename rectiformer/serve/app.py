@@ -151,7 +151,7 @@ def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get(ALIVE, response_model=State, responses={500: {"model": ErrorAnswer}})
     async def livez() -> Response:
         """Whether the process and the model's thread are alive."""
-        if not service.alive:
+        if not service.worker.alive:
             raise RefusalError(FAILED, "the model's thread has ended; restart the server")
         return JSONResponse({"status": "alive"})
 

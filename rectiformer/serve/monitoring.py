@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,24 +19,15 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "rectiformer_requests", "Requests to translate, by status.", ["status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "rectiformer_request_seconds", "From a request's first byte to its answer.",
-            buckets=SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self.sentences = Counter("rectiformer_sentences", "Sentences answered.", registry=self.registry)
-        self.abandoned = Counter(
-            "rectiformer_abandoned_requests", "Requests whose client went away first.", registry=self.registry
-        )
-        self.batch_seconds = Histogram(
-            "rectiformer_batch_seconds", "Time of a batch in the model.", buckets=SECONDS, registry=self.registry
-        )
-        self.batch_tokens = Histogram(
-            "rectiformer_batch_tokens", "Source tokens of a batch, without padding.",
-            buckets=TOKENS, registry=self.registry,
-        )  # fmt: skip
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self.requests = counter("rectiformer_requests", "Requests to translate, by status.", ["status"])
+        self.sentences = counter("rectiformer_sentences", "Sentences answered.")
+        self.abandoned = counter("rectiformer_abandoned_requests", "Requests whose client went away first.")
+        about = "From a request's first byte to its answer."
+        self.seconds = histogram("rectiformer_request_seconds", about, buckets=SECONDS)
+        self.batch_seconds = histogram("rectiformer_batch_seconds", "Time of a batch in the model.", buckets=SECONDS)
+        about = "Source tokens of a batch, without padding."
+        self.batch_tokens = histogram("rectiformer_batch_tokens", about, buckets=TOKENS)
 
     def add_gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
         """Add a gauge that is read when the metrics are scraped."""

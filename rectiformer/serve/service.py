@@ -81,9 +81,9 @@ class Service:
 
     def unready(self, sentences: int = 1) -> RefusalError | None:
         """Why a request of this many sentences would be refused now; None if it would be accepted."""
-        if self.state == "starting" and self.alive:
+        if self.state == "starting" and self.worker.alive:
             return RefusalError(UNAVAILABLE, "the server is starting; try again")
-        if self.state != "ready" or not self.alive:
+        if self.state != "ready" or not self.worker.alive:
             return RefusalError(UNAVAILABLE, "the server is stopping; use another one")
         limits = self.limits
         if len(self.tickets) >= limits.queue_requests or self.sentences + sentences > limits.queue_sentences:
@@ -94,16 +94,16 @@ class Service:
             )
         return None
 
-    @property
-    def alive(self) -> bool:
-        return self.worker.alive
-
     async def answer(self, job: Job, gone: asyncio.Future[Any]) -> dict[str, Any]:
         """The answer to a job; RefusalError if there is none in time, ClientGoneError once `gone` is done."""
         if (refusal := self.unready(job.sentences)) is not None:
             raise refusal
-        ticket = self._admit(job)
+        ticket = Ticket(job, self._loop.create_future())
+        self.tickets.add(ticket)
+        self.sentences += job.sentences
+        self._empty.clear()
         try:
+            self._put(ticket, job.begin())
             done, _ = await asyncio.wait(
                 {ticket.future, gone}, timeout=self.limits.deadline, return_when=asyncio.FIRST_COMPLETED
             )
@@ -117,23 +117,12 @@ class Service:
                 f"no answer within {self.limits.deadline:g} s, so the request was dropped; send less, or try later",
             )
         finally:
-            self._release(ticket)
-
-    def _admit(self, job: Job) -> Ticket:
-        ticket = Ticket(job, self._loop.create_future())
-        self.tickets.add(ticket)
-        self.sentences += job.sentences
-        self._empty.clear()
-        self._put(ticket, job.begin())
-        return ticket
-
-    def _release(self, ticket: Ticket) -> None:
-        if ticket.open:
-            self.queue.drop(ticket)
-        self.tickets.remove(ticket)
-        self.sentences -= ticket.job.sentences
-        if not self.tickets:
-            self._empty.set()
+            if ticket.open:
+                self.queue.drop(ticket)
+            self.tickets.remove(ticket)
+            self.sentences -= job.sentences
+            if not self.tickets:
+                self._empty.set()
 
     def _put(self, ticket: Ticket, tasks: list[Any]) -> None:
         ticket.open += len(tasks)

@@ -40,7 +40,6 @@ class Entry:
     owner: Owner
     task: Task
     start: float
-    number: int
     result: Any = None
     error: Exception | None = None
 
@@ -54,11 +53,10 @@ class TaskQueue:
 
     def __init__(self, batch_tokens: int) -> None:
         self.batch_tokens = batch_tokens
-        self._entries: list[Entry] = []
+        self._entries: list[Entry] = []  # as they came, which decides among equals
         self._changed = threading.Condition()
         self._closed = False
         self._now = 0.0  # virtual time
-        self._number = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,9 +66,8 @@ class TaskQueue:
         with self._changed:
             owner.reached = max(owner.reached, self._now)
             for task in tasks:
-                self._entries.append(Entry(owner, task, owner.reached, self._number))
+                self._entries.append(Entry(owner, task, owner.reached))
                 owner.reached += task.length
-                self._number += 1
             self._changed.notify()
 
     def drop(self, owner: Owner) -> None:
@@ -92,17 +89,16 @@ class TaskQueue:
             if self._closed:
                 return []
             batch = self._choose()
-            chosen = {entry.number for entry in batch}
-            self._entries = [entry for entry in self._entries if entry.number not in chosen]
+            chosen = set(batch)
+            self._entries = [entry for entry in self._entries if entry not in chosen]
             return batch
 
     def _choose(self) -> list[Entry]:
-        first = min(self._entries, key=lambda entry: (entry.start, entry.number))
+        first = min(self._entries, key=lambda entry: entry.start)
         self._now = max(self._now, first.start)
-        alike = [
-            entry for entry in self._entries if entry is not first and entry.task.operation == first.task.operation
-        ]
-        alike.sort(key=lambda entry: (abs(entry.task.length - first.task.length), entry.start, entry.number))
+        alike = [entry for entry in self._entries if entry.task.operation == first.task.operation]
+        alike.remove(first)
+        alike.sort(key=lambda entry: (abs(entry.task.length - first.task.length), entry.start))
         batch, longest = [first], first.task.length
         for entry in alike:
             longest = max(longest, entry.task.length)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rectiformer.studies.corpora import CORPORA, Gold
-from rectiformer.studies.figures import draw_panels
+from rectiformer.studies.figures import collect_lines, draw_panels
 from rectiformer.studies.plan import Study
-from rectiformer.studies.results import Claim, Result, Results, Table, claims_table, describe_all
-from rectiformer.studies.sparsity import OURS, ValuesByLayer, by_layer
+from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all
+from rectiformer.studies.sparsity import OURS
 from rectiformer.studies.translation_quality import (
     BASELINE,
     PANELS,
     TRANSLATION_QUALITY,
     corpora_of,
+    entries_of,
     rows_of,
     variant_of,
 )
@@ -38,14 +38,13 @@ def alignment_tables(results: Results) -> list[Table]:
 def best_table(results: Results, corpus: str, gold: Gold) -> Table:
     """The lowest error of each row, where it was, and how far one set of sentences decides it."""
     rows = []
-    for name in rows_of(results, corpus):
-        for entry in results.of(name):
-            best = entry.measures[f"alignment_{gold.name}"]["best"]
-            low, high = best["interval"]
-            head = best["head"] if isinstance(best["head"], str) else best["head"] + 1
-            where = f"layer {best['layer'] + 1}, head {head}, {best['induction']}"
-            error = f"{entry.measures[f'aer_{gold.name}']:.1f} ({low:.1f} to {high:.1f})"
-            rows.append((variant_of(results, name), str(entry.seed), error, where, gold.aligner))
+    for entry in entries_of(results, corpus):
+        best = entry.measures[f"alignment_{gold.name}"]["best"]
+        low, high = best["interval"]
+        head = best["head"] if isinstance(best["head"], str) else best["head"] + 1
+        where = f"layer {best['layer'] + 1}, head {head}, {best['induction']}"
+        error = f"{entry.measures[f'aer_{gold.name}']:.1f} ({low:.1f} to {high:.1f})"
+        rows.append((entry.labels["variant"], str(entry.seed), error, where, gold.aligner))
     columns = ("variant", "seed", "lowest AER, %, and its 95 % interval over sentences", "where", "eflomal, %")
     note = "The best of all layers, heads and inductions on the set itself, as in the paper. Layers and heads from 1."
     return Table(f"Alignment, {gold.name} ({corpus})", columns, rows, (note,))
@@ -68,16 +67,16 @@ def panels_table(results: Results, corpus: str, gold: Gold) -> Table:
 def alignment_figures(results: Results, folder: Path) -> list[Path]:
     made = []
     for corpus, gold in gold_sets(results):
-        panels = [by_layer(results, corpus, panel_values(gold, panel)) for panel in PANELS]
+        panels = [
+            collect_lines(
+                (entry.labels["variant"], layer, error)
+                for entry in entries_of(results, corpus)
+                for layer, error in enumerate(entry.measures[f"alignment_{gold.name}"]["panels"][panel], 1)
+            )
+            for panel in PANELS
+        ]
         made += draw_panels(folder / f"{gold.name}.svg", PANELS, panels, "decoder layer", "AER, %")
     return made
-
-
-def panel_values(gold: Gold, panel: str) -> ValuesByLayer:
-    def values(entry: Result) -> Any:
-        return entry.measures[f"alignment_{gold.name}"]["panels"][panel]
-
-    return values
 
 
 ALIGNMENT = Study(

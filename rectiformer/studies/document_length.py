@@ -9,7 +9,7 @@ from typing import Any
 
 from rectiformer.measure.bleu import score
 from rectiformer.studies.corpora import held_out_documents
-from rectiformer.studies.figures import Lines, add_point, draw_panels, lines_against
+from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
 from rectiformer.studies.measures import (
     BEAM,
     SIGNATURE,
@@ -183,13 +183,18 @@ def figures(results: Results, folder: Path) -> list[Path]:
 
 def draw_losses(results: Results, path: Path) -> list[Path]:
     """Training loss against updates, one panel per length: whether training is stable there."""
-    panels: dict[int, Lines] = {}
-    for entry in results.finished:
-        for step, loss in entry.measures["curve"]:
-            add_point(panels.setdefault(entry.labels["length"], {}), entry.labels["variant"], step, loss)
-    lengths = sorted(panels)
+    lengths = sorted({entry.labels["length"] for entry in results.finished})
+    panels = [
+        collect_lines(
+            (entry.labels["variant"], step, loss)
+            for entry in results.finished
+            if entry.labels["length"] == length
+            for step, loss in entry.measures["curve"]
+        )
+        for length in lengths
+    ]
     titles = [f"{length:,} subwords" for length in lengths]
-    return draw_panels(path, titles, [panels[length] for length in lengths], "updates", "training loss per subword")
+    return draw_panels(path, titles, panels, "updates", "training loss per subword")
 
 
 DOCUMENT_LENGTH = Study(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +29,21 @@ Lines = dict[str, dict[float, list[float]]]
 """The lines of a panel, by model."""
 
 
-def add_point(lines: Lines, name: str, x: float, value: float) -> None:
-    """Add a seed's value at `x` to the line of a model."""
-    lines.setdefault(name, {}).setdefault(x, []).append(value)
+def collect_lines(points: Iterable[tuple[str, float, float]]) -> Lines:
+    """Lines from points: the model, x, and the value of a seed there."""
+    lines: Lines = {}
+    for name, x, value in points:
+        lines.setdefault(name, {}).setdefault(x, []).append(value)
+    return lines
 
 
 def lines_against(results: Results, label: str, x: str, measure: str) -> Lines:
     """A measure against the label `x`, one line per value of another label."""
-    lines: Lines = {}
-    for entry in results.finished:
-        if measure in entry.measures:
-            add_point(lines, str(entry.labels[label]), entry.labels[x], entry.measures[measure])
-    return lines
+    return collect_lines(
+        (entry.labels[label], entry.labels[x], entry.measures[measure])
+        for entry in results.finished
+        if measure in entry.measures
+    )
 
 
 def line_style(number: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,21 +13,11 @@ from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.meters import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.corpora import held_out
-from rectiformer.studies.figures import Lines, add_point, draw_panels, lines_against
+from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
 from rectiformer.studies.measures import measure_translation, open_model, training_speed, valid_pairs
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
-from rectiformer.studies.results import (
-    CLAIM,
-    Claim,
-    Results,
-    Table,
-    claims_table,
-    describe_all,
-    difference,
-    signed,
-    verdict,
-)
+from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all, difference, verdicts_table
 from rectiformer.toml import load_config
 
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
@@ -166,13 +156,12 @@ def diagnostics_tables(results: Results) -> list[Table]:
 
 def diagnostics_claims(results: Results) -> Table:
     """What the paper says of memories with softmax vs. ReLU, and whether ours do the same."""
-    rows = []
+    judged = []
     for diagnosis, claim in DIAGNOSTIC_CLAIMS.items():
         first, second = (over_layers(results, name, DIAGNOSES[diagnosis]) for name in (claim.first, claim.second))
-        found = difference(first, second)
-        if found is not None:
-            rows.append((f"{diagnosis}: {claim.describe()}", claim.paper, signed(found, 3), verdict(found, claim)))
-    return Table("What the paper claims of them", (CLAIM, "paper, ratio", "ours, ratio", "verdict"), rows)
+        if found := difference(first, second):
+            judged.append((replace(claim, first=f"{diagnosis}: {claim.first}"), found))
+    return verdicts_table("What the paper claims of them", judged, "ratio", 3)
 
 
 def layers_table(results: Results) -> Table:
@@ -190,13 +179,15 @@ def layers_table(results: Results) -> Table:
 
 def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
     """Variance ratio by layer, and how few slots hold the scores."""
-    layers: Lines = {}
-    tops: Lines = {}
-    for entry in results.finished:
-        for number, memory in enumerate(entry.measures["memories"], 1):
-            add_point(layers, entry.name, number, memory["variance_ratio"])
-            for share, ratio in memory["top_score_ratio"].items():
-                add_point(tops, entry.name, float(share), ratio)
+    found = [
+        (entry.name, number, memory)
+        for entry in results.finished
+        for number, memory in enumerate(entry.measures["memories"], 1)
+    ]
+    layers = collect_lines((name, number, memory["variance_ratio"]) for name, number, memory in found)
+    tops = collect_lines(
+        (name, float(share), ratio) for name, _, memory in found for share, ratio in memory["top_score_ratio"].items()
+    )
     made = draw_panels(folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first", log_y=True)
     return made + draw_panels(
         folder / "top-score-ratio.svg", ["share of scores"], [tops], "in the top share of slots", log_x=True

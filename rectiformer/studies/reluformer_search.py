@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rectiformer.studies.figures import Lines, add_point, draw_panels
+from rectiformer.studies.figures import collect_lines, draw_panels
 from rectiformer.studies.measures import (
     curve_of,
     heads_table,
@@ -129,10 +129,9 @@ def tables(results: Results) -> list[Table]:
 
 def figures(results: Results, folder: Path) -> list[Path]:
     """Validation BLEU against updates, one figure per group, each with softmax."""
-    curves: Lines = {}
-    for entry in results.finished:
-        for step, bleu in entry.measures["curve"]:
-            add_point(curves, entry.name, step, bleu)
+    curves = collect_lines(
+        (entry.name, step, bleu) for entry in results.finished for step, bleu in entry.measures["curve"]
+    )
     found: list[Path] = []
     for number, (title, rows) in enumerate(GROUPS.items(), 1):
         names = [name for name in dict.fromkeys((BASELINE, *rows)) if name in curves]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from rectiformer.errors import DataError
@@ -104,7 +105,6 @@ class Estimate:
     mean: float
     half: float | None
     """Half the width of the interval."""
-    count: int
 
     def describe(self, digits: int = 2) -> str:
         """`34.20 ± 0.31`, or the mean alone."""
@@ -114,13 +114,10 @@ class Estimate:
 
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Mean and t interval; None without values."""
-    count = len(values)
-    if not count:
+    if not values:
         return None
-    mean = math.fsum(values) / count
-    if count == 1:
-        return Estimate(mean, None, 1)
-    return Estimate(mean, t_quantile(count - 1) * math.sqrt(variance(values) / count), count)
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(fmean(values), half)
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate | None:
@@ -129,12 +126,6 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estim
     A seed gives all models of a study the same batches in the same order, so much of their luck is shared.
     """
     return estimate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
-
-
-def variance(values: Sequence[float]) -> float:
-    """Of a sample, without bias."""
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def t_quantile(freedom: int, share: float = 0.95) -> float:
@@ -239,7 +230,7 @@ class Table:
 
 def describe_all(values: Iterable[Sequence[float]], digits: int) -> list[str]:
     """A cell for each list of values of all seeds: mean and interval, or nothing."""
-    return ["" if (found := estimate(each)) is None else found.describe(digits) for each in values]
+    return [found.describe(digits) if (found := estimate(each)) else "" for each in values]
 
 
 def row_of(cells: Iterable[str]) -> str:
@@ -296,17 +287,18 @@ def verdict(found: Estimate | None, claim: Claim) -> str:
 
 def claims_table(title: str, claims: Sequence[Claim], results: Results, measure: str, unit: str) -> Table:
     """Our difference and the verdict for every claim whose rows are in the results."""
-    rows = []
-    for claim in claims:
-        if not {claim.first, claim.second} <= set(results.names()):
-            continue
-        found = difference(results.by_seed(claim.first, measure), results.by_seed(claim.second, measure))
-        shown = "" if found is None else signed(found)
-        rows.append((claim.describe(), claim.paper, shown, verdict(found, claim)))
+    known = [claim for claim in claims if {claim.first, claim.second} <= set(results.names())]
+    found = [difference(*(results.by_seed(name, measure) for name in (each.first, each.second))) for each in known]
+    return verdicts_table(title, list(zip(known, found, strict=True)), unit)
+
+
+def verdicts_table(title: str, judged: Sequence[tuple[Claim, Estimate | None]], unit: str, digits: int = 2) -> Table:
+    """Claims, each with our difference and the verdict."""
+    rows = [(claim.describe(), claim.paper, signed(found, digits), verdict(found, claim)) for claim, found in judged]
     return Table(title, (CLAIM, f"paper, {unit}", f"ours, {unit}", "verdict"), rows)
 
 
-def signed(found: Estimate, digits: int = 2) -> str:
-    """A difference with its sign."""
-    text = found.describe(digits)
-    return text if text.startswith("-") else f"+{text}"
+def signed(found: Estimate | None, digits: int = 2) -> str:
+    """A difference with its sign; nothing where there is none."""
+    text = found.describe(digits) if found else ""
+    return f"+{text}" if text and not text.startswith("-") else text

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from rectiformer.studies.document_length import DOCUMENT_LENGTH
-from rectiformer.studies.figures import Lines, add_point, draw_panels
+from rectiformer.studies.figures import Lines, collect_lines, draw_panels
 from rectiformer.studies.measures import SHAPES, SITES
 from rectiformer.studies.plan import Study
 from rectiformer.studies.results import (
-    CLAIM,
     Claim,
-    Result,
     Results,
     Table,
     claims_table,
     describe_all,
     estimate,
     signed,
-    verdict,
+    verdicts_table,
 )
-from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, corpora_of, rows_of, variant_of
+from rectiformer.studies.translation_quality import (
+    BASELINE,
+    TRANSLATION_QUALITY,
+    corpora_of,
+    entries_of,
+    rows_of,
+    variant_of,
+)
 
 SITE_MEASURES = {
     "zeros": "share of weights that are exactly 0",
@@ -31,7 +36,6 @@ SITE_MEASURES = {
 }
 OURS = "rela-g"
 SHAPES_NOTE = "Of the shapes that a query sees in part: the share that is zeros throughout, all layers and heads. "
-ValuesByLayer = Callable[[Result], Iterable[float]]
 
 
 def sparsity_tables(results: Results) -> list[Table]:
@@ -89,12 +93,11 @@ def pairing_table(results: Results) -> Table:
 
 def pairing_claims(results: Results) -> Table:
     """Whether the null rate of our cross-attention rises, on every corpus."""
-    rows = []
+    judged = []
     for corpus in corpora_of(results):
-        claim = Claim(f"{corpus}-{OURS}, shuffled pairs", "gold pairs", "above", "above [R-]")
-        if (rise := results.estimate(f"{corpus}-{OURS}", "null_rise")) is not None:
-            rows.append((claim.describe(), claim.paper, signed(rise, 3), verdict(rise, claim)))
-    return Table("Null rate, claims", (CLAIM, "paper, null rate", "ours, null rate", "verdict"), rows)
+        if rise := results.estimate(f"{corpus}-{OURS}", "null_rise"):
+            judged.append((Claim(f"{corpus}-{OURS}, shuffled pairs", "gold pairs", "above", "above [R-]"), rise))
+    return verdicts_table("Null rate, claims", judged, "null rate", 3)
 
 
 def diversity_claims(results: Results) -> Table:
@@ -114,7 +117,7 @@ def sparsity_figures(results: Results, folder: Path) -> list[Path]:
     made, variants = [], [variant_of(results, name) for name in results.names()]
     for corpus in corpora_of(results):
         for measure, about in SITE_MEASURES.items():
-            panels = above_zero([by_layer(results, corpus, site_values(site, measure)) for site in SITES], variants)
+            panels = above_zero([by_layer(results, corpus, site, measure) for site in SITES], variants)
             made += draw_panels(folder / f"{corpus}-{measure}.svg", list(SITES), panels, "layer", about)
         panels = above_zero([by_length(results, corpus, site) for site in SITES], variants)
         made += draw_panels(
@@ -132,34 +135,24 @@ def above_zero(panels: Sequence[Lines], names: Iterable[str]) -> list[Lines]:
     return [{name: panel.get(name, {}) if has_any(name) else {} for name in names} for panel in panels]
 
 
-def site_values(site: str, measure: str) -> ValuesByLayer:
-    """What gives a measure of each layer at a site."""
-
-    def values(entry: Result) -> list[float]:
-        return [found[measure] for found in entry.measures["sites"] if found["site"] == site]
-
-    return values
-
-
-def by_layer(results: Results, corpus: str, values: ValuesByLayer) -> Lines:
-    """Lines of a figure: one value per layer, all seeds."""
-    lines: Lines = {}
-    for name in rows_of(results, corpus):
-        for entry in results.of(name):
-            for layer, value in enumerate(values(entry), 1):
-                add_point(lines, variant_of(results, name), layer, value)
-    return lines
+def by_layer(results: Results, corpus: str, site: str, measure: str) -> Lines:
+    """A measure of a site by layer, from 1."""
+    return collect_lines(
+        (entry.labels["variant"], found["layer"] + 1, found[measure])
+        for entry in entries_of(results, corpus)
+        for found in entry.measures["sites"]
+        if found["site"] == site
+    )
 
 
 def by_length(results: Results, corpus: str, site: str) -> Lines:
-    """The same of zeros: one value per bin of lengths, at the length where the bin begins."""
-    lines: Lines = {}
-    for name in rows_of(results, corpus):
-        for entry in results.of(name):
-            found = entry.measures["zeros_by_length"][site]
-            for start, share in zip(found["from"], found["zeros"], strict=False):  # after the starts comes the end
-                add_point(lines, variant_of(results, name), start, share)
-    return lines
+    """Zeros of a site by source length: one point per bin of lengths, at the length where the bin begins."""
+    return collect_lines(
+        (entry.labels["variant"], start, share)
+        for entry in entries_of(results, corpus)
+        for found in [entry.measures["zeros_by_length"][site]]
+        for start, share in zip(found["from"], found["zeros"], strict=False)  # after the starts comes the end
+    )
 
 
 def rows_with_zeros(results: Results) -> list[str]:
@@ -188,14 +181,17 @@ def skipping_tables(results: Results) -> list[Table]:
 
 def skipping_figures(results: Results, folder: Path) -> list[Path]:
     """Zeros of each shape against the length: one figure per variant, one panel per site."""
-    found: dict[str, list[Lines]] = {}
-    for name in rows_with_zeros(results):
-        panels = found.setdefault(variant_of(results, name), [{} for _ in SITES])
-        for panel, site in zip(panels, SITES, strict=True):
-            for shape, shares in zip(SHAPES, shape_shares(results, name, site), strict=True):
-                panel.setdefault(shape, {})[results.labels(name)["length"]] = shares
-    made = []
-    for variant, panels in found.items():
+    names, made = rows_with_zeros(results), []
+    for variant in dict.fromkeys(variant_of(results, name) for name in names):
+        entries = [entry for name in names for entry in results.of(name) if entry.labels["variant"] == variant]
+        panels = [
+            collect_lines(
+                (shape, entry.labels["length"], entry.measures["shapes"][site][shape])
+                for entry in entries
+                for shape in SHAPES
+            )
+            for site in SITES
+        ]
         path, titles = folder / f"shapes-{variant}.svg", [f"{variant}, {site}" for site in SITES]
         made += draw_panels(path, titles, panels, "segment length in subwords", "share that is zeros", log_x=True)
     return made

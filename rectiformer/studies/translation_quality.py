@@ -29,7 +29,7 @@ from rectiformer.studies.measures import (
 )
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import THRESHOLD, attention_settings
-from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
+from rectiformer.studies.results import Claim, Result, Results, Table, claims_table, difference, signed
 from rectiformer.translate.align import AlignmentRow, align_direction
 from rectiformer.translate.translator import Translator
 
@@ -144,6 +144,11 @@ def rows_of(results: Results, corpus: str) -> list[str]:
     return [name for variant in plan.seeds if (name := f"{corpus}-{variant}") in known]
 
 
+def entries_of(results: Results, corpus: str) -> list[Result]:
+    """The finished seeds of all rows of a corpus."""
+    return [entry for name in rows_of(results, corpus) for entry in results.of(name)]
+
+
 def variant_of(results: Results, name: str) -> str:
     return str(results.labels(name)["variant"])
 
@@ -177,7 +182,7 @@ def length_table(results: Results) -> Table:
             if tuned := results.by_seed(name, "tuned_bleu"):
                 length, penalty = results.cell(name, "length_ratio", 3), results.cell(name, "length_penalty", 1)
                 delta = difference(tuned, results.by_seed(baseline, "tuned_bleu")) if name != baseline else None
-                cells = (length, penalty, results.cell(name, "tuned_bleu"), "" if delta is None else signed(delta))
+                cells = (length, penalty, results.cell(name, "tuned_bleu"), signed(delta))
                 rows.append((corpus, variant_of(results, name), *cells))
     columns = ("corpus", "variant", "length ratio", "penalty", "test BLEU with it", "Δ test BLEU vs. softmax")
     note = (
@@ -195,8 +200,7 @@ def versus_softmax(results: Results, name: str, baseline: str) -> tuple[str, str
     samples = [{entry.seed: entry.measures["resampled"] for entry in results.of(row)} for row in (name, baseline)]
     shared = sorted(ours.keys() & theirs.keys())
     values = [paired_p(samples[0][seed], samples[1][seed], ours[seed] - theirs[seed]) for seed in shared]
-    found = difference(ours, theirs)
-    return "" if found is None else signed(found), ", ".join(f"{value:.3f}" for value in values)
+    return signed(difference(ours, theirs)), ", ".join(f"{value:.3f}" for value in values)
 
 
 def claims(results: Results) -> list[Claim]:

@@ -41,7 +41,7 @@ def test_mean_and_interval_over_seeds():
     assert found.mean == 2
     assert found.half == pytest.approx(t_quantile(2) / math.sqrt(3))
     assert found.describe() == "2.00 ± 2.48"
-    assert estimate([5.0]) == Estimate(5.0, None, 1)
+    assert estimate([5.0]) == Estimate(5.0, None)
     assert estimate([5.0]).describe(1) == "5.0"
     assert estimate([]) is None
 
@@ -50,8 +50,8 @@ def test_a_difference_is_taken_seed_by_seed():
     """Seeds far apart, but always 9 to 11 between two models: the interval is that of 9, 10, 11."""
     first, second = {1: 10.0, 2: 60.0, 3: 111.0, 4: 0.0}, {3: 100.0, 1: 1.0, 2: 50.0, 5: 0.0}
     assert difference(first, second) == estimate([9.0, 10.0, 11.0])
-    assert difference({1: 1.0}, {1: 3.0}) == Estimate(-2.0, None, 1)
-    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}) == Estimate(1.0, 0.0, 2)
+    assert difference({1: 1.0}, {1: 3.0}) == Estimate(-2.0, None)
+    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}) == Estimate(1.0, 0.0)
     assert difference({1: 1.0}, {2: 1.0}) is None
 
 
@@ -76,7 +76,7 @@ def test_a_difference_is_taken_seed_by_seed():
     ],
 )
 def test_a_verdict_is_given_by_the_interval_alone(expected, mean, half, says):
-    assert verdict(Estimate(mean, half, 3), Claim("a", "b", expected, "?")) == says
+    assert verdict(Estimate(mean, half), Claim("a", "b", expected, "?")) == says
 
 
 def entry(name, seed, bleu=None, failed=""):

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rectiformer.studies.corpora import held_out
-from rectiformer.studies.measures import (
-    SITES,
-    heads_table,
-    measure_attention,
-    measure_translation,
-    open_model,
-    valid_pairs,
-)
+from rectiformer.studies import measures
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import COMPILED, GRAMMAR_TINY, IWSLT14, MULTI30K_NARROW, SENTENCE_FOLDERS
 from rectiformer.studies.results import Claim, Results, Table, claims_table
@@ -40,7 +32,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "head-norm": (RELA, "model.output_norm=head-rms"),
     **{name: (f"model.variant={name}",) for name in ("identity", "gelu", "leaky-relu")},
     "squared": ("model.variant=relu2", "model.output_norm=gated-rms"),
-    **{f"{site}-alone": ("model.variant=softmax", f"model.{site}_variant=rela-g") for site in SITES},
+    **{f"{site}-alone": ("model.variant=softmax", f"model.{site}_variant=rela-g") for site in measures.SITES},
     **{f"cross-{name}": ("model.variant=softmax", f"model.cross_variant={name}") for name in ("sparsemax", "entmax15")},
     **{f"{name}-post": (f"model.variant={name}", *POST) for name in ("softmax", "rela-g")},
     **{
@@ -53,7 +45,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 CLAIMS = (
     Claim("rela-i", "rela-g", "equal", "about equal [R]"),
     Claim("rms-alone", "rela-g", "below", "mostly works, sometimes fails [R+]"),
-    *(Claim(f"{site}-alone", "softmax", "equal", "about equal [R]") for site in SITES),
+    *(Claim(f"{site}-alone", "softmax", "equal", "about equal [R]") for site in measures.SITES),
     Claim("rela-g-post", "softmax-post", "no worse", "-0.3 to +0.7 on four WMT tasks [S]", margin=0.3),
 )
 
@@ -76,9 +68,8 @@ def seeds_of(scale: Scale, name: str) -> tuple[int, ...]:
 
 def measure(task: Task) -> dict[str, Any]:
     """BLEU on test and validation data, and measures of attention on validation data."""
-    translator = open_model(task)
-    valid = measure_translation(translator, valid_pairs(task), "valid_")
-    return {**valid, **measure_translation(translator, held_out(task.scale)), **measure_attention(translator, task)}
+    translator = measures.open_model(task)
+    return {**measures.measure_quality(translator, task), **measures.measure_attention(translator, task)}
 
 
 def tables(results: Results) -> list[Table]:
@@ -90,7 +81,7 @@ def tables(results: Results) -> list[Table]:
     return [
         Table("Ablations", columns, rows, ("Mean and 95 % interval over seeds; beam 4.",)),
         claims_table("What the paper claims", CLAIMS, results, "bleu", "test BLEU"),
-        heads_table(results, ("row",), {name: (name,) for name in results.names()}),
+        measures.heads_table(results, results.names()),
     ]
 
 

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rectiformer.studies.corpora import CORPORA, Gold
+from rectiformer.studies.corpora import Gold, find_corpus
 from rectiformer.studies.figures import collect_lines, draw_panels
 from rectiformer.studies.plan import Study
 from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all
 from rectiformer.studies.sparsity import OURS
-from rectiformer.studies.translation_quality import (
-    BASELINE,
-    PANELS,
-    TRANSLATION_QUALITY,
-    corpora_of,
-    entries_of,
-    rows_of,
-    variant_of,
-)
+from rectiformer.studies.translation_quality import BASELINE, PANELS, TRANSLATION_QUALITY, corpora_of
 
 
-def gold_sets(results: Results) -> list[tuple[str, Gold]]:
-    """Corpora with results, with each of their gold sets."""
-    known = corpora_of(results)
-    return [(corpus.name, gold) for corpus in CORPORA[results.scale] if corpus.name in known for gold in corpus.gold]
+def gold_sets(results: Results) -> list[tuple[str, Gold, Results]]:
+    """Corpora with results, each of their gold sets, and the results."""
+    found = corpora_of(results).items()
+    return [(corpus, gold, own) for corpus, own in found for gold in find_corpus(results.scale, corpus).gold]
 
 
 def alignment_tables(results: Results) -> list[Table]:
     found = []
-    for corpus, gold in gold_sets(results):
-        found += [best_table(results, corpus, gold), panels_table(results, corpus, gold)]
+    for corpus, gold, own in gold_sets(results):
+        found += [best_table(own, corpus, gold), panels_table(own, corpus, gold)]
         claims = [Claim(f"{corpus}-{OURS}", f"{corpus}-{BASELINE}", "below", "-1.3, RWTH set [S, read off]")]
         found.append(claims_table(f"Lowest error, {gold.name}", claims, results, f"aer_{gold.name}", "AER in %"))
     return found
@@ -38,7 +30,7 @@ def alignment_tables(results: Results) -> list[Table]:
 def best_table(results: Results, corpus: str, gold: Gold) -> Table:
     """The lowest error of each row, where it was, and how far one set of sentences decides it."""
     rows = []
-    for entry in entries_of(results, corpus):
+    for entry in sorted(results.finished, key=lambda entry: results.names().index(entry.name)):
         best = entry.measures[f"alignment_{gold.name}"]["best"]
         low, high = best["interval"]
         head = best["head"] if isinstance(best["head"], str) else best["head"] + 1
@@ -54,11 +46,11 @@ def panels_table(results: Results, corpus: str, gold: Gold) -> Table:
     """The four panels of the paper's figure, one column per layer."""
     rows, layers = [], 0
     for panel in PANELS:
-        for name in rows_of(results, corpus):
+        for name in results.names():
             seeds = [entry.measures[f"alignment_{gold.name}"]["panels"][panel] for entry in results.of(name)]
             cells = describe_all(zip(*seeds, strict=True), 1)
             layers = max(layers, len(cells))
-            rows.append((panel, variant_of(results, name), *cells))
+            rows.append((panel, results.labels(name)["variant"], *cells))
     columns = ("panel", "variant", *(f"layer {layer + 1}" for layer in range(layers)))
     full = [(*row, *[""] * (len(columns) - len(row))) for row in rows]
     return Table(f"AER by layer, %, {gold.name} ({corpus})", columns, full)
@@ -66,11 +58,11 @@ def panels_table(results: Results, corpus: str, gold: Gold) -> Table:
 
 def alignment_figures(results: Results, folder: Path) -> list[Path]:
     made = []
-    for corpus, gold in gold_sets(results):
+    for _, gold, own in gold_sets(results):
         panels = [
             collect_lines(
                 (entry.labels["variant"], layer, error)
-                for entry in entries_of(results, corpus)
+                for entry in own.finished
                 for layer, error in enumerate(entry.measures[f"alignment_{gold.name}"]["panels"][panel], 1)
             )
             for panel in PANELS

@@ -13,19 +13,8 @@ from pathlib import Path
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links, flip, read_gold
+from rectiformer.studies import recipes
 from rectiformer.studies.plan import Scale, rename_files
-from rectiformer.studies.recipes import (
-    COMPILED,
-    EUROPARL_SENTENCES,
-    GRAMMAR_DOCUMENTS,
-    IWSLT14,
-    MULTI30K,
-    OPEN,
-    THRESHOLD,
-    WMT,
-    text_files,
-    to_the_end,
-)
 from rectiformer.text.corpus import Counts, read_pairs, read_two_files
 from rectiformer.text.grammar import draw_documents, draw_sentences
 from rectiformer.text.lines import read_lines
@@ -37,7 +26,7 @@ SMOKE_TESTS, SMOKE_CORPUS_TESTS, SMOKE_DOCUMENTS, TEST_SEED = 100, 60, 6, 7
 ONE, THREE = (1,), (1, 2, 3)
 EVERY = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15", "rela-i", "relu-seqlen")
 """The variants that are compared."""
-HEADLINE = (*EVERY[:3], THRESHOLD, OPEN)
+HEADLINE = (*EVERY[:3], recipes.THRESHOLD, recipes.OPEN)
 """The rows that are trained first, our own among them."""
 ALL_SEEDS = dict.fromkeys((*HEADLINE, *EVERY[3:]), THREE)
 HEADLINE_SEEDS = {name: THREE if name in HEADLINE else ONE for name in ALL_SEEDS}
@@ -116,22 +105,22 @@ SILVER = Gold(
     lines=1000,
     aligner="made by it",
 )
-FRENCH_CAPTIONS = text_files("train.en.xz", "train.fr.xz", "val.en", "val.fr")
-FRENCH_SPEECHES = text_files("train.0.en.xz", "train.0.fr.xz", "valid_long.en.xz", "valid_long.fr.xz")
+FRENCH_CAPTIONS = recipes.text_files("train.en.xz", "train.fr.xz", "val.en", "val.fr")
+FRENCH_SPEECHES = recipes.text_files("train.0.en.xz", "train.0.fr.xz", "valid_long.en.xz", "valid_long.fr.xz")
 
 
 def published(name: str, source: str, target: str, *more: str) -> Corpus:
     """A corpus of the paper in its own recipe: train, valid and test files, one per language."""
-    files = text_files(f"train.{source}", f"train.{target}", f"valid.{source}", f"valid.{target}")
+    files = recipes.text_files(f"train.{source}", f"train.{target}", f"valid.{source}", f"valid.{target}")
     test = (f"test.{source}", f"test.{target}")
-    return Corpus(name=name, folder=name, settings=(*WMT, *files, *more), test=test, seeds=ALL_SEEDS)
+    return Corpus(name=name, folder=name, settings=(*recipes.WMT, *files, *more), test=test, seeds=ALL_SEEDS)
 
 
 CORPORA: dict[str, tuple[Corpus, ...]] = {
     "smoke": (
         Corpus(
             name="grammar",
-            settings=GRAMMAR_DOCUMENTS,
+            settings=recipes.GRAMMAR_DOCUMENTS,
             seeds={"softmax": ONE, "rela-g": ONE},
             gold=(Gold(name="grammar"),),
         ),
@@ -140,14 +129,14 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="multi30k-de-en",
             folder="multi30k",
-            settings=(*MULTI30K, COMPILED),
+            settings=(*recipes.MULTI30K, recipes.COMPILED),
             test=("test_2016_flickr.de", "test_2016_flickr.en"),
             seeds=HEADLINE_SEEDS,
         ),
         Corpus(
             name="europarl-en-de",
             folder="europarl-doc-ende",
-            settings=EUROPARL_SENTENCES,
+            settings=recipes.EUROPARL_SENTENCES,
             test=("test.en.xz", "test.de.xz"),
             seeds=HEADLINE_SEEDS,
             by_variant=HALF_RATE,
@@ -155,9 +144,9 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="europarl-en-de-words",
             folder="europarl-doc-ende",
-            settings=(*EUROPARL_SENTENCES, SMALLER_VOCABULARY),
+            settings=(*recipes.EUROPARL_SENTENCES, SMALLER_VOCABULARY),
             test=("test.en.xz", "test.de.xz"),
-            seeds={"softmax": THREE, "rela-g": THREE, OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
+            seeds={"softmax": THREE, "rela-g": THREE, recipes.OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
             form="words",
             by_variant=HALF_RATE,
             gold=(BICICI, SILVER),
@@ -166,7 +155,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             Corpus(
                 name=f"europarl-en-de-words-{norm}",
                 folder="europarl-doc-ende",
-                settings=to_the_end(norm),
+                settings=recipes.to_the_end(norm),
                 test=("test.en.xz", "test.de.xz"),
                 seeds={"softmax": THREE, "rela-g": THREE},
                 form="words",
@@ -177,7 +166,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="europarl-en-fr-words",
             folder="europarl-doc-enfr",
-            settings=(*EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
+            settings=(*recipes.EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
             test=("valid_long.en.xz", "valid_long.fr.xz"),
             seeds={"softmax": THREE, "rela-g": THREE},
             form="words-apart",
@@ -186,7 +175,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="multi30k-en-fr",
             folder="multi30k",
-            settings=(*MULTI30K, COMPILED, *FRENCH_CAPTIONS),
+            settings=(*recipes.MULTI30K, recipes.COMPILED, *FRENCH_CAPTIONS),
             test=("test_2016_flickr.en", "test_2016_flickr.fr"),
             seeds=CLAIMED_SEEDS,
         ),
@@ -197,14 +186,20 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         published("wmt18-en-fi", "en", "fi"),
         published("wmt18-zh-en", "zh", "en", "vocabulary.shared=false"),
         published("wmt16-ro-en", "ro", "en", "training.steps=150000", "model.dropout=0.3"),
-        Corpus(name="iwslt14-de-en", folder="iwslt14", settings=IWSLT14, test=("test.de", "test.en"), seeds=ALL_SEEDS),
+        Corpus(
+            name="iwslt14-de-en",
+            folder="iwslt14",
+            settings=recipes.IWSLT14,
+            test=("test.de", "test.en"),
+            seeds=ALL_SEEDS,
+        ),
     ),
 }
 """The corpora of `translation-quality` at each scale, the most important first."""
 
 
-def find_corpus(scale: Scale, name: str) -> Corpus:
-    return next(corpus for corpus in CORPORA[scale.name] if corpus.name == name)
+def find_corpus(scale: str, name: str) -> Corpus:
+    return next(corpus for corpus in CORPORA[scale] if corpus.name == name)
 
 
 def within(scale: Scale, corpus: Corpus) -> Scale:

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
-from rectiformer.measure.bleu import score
+from rectiformer.measure.bleu import Score, score
+from rectiformer.studies import measures, recipes
 from rectiformer.studies.corpora import held_out_documents
 from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
-from rectiformer.studies.measures import (
-    BEAM,
-    SIGNATURE,
-    TRANSLATED_TOKENS,
-    curve_of,
-    heads_table,
-    measure_attention,
-    measure_shapes,
-    open_model,
-    training_speed,
-    valid_batches,
-)
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.recipes import (
-    DOCUMENT_FOLDERS,
-    DOCUMENTS,
-    EUROPARL_DEBATES,
-    OPEN,
-    THRESHOLD,
-    attention_settings,
-    data,
-    training,
-)
 from rectiformer.studies.results import Claim, Results, Table, claims_table
 from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
@@ -40,9 +20,9 @@ from rectiformer.translate.options import SearchOptions
 LENGTHS = (1024, 2048, 512, 256, 128)
 """The paper's segment lengths: first the one it gives a number for, then the longest."""
 ONE, THREE = (1,), (1, 2, 3)
-CLAIMED = ("softmax", THRESHOLD, "rela-g")
+CLAIMED = ("softmax", recipes.THRESHOLD, "rela-g")
 """ReLUFormer without thresholds does not learn to ignore the other sentences (docs/log.md)."""
-HEADLINE = (*CLAIMED, OPEN)
+HEADLINE = (*CLAIMED, recipes.OPEN)
 STARTS = {"smoke": "grammar", "small": "europarl-en-de"}
 """The corpus of `translation-quality` whose models of single sentences are trained further on documents. From scratch,
 a thousand subwords at a time, none learns to follow the source in the few updates of these scales."""
@@ -71,8 +51,8 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for lengths, variants, seeds in PLAN[scale.name]:
         for seed, length, variant in product(seeds, lengths, variants):
-            settings = (*at_length(scale, length), *attention_settings(variant), *start_of(scale, variant))
-            config = configure(DOCUMENTS[scale.name], scale, *settings)
+            settings = (*at_length(scale, length), *recipes.attention_settings(variant), *start_of(scale, variant))
+            config = configure(recipes.DOCUMENTS[scale.name], scale, *settings)
             found += seeded(f"{variant}-{length}", (seed,), config, variant=variant, length=length)
     return found
 
@@ -86,45 +66,47 @@ def start_of(scale: Scale, variant: str) -> list[str]:
 def at_length(scale: Scale, length: int) -> tuple[str, ...]:
     """Settings of a segment length: batches that hold a segment, updates of the same size, debates for long ones."""
     tokens = max(length, MICRO_BATCH_TOKENS[scale.name])
-    update = training(batch_tokens=tokens, grad_accumulation=max(1, UPDATE_TOKENS[scale.name] // tokens))
-    debates = EUROPARL_DEBATES if scale.name == "small" and length >= LONGER_THAN_A_SPEECH else ()
-    return (*data(segment_length=length), *update, *debates)
+    update = recipes.training(batch_tokens=tokens, grad_accumulation=max(1, UPDATE_TOKENS[scale.name] // tokens))
+    debates = recipes.EUROPARL_DEBATES if scale.name == "small" and length >= LONGER_THAN_A_SPEECH else ()
+    return (*recipes.data(segment_length=length), *update, *debates)
 
 
 def measure(task: Task) -> dict[str, Any]:
     """BLEU of documents and of their sentences on test data, attention on validation data, speed and memory."""
-    translator, documents = open_model(task), held_out_documents(task.scale)
+    translator, documents = measures.open_model(task), held_out_documents(task.scale)
     start = time.perf_counter()
     sources = [[source for source, _ in document] for document in documents]
     # All together: in parts, each would wait for its longest segment, and again for what falls back.
-    batching: dict[str, Any] = {"buffer": sum(map(len, sources)), "batch_tokens": 2 * TRANSLATED_TOKENS}
-    found = list(translate_documents(translator, sources, SearchOptions(beam=BEAM), **batching, warn=lambda _: None))
+    batching: dict[str, Any] = {"buffer": sum(map(len, sources)), "batch_tokens": 2 * measures.TRANSLATED_TOKENS}
+    options = SearchOptions(beam=measures.BEAM)
+    found = list(translate_documents(translator, sources, options, **batching, warn=lambda _: None))
     seconds = time.perf_counter() - start
     references = [[target for _, target in document] for document in documents]
-    whole = score([" ".join(each.sentences) for each in found], [" ".join(each) for each in references], ("bleu",))[
-        "bleu"
-    ]
-    single = score(list(chain(*(each.sentences for each in found))), list(chain(*references)), ("bleu",))["bleu"]
+    whole = bleu([" ".join(each.sentences) for each in found], [" ".join(each) for each in references])
+    single = bleu(list(chain(*(each.sentences for each in found))), list(chain(*references)))
     return {
         "d_bleu": whole.value,
         "s_bleu": single.value,
-        SIGNATURE: f"beam {BEAM}, {whole.signature}",
+        measures.SIGNATURE: f"beam {measures.BEAM}, {whole.signature}",
         "fallbacks": sum(each.fallbacks for each in found) / max(1, sum(each.segments for each in found)),
         "tokens_per_second": sum(each.tokens for each in found) / max(1e-9, seconds),
-        "training_tokens_per_second": training_speed(task.run),
-        "peak_bytes": task.read_cost()["peak_bytes"],
-        "curve": curve_of(task.run, "nll"),
-        "valid_loss": curve_of(task.run, "valid_loss")[-1][1],
-        **measure_attention(translator, task),
-        "shapes": measure_shapes(translator, islice(valid_batches(translator, task), SHAPED)),
+        **measures.measure_cost(task),
+        "curve": measures.curve_of(task.run, "nll"),
+        "valid_loss": measures.curve_of(task.run, "valid_loss")[-1][1],
+        **measures.measure_attention(translator, task),
+        "shapes": measures.measure_shapes(translator, islice(measures.valid_batches(translator, task), SHAPED)),
     }
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    return score(hypotheses, references, ("bleu",))["bleu"]
 
 
 def claims(results: Results) -> list[Claim]:
     """About equal at 128 and 256, ReLUFormer above softmax beyond."""
     found = []
     lengths = sorted({results.labels(name)["length"] for name in results.names()} & set(LENGTHS))
-    for length, name in product(lengths, ("reluformer", THRESHOLD)):
+    for length, name in product(lengths, ("reluformer", recipes.THRESHOLD)):
         pair = (f"{name}-{length}", f"softmax-{length}")
         if length <= 256:
             found.append(Claim(*pair, "equal", "about equal [T c,i]"))
@@ -141,7 +123,7 @@ def tables(results: Results) -> list[Table]:
             (variant, *(results.cell(f"{variant}-{length}", measure) for length in lengths))
             for variant in dict.fromkeys(results.labels(row)["variant"] for row in results.names())
         ]
-        decoded = f"; beam {BEAM}" if measure != "valid_loss" else ""
+        decoded = f"; beam {measures.BEAM}" if measure != "valid_loss" else ""
         return Table(title, ("variant", *map(str, lengths)), rows, (f"Mean and 95 % interval over seeds{decoded}.",))
 
     return [
@@ -149,14 +131,9 @@ def tables(results: Results) -> list[Table]:
         by_length("s-BLEU by segment length", "s_bleu"),
         by_length("Final validation loss per subword", "valid_loss"),
         claims_table("What the paper claims", claims(results), results, "d_bleu", "d-BLEU"),
-        heads_table(results, ("variant", "length"), {name: first_cells(results, name) for name in results.names()}),
+        measures.heads_table(results, results.names(), ("variant", "length")),
         cost_table(results),
     ]
-
-
-def first_cells(results: Results, name: str) -> tuple[str, str]:
-    labels = results.labels(name)
-    return labels["variant"], str(labels["length"])
 
 
 def cost_table(results: Results) -> Table:
@@ -165,7 +142,8 @@ def cost_table(results: Results) -> Table:
     for name in results.names():
         peaks = results.values(name, "peak_bytes")
         peak = f"{max(peaks) / 2**30:.2f}" if peaks else ""
-        rows.append((*first_cells(results, name), peak, results.cell(name, "fallbacks", 3)))
+        labels = results.labels(name)
+        rows.append((labels["variant"], str(labels["length"]), peak, results.cell(name, "fallbacks", 3)))
     note = (
         "Fallbacks: share of segments whose translation did not have the sentences of its source, so that they were "
         "translated in smaller ones. Speed by length is in `efficiency`; these trainings share a GPU."
@@ -187,8 +165,7 @@ def draw_losses(results: Results, path: Path) -> list[Path]:
     panels = [
         collect_lines(
             (entry.labels["variant"], step, loss)
-            for entry in results.finished
-            if entry.labels["length"] == length
+            for entry in results.select(length=length).finished
             for step, loss in entry.measures["curve"]
         )
         for length in lengths
@@ -203,7 +180,7 @@ DOCUMENT_LENGTH = Study(
     question="Does ReLU attention gain on softmax when a model reads more of a document at once?",
     paper="Shen et al. 2023, Europarl7 En-De: about equal at 128 and 256, ReLUFormer ahead from 512, by 1.15 BLEU at "
     "1,024; sparsemax fails to train at long lengths [T c,i: second hand].",
-    folders=DOCUMENT_FOLDERS,
+    folders=recipes.DOCUMENT_FOLDERS,
     trainings=trainings,
     measure=measure,
     tables=tables,

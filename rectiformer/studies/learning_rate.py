@@ -6,19 +6,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rectiformer.studies import recipes
 from rectiformer.studies.figures import Lines, draw_panels
 from rectiformer.studies.measures import curve_of, training_speed
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.recipes import (
-    GRAMMAR_TINY,
-    attention_settings,
-    checkpoint,
-    model,
-    to_the_end,
-    training,
-    validation,
-)
-from rectiformer.studies.results import Result, Results, Table
+from rectiformer.studies.results import Results, Table
 
 NORMS = ("post", "pre")
 VARIANTS = ("softmax", "rela-g")
@@ -63,13 +55,13 @@ def trainings(scale: Scale) -> list[Training]:
     for setting in settings_of(scale):
         norm, variant, rate, warmup, steps = setting
         config = configure(
-            GRAMMAR_TINY if smoke else to_the_end(norm),
+            recipes.GRAMMAR_TINY if smoke else recipes.to_the_end(norm),
             scale,
-            *attention_settings(variant),
-            *model(norm=norm),
-            *training(schedule="linear", learning_rate=rate, warmup=round(warmup * steps), steps=steps),
-            *validation(metric="loss", every=min(500, steps)),
-            *checkpoint(every=steps),
+            *recipes.attention_settings(variant),
+            *recipes.model(norm=norm),
+            *recipes.training(schedule="linear", learning_rate=rate, warmup=round(warmup * steps), steps=steps),
+            *recipes.validation(metric="loss", every=min(500, steps)),
+            *recipes.checkpoint(every=steps),
         )
         found += seeded(setting.name, (1,), config, form="" if smoke else "words", **setting._asdict())
     return found
@@ -85,16 +77,11 @@ def measure(task: Task) -> dict[str, Any]:
     }
 
 
-def find(results: Results, norm: str, variant: str) -> list[Result]:
-    labels = {"norm": norm, "variant": variant}
-    return [entry for entry in results.finished if labels.items() <= entry.labels.items()]
-
-
 def tables(results: Results) -> list[Table]:
     """Final validation loss, one row per norm placement, variant, learning rate, warm-up and number of updates."""
     rows = []
     for norm, variant in product(NORMS, VARIANTS):
-        for entry in find(results, norm, variant):
+        for entry in results.select(norm=norm, variant=variant).finished:
             setting, loss = Setting(**entry.labels), entry.measures["valid_loss"]
             cells = (f"{setting.steps:,}", f"{setting.learning_rate:g}", f"{setting.warmup:.0%}", f"{loss:.3f}")
             rows.append((norm, variant, *cells))
@@ -107,8 +94,7 @@ def figures(results: Results, folder: Path) -> list[Path]:
     """Validation loss of short trainings with the best learning rate of each variant, one panel per norm placement."""
     panels: dict[str, Lines] = {}
     for norm, variant in product(NORMS, VARIANTS):
-        short = [entry for entry in find(results, norm, variant) if entry.labels["steps"] == STEPS[results.scale]]
-        if short:
+        if short := results.select(norm=norm, variant=variant, steps=STEPS[results.scale]).finished:
             best = min(short, key=lambda entry: float(entry.measures["valid_loss"]))
             curve = {step: [loss] for step, loss in best.measures["curve"]}
             panels.setdefault(f"{norm}-norm", {})[variant] = curve

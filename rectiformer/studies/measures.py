@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, we
 from rectiformer.config import SITES
 from rectiformer.model.attention import Observation
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.studies.corpora import Pair
+from rectiformer.studies.corpora import Pair, held_out
 from rectiformer.studies.plan import Task
 from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch, collate
@@ -84,17 +84,28 @@ def describe_translation(found: Evaluation, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def heads_table(results: Results, columns: tuple[str, ...], rows: Mapping[str, tuple[str, ...]]) -> Table:
-    """Means of `measure_attention`: for each row its first cells, which `columns` name, and then the sites."""
-    cells = [
-        (*first, *(results.means(name, [f"{site}_{short}" for short in HEADS]) for site in SITES))
-        for name, first in rows.items()
-    ]
+def measure_quality(translator: Translator, task: Task) -> dict[str, Any]:
+    """The same on validation and test data of single sentences."""
+    valid = measure_translation(translator, valid_pairs(task), "valid_")
+    return {**valid, **measure_translation(translator, held_out(task.scale))}
+
+
+def measure_cost(task: Task) -> dict[str, float]:
+    """Speed and device memory of a training."""
+    return {"training_tokens_per_second": training_speed(task.run), "peak_bytes": task.read_cost()["peak_bytes"]}
+
+
+def heads_table(results: Results, names: Sequence[str], labels: Sequence[str] = ()) -> Table:
+    """Means of `measure_attention` at each site; the first cells of a row are its labels, or its name."""
+    rows = []
+    for name in names:
+        first = [str(results.labels(name)[label]) for label in labels] or [name]
+        rows.append((*first, *(results.means(name, [f"{site}_{short}" for short in HEADS]) for site in SITES)))
     note = (
         "On validation data, all layers and heads of a site together: share of weights that are exactly 0 / share of "
         "queries that attend to nothing / mean row sum / entropy in nats."
     )
-    return Table("What the heads do", (*columns, *SITES), cells, (note,))
+    return Table("What the heads do", (*(labels or ["row"]), *SITES), rows, (note,))
 
 
 def meter_sites(
@@ -165,6 +176,11 @@ def any_in_tile(cells: Tensor, height: int, width: int) -> Tensor:
     M, N = cells.shape[-2:]
     padded = F.pad(cells, (0, -N % width, 0, -M % height))
     return padded.unflatten(-1, (-1, width)).any(-1).unflatten(-2, (-1, height)).any(-2)
+
+
+def describe_findings(found: Findings) -> dict[str, Any]:
+    """What is kept of an analysis: sites and layers, pairing of sources and targets, source lengths."""
+    return {**describe_sites(found), **describe_pairing(found), **describe_lengths(found)}
 
 
 def describe_sites(found: Findings) -> dict[str, Any]:

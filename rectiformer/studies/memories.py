@@ -14,7 +14,7 @@ from rectiformer.analyze.meters import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.corpora import held_out
 from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
-from rectiformer.studies.measures import measure_translation, open_model, training_speed, valid_pairs
+from rectiformer.studies.measures import measure_cost, measure_quality, open_model
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
 from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all, difference, verdicts_table
@@ -67,12 +67,9 @@ def sweep_trainings(scale: Scale) -> list[Training]:
     return found
 
 
-def measure_quality(task: Task) -> dict[str, Any]:
+def measure(task: Task) -> dict[str, Any]:
     """BLEU on test and validation data, and the speed of training."""
-    translator = open_model(task)
-    valid = measure_translation(translator, valid_pairs(task), "valid_")
-    speed = {"training_tokens_per_second": training_speed(task.run), "peak_bytes": task.read_cost()["peak_bytes"]}
-    return {**valid, **measure_translation(translator, held_out(task.scale)), **speed}
+    return {**measure_quality(open_model(task), task), **measure_cost(task)}
 
 
 def swap_tables(results: Results) -> list[Table]:
@@ -202,7 +199,7 @@ MEMORY_SWAP = Study(
     "[T c,i: second hand].",
     folders=SENTENCE_FOLDERS,
     trainings=swap_trainings,
-    measure=measure_quality,
+    measure=measure,
     tables=swap_tables,
 )
 SLOT_SWEEP = Study(
@@ -213,7 +210,7 @@ SLOT_SWEEP = Study(
     "the gap, but ReLU is ahead again at 3,072 and 4,096 [T c,i: second hand].",
     folders=SENTENCE_FOLDERS,
     trainings=sweep_trainings,
-    measure=measure_quality,
+    measure=measure,
     tables=sweep_tables,
     figures=sweep_figures,
 )

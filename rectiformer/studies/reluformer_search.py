@@ -5,16 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rectiformer.studies import measures
 from rectiformer.studies.figures import collect_lines, draw_panels
-from rectiformer.studies.measures import (
-    curve_of,
-    heads_table,
-    measure_attention,
-    measure_translation,
-    open_model,
-    training_speed,
-    valid_pairs,
-)
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, SENTENCE_FOLDERS, SENTENCES
 from rectiformer.studies.results import Results, Table
@@ -108,12 +100,12 @@ def trainings(scale: Scale) -> list[Training]:
 
 def measure(task: Task) -> dict[str, Any]:
     """BLEU, its curve while training, measures of attention and speed, all on validation data."""
-    translator = open_model(task)
+    translator = measures.open_model(task)
     return {
-        **measure_translation(translator, valid_pairs(task), "valid_"),
-        **measure_attention(translator, task),
-        "curve": curve_of(task.run, "valid_bleu"),
-        "training_tokens_per_second": training_speed(task.run),
+        **measures.measure_translation(translator, measures.valid_pairs(task), "valid_"),
+        **measures.measure_attention(translator, task),
+        "curve": measures.curve_of(task.run, "valid_bleu"),
+        "training_tokens_per_second": measures.training_speed(task.run),
     }
 
 
@@ -123,7 +115,7 @@ def tables(results: Results) -> list[Table]:
     reached = [(name, results.cell(name, "valid_bleu"), results.labels(name)["settings"]) for name in names]
     return [
         Table("Settings, the best first", ("row", "validation BLEU", "settings"), reached, ("Beam 4.",)),
-        heads_table(results, ("row",), {name: (name,) for name in names}),
+        measures.heads_table(results, names),
     ]
 
 

@@ -169,6 +169,10 @@ class Results:
     def failures(self) -> list[Result]:
         return [entry for entry in self.entries if entry.failed]
 
+    def select(self, **labels: str | int) -> Results:
+        """The results with these labels."""
+        return replace(self, entries=[entry for entry in self.entries if labels.items() <= entry.labels.items()])
+
     def names(self) -> list[str]:
         """The rows: what the seeds of a training have in common."""
         return list(dict.fromkeys(entry.name for entry in self.entries))

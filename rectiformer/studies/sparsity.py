@@ -20,14 +20,7 @@ from rectiformer.studies.results import (
     signed,
     verdicts_table,
 )
-from rectiformer.studies.translation_quality import (
-    BASELINE,
-    TRANSLATION_QUALITY,
-    corpora_of,
-    entries_of,
-    rows_of,
-    variant_of,
-)
+from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, corpora_of
 
 SITE_MEASURES = {
     "zeros": "share of weights that are exactly 0",
@@ -40,8 +33,8 @@ SHAPES_NOTE = "Of the shapes that a query sees in part: the share that is zeros 
 
 def sparsity_tables(results: Results) -> list[Table]:
     found = []
-    for corpus in corpora_of(results):
-        found += [heads_table(results, corpus), shapes_table(results, corpus)]
+    for corpus, own in corpora_of(results).items():
+        found += [heads_table(own, corpus), shapes_table(own, corpus)]
     return [*found, pairing_table(results), pairing_claims(results), diversity_claims(results)]
 
 
@@ -49,8 +42,8 @@ def heads_table(results: Results, corpus: str) -> Table:
     """Zeros, null rate and diversity at each site."""
     columns = [(site, short) for site in SITES for short in SITE_MEASURES]
     rows = [
-        (variant_of(results, name), *(results.cell(name, f"{site}_{short}", 3) for site, short in columns))
-        for name in rows_of(results, corpus)
+        (results.labels(name)["variant"], *(results.cell(name, f"{site}_{short}", 3) for site, short in columns))
+        for name in results.names()
     ]
     note = (
         "Test pairs under forced decoding, means over layers and heads, 95 % interval over seeds. zeros: share of "
@@ -68,8 +61,8 @@ def shape_shares(results: Results, name: str, site: str) -> list[list[float]]:
 def shapes_table(results: Results, corpus: str) -> Table:
     """Zeros by shape at every site that has zeros."""
     rows = [
-        (variant_of(results, name), site, *describe_all(shares, 3))
-        for name in rows_of(results, corpus)
+        (results.labels(name)["variant"], site, *describe_all(shares, 3))
+        for name in results.names()
         for site in SITES
         if any((shares := shape_shares(results, name, site))[0])
     ]
@@ -80,12 +73,12 @@ def shapes_table(results: Results, corpus: str) -> Table:
 def pairing_table(results: Results) -> Table:
     """Whether heads attend to nothing more often when given the source of another pair."""
     rows = []
-    for corpus in corpora_of(results):
-        for name in rows_of(results, corpus):
-            entries = [entry for entry in results.of(name) if any(entry.measures.get("null_shuffled", ()))]
+    for corpus, own in corpora_of(results).items():
+        for name in own.names():
+            entries = [entry for entry in own.of(name) if any(entry.measures.get("null_shuffled", ()))]
             if rise := estimate([entry.measures["null_rise"] for entry in entries]):
                 sides = [[fmean(entry.measures[side]) for entry in entries] for side in ("null_gold", "null_shuffled")]
-                rows.append((corpus, variant_of(results, name), *describe_all(sides, 3), signed(rise, 3)))
+                rows.append((corpus, own.labels(name)["variant"], *describe_all(sides, 3), signed(rise, 3)))
     columns = ("corpus", "variant", "gold pairs", "shuffled pairs", "rise")
     note = "Cross-attention, all layers and heads: share of target positions that attend to nothing."
     return Table("Null rate with the right source and with another one", columns, rows, (note,))
@@ -114,12 +107,12 @@ def sparsity_figures(results: Results, folder: Path) -> list[Path]:
 
     A variant without zeros, or that always attends to something, is not drawn as a line along the floor.
     """
-    made, variants = [], [variant_of(results, name) for name in results.names()]
-    for corpus in corpora_of(results):
+    made, variants = [], [results.labels(name)["variant"] for name in results.names()]
+    for corpus, own in corpora_of(results).items():
         for measure, about in SITE_MEASURES.items():
-            panels = above_zero([by_layer(results, corpus, site, measure) for site in SITES], variants)
+            panels = above_zero([by_layer(own, site, measure) for site in SITES], variants)
             made += draw_panels(folder / f"{corpus}-{measure}.svg", list(SITES), panels, "layer", about)
-        panels = above_zero([by_length(results, corpus, site) for site in SITES], variants)
+        panels = above_zero([by_length(own, site) for site in SITES], variants)
         made += draw_panels(
             folder / f"{corpus}-zeros-by-length.svg", list(SITES), panels, "source length in subwords", "zeros"
         )
@@ -135,21 +128,21 @@ def above_zero(panels: Sequence[Lines], names: Iterable[str]) -> list[Lines]:
     return [{name: panel.get(name, {}) if has_any(name) else {} for name in names} for panel in panels]
 
 
-def by_layer(results: Results, corpus: str, site: str, measure: str) -> Lines:
+def by_layer(results: Results, site: str, measure: str) -> Lines:
     """A measure of a site by layer, from 1."""
     return collect_lines(
         (entry.labels["variant"], found["layer"] + 1, found[measure])
-        for entry in entries_of(results, corpus)
+        for entry in results.finished
         for found in entry.measures["sites"]
         if found["site"] == site
     )
 
 
-def by_length(results: Results, corpus: str, site: str) -> Lines:
+def by_length(results: Results, site: str) -> Lines:
     """Zeros of a site by source length: one point per bin of lengths, at the length where the bin begins."""
     return collect_lines(
         (entry.labels["variant"], start, share)
-        for entry in entries_of(results, corpus)
+        for entry in results.finished
         for found in [entry.measures["zeros_by_length"][site]]
         for start, share in zip(found["from"], found["zeros"], strict=False)  # after the starts comes the end
     )
@@ -158,18 +151,14 @@ def by_length(results: Results, corpus: str, site: str) -> Lines:
 def rows_with_zeros(results: Results) -> list[str]:
     """The rows of models of documents whose attention has zeros, by variant and length."""
     sparse = [name for name in results.names() if any(value > 0 for value in results.values(name, "cross_zeros"))]
-    return sorted(sparse, key=lambda name: (variant_of(results, name), results.labels(name)["length"]))
+    return sorted(sparse, key=lambda name: (results.labels(name)["variant"], results.labels(name)["length"]))
 
 
 def skipping_tables(results: Results) -> list[Table]:
     rows = [
-        (
-            variant_of(results, name),
-            str(results.labels(name)["length"]),
-            site,
-            *describe_all(shape_shares(results, name, site), 3),
-        )
+        (labels["variant"], str(labels["length"]), site, *describe_all(shape_shares(results, name, site), 3))
         for name in rows_with_zeros(results)
+        for labels in [results.labels(name)]
         for site in SITES
     ]
     note = (
@@ -182,8 +171,8 @@ def skipping_tables(results: Results) -> list[Table]:
 def skipping_figures(results: Results, folder: Path) -> list[Path]:
     """Zeros of each shape against the length: one figure per variant, one panel per site."""
     names, made = rows_with_zeros(results), []
-    for variant in dict.fromkeys(variant_of(results, name) for name in names):
-        entries = [entry for name in names for entry in results.of(name) if entry.labels["variant"] == variant]
+    for variant in dict.fromkeys(results.labels(name)["variant"] for name in names):
+        entries = [entry for entry in results.select(variant=variant).finished if entry.name in names]
         panels = [
             collect_lines(
                 (shape, entry.labels["length"], entry.measures["shapes"][site][shape])

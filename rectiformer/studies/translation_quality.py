@@ -8,28 +8,11 @@ from typing import Any
 from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
+from rectiformer.studies import measures
 from rectiformer.studies.corpora import CORPORA, HEADLINE, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs, within
-from rectiformer.studies.measures import (
-    PENALTY,
-    describe_lengths,
-    describe_pairing,
-    describe_sites,
-    describe_translation,
-    length_ratio,
-    measure_shapes,
-    measure_translation,
-    open_model,
-    paired_p,
-    resampled_bleu,
-    rounded,
-    sentence_counts,
-    training_speed,
-    translate_pairs,
-    valid_pairs,
-)
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import THRESHOLD, attention_settings
-from rectiformer.studies.results import Claim, Result, Results, Table, claims_table, difference, signed
+from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
 from rectiformer.translate.align import AlignmentRow, align_direction
 from rectiformer.translate.translator import Translator
 
@@ -68,20 +51,19 @@ def trainings(scale: Scale) -> list[Training]:
 
 def measure(task: Task) -> dict[str, Any]:
     """BLEU on test and validation data, what attention does on test data, alignment error where there is gold."""
-    corpus, translator = find_corpus(task.scale, str(task.training.labels["corpus"])), open_model(task)
+    corpus, translator = find_corpus(task.scale.name, str(task.training.labels["corpus"])), measures.open_model(task)
     pairs = held_out_pairs(task.scale, corpus)
-    valid = measure_translation(translator, valid_pairs(task), "valid_")
-    found = translate_pairs(translator, pairs)
-    counts = sentence_counts(found.hypotheses, [target for _, target in pairs])
+    valid = measures.measure_translation(translator, measures.valid_pairs(task), "valid_")
+    found = measures.translate_pairs(translator, pairs)
+    counts = measures.sentence_counts(found.hypotheses, [target for _, target in pairs])
     (task.folder / "hypotheses.txt").write_text("".join(f"{line}\n" for line in found.hypotheses), "utf-8")
     return {
         **valid,
-        **describe_translation(found),
-        "length_ratio": rounded(length_ratio(counts)),
-        "resampled": resampled_bleu(counts),
-        **measure_tuned(translator, valid_pairs(task), pairs),
-        "training_tokens_per_second": training_speed(task.run),
-        "peak_bytes": task.read_cost()["peak_bytes"],
+        **measures.describe_translation(found),
+        "length_ratio": measures.rounded(measures.length_ratio(counts)),
+        "resampled": measures.resampled_bleu(counts),
+        **measure_tuned(translator, measures.valid_pairs(task), pairs),
+        **measures.measure_cost(task),
         **measure_heads(translator, pairs[:ANALYZED]),
         **measure_alignment(translator, task.scale, corpus),
     }
@@ -89,15 +71,19 @@ def measure(task: Task) -> dict[str, Any]:
 
 def measure_tuned(translator: Translator, valid: Sequence[Pair], pairs: Sequence[Pair]) -> dict[str, float]:
     """BLEU with the length penalty that is best on validation pairs: models generate more or less with the same one."""
-    best = max(PENALTIES, key=lambda penalty: translate_pairs(translator, valid, penalty).scores["bleu"].value)
-    return {"length_penalty": best, "tuned_bleu": translate_pairs(translator, pairs, best).scores["bleu"].value}
+
+    def bleu(pairs: Sequence[Pair], penalty: float) -> float:
+        return measures.translate_pairs(translator, pairs, penalty).scores["bleu"].value
+
+    best = max(PENALTIES, key=lambda penalty: bleu(valid, penalty))
+    return {"length_penalty": best, "tuned_bleu": bleu(pairs, best)}
 
 
 def measure_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[str, Any]:
     """All measures of attention under forced decoding, by site and layer, by shape and by length."""
     found = analyze(translator, pairs, quality=False, warn=lambda _: None)
-    shapes = measure_shapes(translator, forced_batches(translator, pairs))
-    return {**describe_sites(found), **describe_pairing(found), **describe_lengths(found), "shapes": shapes}
+    shapes = measures.measure_shapes(translator, forced_batches(translator, pairs))
+    return {**measures.describe_findings(found), "shapes": shapes}
 
 
 def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> dict[str, Any]:
@@ -108,13 +94,13 @@ def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> d
         direction = align_direction(translator, pairs, links, tokenized=True)
         assert direction.best is not None
         low, high = score_with_intervals(direction.links, links).intervals["aer"]
-        found[f"aer_{gold.name}"] = rounded(100 * direction.best.score.aer)
+        found[f"aer_{gold.name}"] = measures.rounded(100 * direction.best.score.aer)
         found[f"alignment_{gold.name}"] = {
             "best": {
                 "layer": direction.best.layer,
                 "head": direction.best.head,
                 "induction": direction.best.induction,
-                "interval": [rounded(100 * low), rounded(100 * high)],
+                "interval": [measures.rounded(100 * low), measures.rounded(100 * high)],
             },
             "panels": {panel: panel_errors(direction.rows, panel) for panel in PANELS},
         }
@@ -128,33 +114,17 @@ def panel_errors(rows: Sequence[AlignmentRow], panel: str) -> list[float]:
     for row in rows:
         if row.induction == induction and (row.head == "average") == (how == "average"):
             layers.setdefault(row.layer, []).append(row.score.aer)
-    return [rounded(100 * min(errors)) for _, errors in sorted(layers.items())]
+    return [measures.rounded(100 * min(errors)) for _, errors in sorted(layers.items())]
 
 
-def corpora_of(results: Results) -> list[str]:
-    """The corpora with results, in the order of the plan."""
-    known = {results.labels(name)["corpus"] for name in results.names()}
-    return [corpus.name for corpus in CORPORA[results.scale] if corpus.name in known]
-
-
-def rows_of(results: Results, corpus: str) -> list[str]:
-    """The rows of a corpus, in the order of its plan."""
-    known = set(results.names())
-    plan = next(each for each in CORPORA[results.scale] if each.name == corpus)
-    return [name for variant in plan.seeds if (name := f"{corpus}-{variant}") in known]
-
-
-def entries_of(results: Results, corpus: str) -> list[Result]:
-    """The finished seeds of all rows of a corpus."""
-    return [entry for name in rows_of(results, corpus) for entry in results.of(name)]
-
-
-def variant_of(results: Results, name: str) -> str:
-    return str(results.labels(name)["variant"])
+def corpora_of(results: Results) -> dict[str, Results]:
+    """The results on each corpus, in the order of the plan."""
+    found = {corpus.name: results.select(corpus=corpus.name) for corpus in CORPORA[results.scale]}
+    return {corpus: own for corpus, own in found.items() if own.entries}
 
 
 def tables(results: Results) -> list[Table]:
-    quality = [quality_table(results, corpus) for corpus in corpora_of(results)]
+    quality = [quality_table(own, corpus) for corpus, own in corpora_of(results).items()]
     lengths = [table for table in [length_table(results)] if table.rows]
     return [*quality, *lengths, claims_table("What the papers claim", claims(results), results, "bleu", "test BLEU")]
 
@@ -162,9 +132,9 @@ def tables(results: Results) -> list[Table]:
 def quality_table(results: Results, corpus: str) -> Table:
     """BLEU and chrF of one corpus, and how each row differs from softmax."""
     rows = []
-    for name in rows_of(results, corpus):
+    for name in results.names():
         cells = [results.cell(name, measure) for measure in ("bleu", "chrf", "valid_bleu")]
-        rows.append((variant_of(results, name), *cells, *versus_softmax(results, name, f"{corpus}-{BASELINE}")))
+        rows.append((results.labels(name)["variant"], *cells, *versus_softmax(results, name, f"{corpus}-{BASELINE}")))
     columns = ("variant", "test BLEU", "chrF", "validation BLEU", "Δ test BLEU vs. softmax", "p by seed")
     note = (
         "Mean and 95 % interval over seeds; beam 4. p: sacreBLEU's paired bootstrap vs. softmax of the same seed, over "
@@ -176,18 +146,18 @@ def quality_table(results: Results, corpus: str) -> Table:
 def length_table(results: Results) -> Table:
     """Length of translations vs. references, and BLEU with the length penalty chosen on validation data."""
     rows = []
-    for corpus in corpora_of(results):
+    for corpus, own in corpora_of(results).items():
         baseline = f"{corpus}-{BASELINE}"
-        for name in rows_of(results, corpus):
-            if tuned := results.by_seed(name, "tuned_bleu"):
-                length, penalty = results.cell(name, "length_ratio", 3), results.cell(name, "length_penalty", 1)
-                delta = difference(tuned, results.by_seed(baseline, "tuned_bleu")) if name != baseline else None
-                cells = (length, penalty, results.cell(name, "tuned_bleu"), signed(delta))
-                rows.append((corpus, variant_of(results, name), *cells))
+        for name in own.names():
+            if tuned := own.by_seed(name, "tuned_bleu"):
+                length, penalty = own.cell(name, "length_ratio", 3), own.cell(name, "length_penalty", 1)
+                delta = difference(tuned, own.by_seed(baseline, "tuned_bleu")) if name != baseline else None
+                cells = (length, penalty, own.cell(name, "tuned_bleu"), signed(delta))
+                rows.append((corpus, own.labels(name)["variant"], *cells))
     columns = ("corpus", "variant", "length ratio", "penalty", "test BLEU with it", "Δ test BLEU vs. softmax")
     note = (
-        f"Length ratio: all translations over all references, with ReLA's penalty of {PENALTY}, as above. Penalty: the "
-        f"best of {', '.join(map(str, PENALTIES))} on validation data, for each model."
+        f"Length ratio: all translations over all references, with ReLA's penalty of {measures.PENALTY}, as above. "
+        f"Penalty: the best of {', '.join(map(str, PENALTIES))} on validation data, for each model."
     )
     return Table("Length of translations", columns, rows, (note,))
 
@@ -199,7 +169,7 @@ def versus_softmax(results: Results, name: str, baseline: str) -> tuple[str, str
     ours, theirs = (results.by_seed(row, "bleu") for row in (name, baseline))
     samples = [{entry.seed: entry.measures["resampled"] for entry in results.of(row)} for row in (name, baseline)]
     shared = sorted(ours.keys() & theirs.keys())
-    values = [paired_p(samples[0][seed], samples[1][seed], ours[seed] - theirs[seed]) for seed in shared]
+    values = [measures.paired_p(samples[0][seed], samples[1][seed], ours[seed] - theirs[seed]) for seed in shared]
     return signed(difference(ours, theirs)), ", ".join(f"{value:.3f}" for value in values)
 
 

@@ -109,7 +109,7 @@ def run(
     from rectiformer.terminal import Terminal
 
     shared = data if len(studies) > 1 else None
-    plans = [(study, study.under(scale, shared) if shared else study.at(scale, data)) for study in studies]
+    plans = [(study, study.at(scale, root=shared) if shared else study.at(scale, data)) for study in studies]
     deadline = time.monotonic() + 60 * minutes if minutes else None
     with Terminal() as terminal:
         for study in studies:

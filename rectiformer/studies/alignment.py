@@ -77,7 +77,6 @@ ALIGNMENT = Study(
     question="Does rectified attention align words better than softmax, and in which layer?",
     paper="Zhang et al. 2021, 508 sentences of RWTH, which are not available here: best overall ReLA-g, shifted, "
     "layer 2, AER about 31; softmax 32.5; averaging heads ruins the baselines but not ReLA [S figure, read off].",
-    folders=TRANSLATION_QUALITY.folders,
     shows=TRANSLATION_QUALITY,
     tables=alignment_tables,
     figures=alignment_figures,

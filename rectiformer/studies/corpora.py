@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rectiformer.config import Config, DataConfig
-from rectiformer.errors import DataError
 from rectiformer.measure.alignment import Links, flip, read_gold
 from rectiformer.studies import recipes
 from rectiformer.studies.plan import Scale, rename_files
@@ -47,12 +47,12 @@ FORMS: Mapping[str, Mapping[str, re.Pattern[str]]] = {
 """What a word is in each form and language: "words" as in deen-bicici, "words-apart" as in enfr-hansards, which splits
 at hyphens too and expands French elisions and contractions."""
 
-ELIDED = {
+CONTRACTED = {"au": "à le", "aux": "à les", "du": "de le", "des": "de les"}
+EXPANDED = {
+    **CONTRACTED,
     **{f"{first}'": f"{first}e" for first in "cdjlmnst"},
     **{f"{first}qu'": f"{first}que" for first in ("", "jus", "lors", "puis", "quoi", "quel")},
 }
-CONTRACTED = {"au": "à le", "aux": "à les", "du": "de le", "des": "de les"}
-EXPANDED = {**ELIDED, **CONTRACTED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,8 @@ SILVER = Gold(
 )
 FRENCH_CAPTIONS = recipes.text_files("train.en.xz", "train.fr.xz", "val.en", "val.fr")
 FRENCH_SPEECHES = recipes.text_files("train.0.en.xz", "train.0.fr.xz", "valid_long.en.xz", "valid_long.fr.xz")
+europarl = partial(Corpus, folder="europarl-doc-ende", test=("test.en.xz", "test.de.xz"))
+"""A corpus of Europarl, English to German."""
 
 
 def published(name: str, source: str, target: str, *more: str) -> Corpus:
@@ -133,30 +135,24 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             test=("test_2016_flickr.de", "test_2016_flickr.en"),
             seeds=HEADLINE_SEEDS,
         ),
-        Corpus(
+        europarl(
             name="europarl-en-de",
-            folder="europarl-doc-ende",
             settings=recipes.EUROPARL_SENTENCES,
-            test=("test.en.xz", "test.de.xz"),
             seeds=HEADLINE_SEEDS,
             by_variant=HALF_RATE,
         ),
-        Corpus(
+        europarl(
             name="europarl-en-de-words",
-            folder="europarl-doc-ende",
             settings=(*recipes.EUROPARL_SENTENCES, SMALLER_VOCABULARY),
-            test=("test.en.xz", "test.de.xz"),
             seeds={"softmax": THREE, "rela-g": THREE, recipes.OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
             form="words",
             by_variant=HALF_RATE,
             gold=(BICICI, SILVER),
         ),
         *(
-            Corpus(
+            europarl(
                 name=f"europarl-en-de-words-{norm}",
-                folder="europarl-doc-ende",
-                settings=recipes.to_the_end(norm),
-                test=("test.en.xz", "test.de.xz"),
+                settings=recipes.TO_THE_END[norm],
                 seeds={"softmax": THREE, "rela-g": THREE},
                 form="words",
                 gold=(BICICI, SILVER),
@@ -200,17 +196,6 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
 
 def find_corpus(scale: str, name: str) -> Corpus:
     return next(corpus for corpus in CORPORA[scale] if corpus.name == name)
-
-
-def within(scale: Scale, corpus: Corpus) -> Scale:
-    """The same scale in the folder of one corpus."""
-    return Scale(scale.name, None if scale.data is None else scale.data / corpus.folder)
-
-
-def require_folder(scale: Scale) -> None:
-    """DataError where the corpus of a scale is not there."""
-    if scale.data is not None and not Path(scale.data).is_dir():
-        raise DataError(f"--scale {scale.name} reads its text in {scale.data}, which is no folder; name it with --data")
 
 
 def held_out(scale: Scale) -> list[Pair]:

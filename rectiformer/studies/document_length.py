@@ -10,7 +10,7 @@ from typing import Any
 
 from rectiformer.measure.bleu import Score, score
 from rectiformer.studies import measures, recipes
-from rectiformer.studies.corpora import held_out_documents
+from rectiformer.studies.corpora import ONE, THREE, held_out_documents
 from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.results import Claim, Results, Table, claims_table
@@ -19,13 +19,12 @@ from rectiformer.translate.options import SearchOptions
 
 LENGTHS = (1024, 2048, 512, 256, 128)
 """The paper's segment lengths: first the one it gives a number for, then the longest."""
-ONE, THREE = (1,), (1, 2, 3)
 CLAIMED = ("softmax", recipes.THRESHOLD, "rela-g")
 """ReLUFormer without thresholds does not learn to ignore the other sentences (docs/log.md)."""
 HEADLINE = (*CLAIMED, recipes.OPEN)
-STARTS = {"smoke": "grammar", "small": "europarl-en-de"}
-"""The corpus of `translation-quality` whose models of single sentences are trained further on documents. From scratch,
-a thousand subwords at a time, none learns to follow the source in the few updates of these scales."""
+STARTS = {"smoke": "translation-quality/grammar", "small": "translation-quality/europarl-en-de"}
+"""The models of single sentences that are trained further on documents, all seeds from the same. From scratch, a
+thousand subwords at a time, none learns to follow the source in the few updates of these scales."""
 PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], ...]] = {
     "smoke": (((32,), ("softmax", "rela-g"), ONE),),
     "small": (
@@ -51,16 +50,11 @@ def trainings(scale: Scale) -> list[Training]:
     found: list[Training] = []
     for lengths, variants, seeds in PLAN[scale.name]:
         for seed, length, variant in product(seeds, lengths, variants):
-            settings = (*at_length(scale, length), *recipes.attention_settings(variant), *start_of(scale, variant))
+            start = [f"training.init_from={STARTS[scale.name]}-{variant}-seed1"] if scale.name in STARTS else []
+            settings = (*at_length(scale, length), *recipes.attention_settings(variant), *start)
             config = configure(recipes.DOCUMENTS[scale.name], scale, *settings)
             found += seeded(f"{variant}-{length}", (seed,), config, variant=variant, length=length)
     return found
-
-
-def start_of(scale: Scale, variant: str) -> list[str]:
-    """The model of sentences with the same attention, where there is one; the same for all seeds."""
-    corpus = STARTS.get(scale.name)
-    return [f"training.init_from=translation-quality/{corpus}-{variant}-seed1"] if corpus else []
 
 
 def at_length(scale: Scale, length: int) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from rectiformer.studies.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
 DASHES = ("-", "--", "-.", ":")
@@ -69,8 +68,10 @@ def draw_panels(
             look the same in every figure.
         ylabel: what all panels show on one scale; empty where each panel has a measure of its own.
     """
-    names = dict.fromkeys(name for panel in lines for name in panel)
-    styles = {name: line_style(number) for number, name in enumerate(names)}
+    from matplotlib.lines import Line2D
+
+    every = dict.fromkeys(name for panel in lines for name in panel)
+    styles = {name: line_style(number) for number, name in enumerate(every)}
     shown = {name: styles[name] for name in styles if any(panel.get(name) for panel in lines)}
     if not shown:
         return []
@@ -83,7 +84,9 @@ def draw_panels(
             draw_axis(axis, {name: panel[name] for name in shown if panel.get(name)}, shown, log_x)
             axis.set_yscale("log" if log_y else "linear")
         axes[0, 0].set_ylabel(textwrap.fill(ylabel, 24))
-        add_legend(figure, shown, columns)
+        handles = [Line2D([], [], **each) for each in shown.values()]
+        names = [printable(name, 40) for name in shown]
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=6)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             figure.savefig(file, format="svg", metadata=NO_DATES["svg"])
@@ -106,12 +109,3 @@ def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[s
         from matplotlib.ticker import MaxNLocator
 
         axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # layers and updates
-
-
-def add_legend(figure: Figure, styles: Mapping[str, dict[str, Any]], columns: int) -> None:
-    """Name the models below all panels."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], **each) for each in styles.values()]
-    names = [printable(name, 40) for name in styles]
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=6)

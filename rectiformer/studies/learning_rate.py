@@ -55,7 +55,7 @@ def trainings(scale: Scale) -> list[Training]:
     for setting in settings_of(scale):
         norm, variant, rate, warmup, steps = setting
         config = configure(
-            recipes.GRAMMAR_TINY if smoke else recipes.to_the_end(norm),
+            recipes.GRAMMAR_TINY if smoke else recipes.TO_THE_END[norm],
             scale,
             *recipes.attention_settings(variant),
             *recipes.model(norm=norm),
@@ -70,11 +70,7 @@ def trainings(scale: Scale) -> list[Training]:
 def measure(task: Task) -> dict[str, Any]:
     """Loss on validation text while training and at its end; nothing is translated."""
     curve = curve_of(task.run, "valid_loss")
-    return {
-        "valid_loss": curve[-1][1],
-        "curve": curve,
-        "training_tokens_per_second": training_speed(task.run),
-    }
+    return {"valid_loss": curve[-1][1], "curve": curve, "training_tokens_per_second": training_speed(task.run)}
 
 
 def tables(results: Results) -> list[Table]:
@@ -106,7 +102,7 @@ LEARNING_RATE = Study(
     title="Learning rate and warm-up",
     question="Which peak learning rate and warm-up does each variant need, in post-norm and in pre-norm?",
     paper="Zhang et al. 2021 train all variants in post-norm with one schedule: Noam, 4,000 updates of warm-up [S].",
-    folders={"small": "data/europarl-doc-ende", "paper": "data/europarl-doc-ende"},
+    folders={"small": "europarl-doc-ende", "paper": "europarl-doc-ende"},
     trainings=trainings,
     measure=measure,
     tables=tables,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,6 @@ SHAPES = {
 """Queries and keys of a shape. A kernel can skip pages and tiles of zeros, but not single cells."""
 SAMPLES, SAMPLING_SEED = 500, 12345
 ORDERS = 4
-M = TypeVar("M")
 
 
 def open_model(task: Task) -> Translator:
@@ -108,33 +108,30 @@ def heads_table(results: Results, names: Sequence[str], labels: Sequence[str] = 
     return Table("What the heads do", (*(labels or ["row"]), *SITES), rows, (note,))
 
 
-def meter_sites(
-    translator: Translator, batches: Iterable[Batch], new: Callable[[], M], add: Callable[..., None]
-) -> dict[str, M]:
-    """A meter per site, for all layers and heads together, under forced decoding.
+def observe_sites(translator: Translator, batches: Iterable[Batch], add: Callable[..., None]) -> None:
+    """Decode batches with their own targets, and give every call of attention to `add`.
 
     Args:
-        add: given a meter, an observation and `real` [B, M], which says which queries are not padding.
+        add: given a site, `real` [B, M], which says which queries are not padding, and an observation.
     """
-    meters: dict[str, M] = {}
     for batch in batches:
         with translator.inference(), ExitStack() as stack:
             for site in weighing_sites(translator.model):
-                meter, real = meters.setdefault(site.kind, new()), real_queries(site.kind, batch)
-                stack.enter_context(observing(site.attention, partial(add, meter, real=real)))
+                real = real_queries(site.kind, batch)
+                stack.enter_context(observing(site.attention, partial(add, site.kind, real)))
             decode_forced(translator, batch)
-    return meters
 
 
 def measure_attention(translator: Translator, task: Task) -> dict[str, float]:
     """Zeros, null rate, row mass and entropy of each site, on the validation pairs as the model trains on them."""
+    meters: dict[str, HeadMeter] = defaultdict(lambda: HeadMeter(1))
 
-    def add(meter: HeadMeter, seen: Observation, real: Tensor) -> None:
+    def add(site: str, real: Tensor, seen: Observation) -> None:
         per_head = HeadMeter(seen.q.shape[1])
         per_head.update(seen.stats(), real.to(seen.q.device))
-        meter.merge(per_head.pooled().state())
+        meters[site].merge(per_head.pooled().state())
 
-    meters = meter_sites(translator, valid_batches(translator, task), partial(HeadMeter, 1), add)
+    observe_sites(translator, valid_batches(translator, task), add)
     return {
         f"{site}_{short}": getattr(meter.result(), measure)[0]
         for site, meter in meters.items()
@@ -144,7 +141,8 @@ def measure_attention(translator: Translator, task: Task) -> dict[str, float]:
 
 def measure_shapes(translator: Translator, batches: Iterable[Batch]) -> dict[str, dict[str, float]]:
     """Shares of zeros by shape at each site, all layers and heads together."""
-    meters = meter_sites(translator, batches, ShapeMeter, ShapeMeter.update)
+    meters: dict[str, ShapeMeter] = defaultdict(ShapeMeter)
+    observe_sites(translator, batches, lambda site, real, seen: meters[site].update(seen, real))
     return {site: meter.shares() for site, meter in meters.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -40,30 +40,29 @@ SWAP_CLAIMS = (
 MemoryOf = Callable[[dict[str, Any]], float]
 
 
-def nearest_slots(memory: str, slots: int) -> int:
-    """`slots`, or the nearest square for product keys, which come in squares only."""
-    return round(math.sqrt(slots)) ** 2 if memory.startswith("product-") else slots
-
-
 def swap_trainings(scale: Scale) -> list[Training]:
     """Every memory (two at smoke) with the slots of the scale."""
     slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.ffn_size
-    found = []
-    for memory in SWAPPED[scale.name]:
-        own = nearest_slots(memory, slots)
-        config = configure(MEMORY_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={own}")
-        found += seeded(memory, SEEDS[scale.name], config, memory=memory, slots=own)
-    return found
+    square = round(math.sqrt(slots)) ** 2  # product keys come in squares only
+    rows = {memory: (memory, square if memory in PRODUCTS else slots) for memory in SWAPPED[scale.name]}
+    return list_trainings(rows, MEMORY_SENTENCES, scale)
 
 
 def sweep_trainings(scale: Scale) -> list[Training]:
     """Three memories with few slots to many, product keys with very many."""
     swept = [(memory, slots) for slots in SLOTS[scale.name] for memory in SWEPT[scale.name]]
     swept += [(memory, PRODUCT_SLOTS) for memory in (PRODUCTS[-1:] if scale.name == "smoke" else PRODUCTS)]
+    return list_trainings({f"{memory}-{slots}": (memory, slots) for memory, slots in swept}, SWEEP_SENTENCES, scale)
+
+
+def list_trainings(
+    rows: Mapping[str, tuple[str, int]], settings: Mapping[str, tuple[str, ...]], scale: Scale
+) -> list[Training]:
+    """Every row, a memory and its slots, with the settings of the scale."""
     found = []
-    for memory, slots in swept:
-        config = configure(SWEEP_SENTENCES[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={slots}")
-        found += seeded(f"{memory}-{slots}", SEEDS[scale.name], config, memory=memory, slots=slots)
+    for name, (memory, slots) in rows.items():
+        config = configure(settings[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={slots}")
+        found += seeded(name, SEEDS[scale.name], config, memory=memory, slots=slots)
     return found
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from rectiformer.toml import load_config
 RUN = "run"
 """The folder of a run inside that of its training."""
 COST, SMALL_FILE = "cost.json", 2**16
-FILE_KEYS = tuple(item.name for item in dataclasses.fields(DataConfig) if item.type == "Files")
+FILE_KEYS = tuple(item.name for item in fields(DataConfig) if item.type == "Files")
 """The keys of [data] that name files."""
 
 
@@ -69,8 +68,8 @@ class Study:
     question: str
     paper: str
     """What the paper says, and how we know it."""
-    folders: Mapping[str, str]
-    """The default folder of the corpus, by scale; none at smoke, whose text is built in."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """The folder of the corpus under that of all data, by scale; none at smoke, whose text is built in."""
     trainings: Callable[[Scale], list[Training]] = lambda scale: []
     """In the order they run: what matters most comes first, in case the study is stopped."""
     measure: Callable[[Task], dict[str, Any]] = lambda task: {}
@@ -90,15 +89,10 @@ class Study:
         """The study whose results its tables show."""
         return self.shows or self
 
-    def at(self, scale: str, data: Path | None = None) -> Scale:
-        """The scale of this name, with the corpus in `data` or in the default folder."""
-        default = self.folders.get(scale)
-        return Scale(scale, data if data is not None else Path(default) if default else None)
-
-    def under(self, scale: str, root: Path) -> Scale:
-        """The scale of this name, with the default folder under `root` instead of `data`."""
-        default = self.folders.get(scale)
-        return Scale(scale, root / Path(default).relative_to("data") if default else None)
+    def at(self, scale: str, data: Path | None = None, root: Path = Path("data")) -> Scale:
+        """The scale of this name, with the corpus in `data` or in its folder under `root`."""
+        folder = self.source.folders.get(scale)
+        return Scale(scale, root / folder if data is None and folder else data)
 
 
 @dataclass(frozen=True)
@@ -171,14 +165,14 @@ class Task:
         """
         if self.start is None:
             return self.config
-        study, key = self.config.training.init_from.split("/")
         if not is_created(self.start / RUN):
+            study, key = self.config.training.init_from.split("/")
             raise ArgumentError(
                 f"it starts from {key} of {study}, which is not trained in {self.out}; first run "
                 f"`rectiformer study {study} --only {key}` with the same --scale and --out"
             )
-        training = dataclasses.replace(self.config.training, init_from=str(self.start / RUN))
-        return adopt_vocabularies(dataclasses.replace(self.config, training=training))
+        training = replace(self.config.training, init_from=str(self.start / RUN))
+        return adopt_vocabularies(replace(self.config, training=training))
 
 
 def find_task(study: Study, scale: Scale, out: Path, key: str) -> Task:
@@ -195,41 +189,40 @@ def configure(settings: tuple[str, ...], scale: Scale, *more: str) -> Config:
     if scale.data is None:
         return config
     folder = scale.data
-    return dataclasses.replace(config, data=rename_files(config.data, lambda name: str(folder / name)))
+    return replace(config, data=rename_files(config.data, lambda name: str(folder / name)))
 
 
 def rename_files(data: DataConfig, rename: Callable[[str], str]) -> DataConfig:
     """The same with all its files renamed."""
     files: dict[str, Any] = {key: tuple(map(rename, getattr(data, key))) for key in FILE_KEYS}
-    return dataclasses.replace(data, **files)
+    return replace(data, **files)
 
 
 def seeded(
     name: str, seeds: tuple[int, ...], config: Config, *, form: str = "", **labels: str | int | float
 ) -> list[Training]:
     """The same training once per seed."""
-
-    def with_seed(seed: int) -> Config:
-        return dataclasses.replace(config, training=dataclasses.replace(config.training, seed=seed))
-
-    return [Training(name, seed, with_seed(seed), labels, form) for seed in seeds]
+    return [
+        Training(name, seed, replace(config, training=replace(config.training, seed=seed)), labels, form)
+        for seed in seeds
+    ]
 
 
 def portable(config: Config) -> Config:
     """The configuration without what may differ between machines: folders, device, compilation."""
-    found = dataclasses.replace(
+    found = replace(
         config,
         data=rename_files(config.data, lambda name: Path(name).name),
-        training=dataclasses.replace(config.training, device="auto", compile="auto"),
+        training=replace(config.training, device="auto", compile="auto"),
     )
     start = Path(config.training.init_from)
     if start.name != RUN:
         return found
     named = f"{start.parts[-4]}/{start.parts[-2]}"  # as before `locate_start`
-    return dataclasses.replace(
+    return replace(
         found,
-        training=dataclasses.replace(found.training, init_from=named),
-        vocabulary=dataclasses.replace(found.vocabulary, source_model="", target_model=""),
+        training=replace(found.training, init_from=named),
+        vocabulary=replace(found.vocabulary, source_model="", target_model=""),
     )
 
 

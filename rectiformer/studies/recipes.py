@@ -141,17 +141,11 @@ EUROPARL_BASE = (
     *checkpoint(every=5000),
 )
 """Transformer-base on Europarl's sentences, trained until its learning rate has fallen to 0."""
-NORM_RECIPES = {
-    "post": (*model(norm="post", attention_dropout=0.1), *training(learning_rate=8e-4, warmup=2500)),
-    "pre": (*model(norm="pre", attention_dropout=0), *training(learning_rate=1.5e-3, warmup=1500)),
+TO_THE_END = {
+    "post": (*EUROPARL_BASE, *model(norm="post", attention_dropout=0.1), *training(learning_rate=8e-4, warmup=2500)),
+    "pre": (*EUROPARL_BASE, *model(norm="pre", attention_dropout=0), *training(learning_rate=1.5e-3, warmup=1500)),
 }
-"""The papers' norm placement and that of today's models, each with its learning rate."""
-
-
-def to_the_end(norm: str) -> tuple[str, ...]:
-    """Settings of a full training on Europarl, in "post"- or "pre"-norm."""
-    return (*EUROPARL_BASE, *NORM_RECIPES[norm])
-
+"""The same in the papers' norm placement and in that of today's models, each with its learning rate."""
 
 EUROPARL7 = (
     *text_files("train.en", "train.de", "valid.en", "valid.de"),
@@ -199,7 +193,7 @@ SENTENCES = {"smoke": GRAMMAR, "small": MULTI30K, "paper": IWSLT14}
 """Settings of the studies on single sentences, by scale."""
 MEMORY_SENTENCES = {"smoke": GRAMMAR, "small": MULTI30K_NARROW, "paper": IWSLT14}
 """Settings of the studies of memories, which have many trainings."""
-SENTENCE_FOLDERS = {"small": "data/multi30k", "paper": "data/iwslt14"}
+SENTENCE_FOLDERS = {"small": "multi30k", "paper": "iwslt14"}
 DOCUMENTS = {"smoke": GRAMMAR_DOCUMENTS, "small": EUROPARL, "paper": EUROPARL7}
 """Settings of the studies on documents, by scale."""
-DOCUMENT_FOLDERS = {"small": "data/europarl-doc-ende", "paper": "data/europarl7"}
+DOCUMENT_FOLDERS = {"small": "europarl-doc-ende", "paper": "europarl7"}

@@ -63,20 +63,17 @@ def studies_in(out: Path) -> Iterator[tuple[Study, Results]]:
 def render(study: Study, results: Results, out: Path) -> str:
     """The section of a study at a scale."""
     lines = [f"## {study.title} (`{study.name}`, {results.scale})", "", study.question, "", f"Paper: {study.paper}", ""]
-    lines += [describe_origin(results), "", "```sh", command(study.source, results.scale), "```", ""]
-    lines += read_remarks(out, study.name, results.scale)
+    command = f"rectiformer study {study.source.name} --scale {results.scale} --out {COMMAND_FOLDER}"
+    lines += [describe_origin(results), "", "```sh", command, "```", ""]
+    remarks = saved_path(out, study.name, results.scale).with_suffix(".md")
+    if remarks.exists():
+        lines += [read_regular(remarks, LONGEST_REMARKS).decode("utf-8")]
     for table in study.tables(results):
         lines += [table.to_markdown()]
     for path in study.figures(results, out / "figures" / f"{study.name}-{results.scale}"):
         lines += [f"![{path.stem}]({path.relative_to(out).as_posix()})", ""]
     lines += [f"- {entry.key} failed: `{entry.failed.replace('`', chr(39))}`" for entry in results.failures]
     return "\n".join(lines) + "\n"
-
-
-def read_remarks(out: Path, study: str, scale: str) -> list[str]:
-    """Remarks on a study's results: a Markdown file next to them, if there is one."""
-    path = saved_path(out, study, scale).with_suffix(".md")
-    return [read_regular(path, LONGEST_REMARKS).decode("utf-8")] if path.exists() else []
 
 
 def describe_origin(results: Results) -> str:
@@ -91,8 +88,3 @@ def describe_origin(results: Results) -> str:
     signed = [entry.signature for entry in entries if entry.signature]
     signature = f"; BLEU: {distinct(signed)}" if signed else ""
     return f"{counts}; {distinct(entry.device for entry in entries)}; {code}{signature}."
-
-
-def command(study: Study, scale: str) -> str:
-    """The command that makes these results."""
-    return f"rectiformer study {study.name} --scale {scale} --out {COMMAND_FOLDER}"

@@ -16,13 +16,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rectiformer.errors import ArgumentError, CheckpointError, DeviceMemoryError
+from rectiformer.errors import ArgumentError, CheckpointError, DataError, DeviceMemoryError
 from rectiformer.runs.folder import changed_keys, is_created, value_of
 from rectiformer.runs.lock import lock_run
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.studies.corpora import require_folder
 from rectiformer.studies.plan import Scale, Study, Task, hash_config, portable
-from rectiformer.studies.results import Result, Results, read_result, read_saved
+from rectiformer.studies.results import Results, read_result, read_saved
 from rectiformer.studies.single import describe
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Reporter, Silent
@@ -63,8 +62,10 @@ def run_studies(
     for study, scale in plans:
         if study.shows is not None:
             reporter.note(f"{study.name} shows what {study.shows.name} has measured; that is the study to run")
-        else:
-            require_folder(scale)
+        elif scale.data is not None and not scale.data.is_dir():
+            raise DataError(
+                f"--scale {scale.name} reads its text in {scale.data}, which is no folder; name it with --data"
+            )
     every = list_tasks(plans, out)
     chosen = choose(every, only)
     for task in chosen:
@@ -162,13 +163,6 @@ def must_wait(task: Task, other: Task) -> bool:
     return other.folder == task.start and not other.is_trained
 
 
-def arguments(task: Task) -> list[str]:
-    """The arguments of the command that runs a task."""
-    folder = [] if task.scale.data is None else ["--data", str(task.scale.data)]
-    where = ["--scale", task.scale.name, *folder, "--out", str(task.out)]
-    return [task.study.name, *where, "--one", task.training.key]
-
-
 @dataclass
 class Job:
     """A task in a process of its own."""
@@ -216,23 +210,21 @@ class Pool:
         """What a task is called, with its study where there are several."""
         return task.name if self.several else task.training.key
 
-    def can_start(self) -> bool:
-        """Whether one more may start."""
-        settled = time.monotonic() > self.shortage.latest + SETTLE
-        free = self.in_training() < self.jobs and len(self.running) < self.jobs + self.jobs // 2
-        return settled and free and not any(job.task.study.alone for job in self.running)
-
     def in_training(self) -> int:
         """How many run that are not yet trained; the others are being measured."""
         return sum(not job.task.is_trained for job in self.running)
 
     def next_ready(self) -> Task | None:
-        """The first task that may start now.
+        """The first task that may start now, if any.
 
         The first one to read some text prepares it, and the others wait for that; a task that needs another's model
         waits for it; one that must run alone waits for all that can go on.
         """
+        settled = time.monotonic() > self.shortage.latest + SETTLE
+        free = self.in_training() < self.jobs and len(self.running) < self.jobs + self.jobs // 2
         running = [job.task for job in self.running]
+        if not (settled and free) or any(task.study.alone for task in running):
+            return None
         preparing = {task.data for task in running}
         for task in self.waiting:
             if task.study.alone and running:
@@ -252,7 +244,7 @@ class Pool:
                 if not asked and time_is_up():
                     asked = True
                     self.ask_to_stop()
-                while not asked and self.can_start() and (task := self.next_ready()) is not None:
+                while not asked and (task := self.next_ready()) is not None:
                     self.waiting.remove(task)
                     self.start(task)
                 time.sleep(POLL)
@@ -274,9 +266,11 @@ class Pool:
         """Begin or resume a training."""
         log = task.folder / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
+        data = [] if task.scale.data is None else ["--data", str(task.scale.data)]
+        where = ["--scale", task.scale.name, *data, "--out", str(task.out)]
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [*COMMAND, *arguments(task)],
+                [*COMMAND, task.study.name, *where, "--one", task.training.key],
                 stdin=subprocess.PIPE,  # its end tells a training that this process was killed
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -297,8 +291,11 @@ class Pool:
             self.ended += 1
             result = read_result(task.folder)
             assert result is not None
+            scores = [
+                f"{shown} {result.measures[key]:.2f}, " for key, shown in HEADLINES.items() if key in result.measures
+            ]
             took = f"{time.monotonic() - job.started:.0f} s"
-            self.reporter.note(f"{self.name(task)}: {headline(result)}{took} ({self.ended} of {self.total})")
+            self.reporter.note(f"{self.name(task)}: {''.join(scores[:1])}{took} ({self.ended} of {self.total})")
         elif code in ASKED_TO_STOP:
             self.reporter.note(f"{self.name(task)}: stopped; the same command resumes it")
         elif code == DeviceMemoryError.exit_code and not job.alone:
@@ -335,9 +332,3 @@ class Pool:
             return 0 if any(other is task for other in self.waiting) else task.config.training.steps
         records = read_metrics(task.run / "metrics.jsonl")
         return max((int(record["step"]) for record in records if "step" in record), default=0)
-
-
-def headline(result: Result) -> str:
-    """The measure one looks for first, for a line about it."""
-    found = (f"{shown} {result.measures[name]:.2f}, " for name, shown in HEADLINES.items() if name in result.measures)
-    return next(found, "")

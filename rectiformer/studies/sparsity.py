@@ -192,7 +192,6 @@ SPARSITY = Study(
     question="How sparse is trained attention, how often does a head attend to nothing, how much do heads differ?",
     paper="Zhang et al. 2021: ReLA is sparsest or near sparsemax, its heads are the most diverse, and some attend to "
     "nothing for many queries, more so where source and target do not belong together [S claim; R+, R- details].",
-    folders=TRANSLATION_QUALITY.folders,
     shows=TRANSLATION_QUALITY,
     tables=sparsity_tables,
     figures=sparsity_figures,
@@ -202,7 +201,6 @@ SKIPPING = Study(
     title="Zeros that could be skipped",
     question="How many zeros of trained models fill whole pages and tiles, which are all that a kernel can skip?",
     paper="Neither paper skips zeros. What skipping them gained is in docs/log.md.",
-    folders=DOCUMENT_LENGTH.folders,
     shows=DOCUMENT_LENGTH,
     tables=skipping_tables,
     figures=skipping_figures,

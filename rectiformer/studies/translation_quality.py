@@ -9,7 +9,7 @@ from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
 from rectiformer.studies import measures
-from rectiformer.studies.corpora import CORPORA, HEADLINE, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs, within
+from rectiformer.studies.corpora import CORPORA, HEADLINE, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import THRESHOLD, attention_settings
 from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
@@ -35,9 +35,10 @@ def trainings(scale: Scale) -> list[Training]:
     """The headline rows, corpus by corpus; then the rest, its first seeds first."""
     found: list[Training] = []
     for corpus in CORPORA[scale.name]:
+        within = Scale(scale.name, scale.data and scale.data / corpus.folder)
         for variant, seeds in corpus.seeds.items():
             settings = (*attention_settings(variant), *corpus.by_variant.get(variant, ()))
-            config = configure(corpus.settings, within(scale, corpus), *settings)
+            config = configure(corpus.settings, within, *settings)
             labels = {"corpus": corpus.name, "variant": variant}
             found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
     corpora = [corpus.name for corpus in CORPORA[scale.name]]
@@ -189,7 +190,7 @@ TRANSLATION_QUALITY = Study(
     paper="Zhang et al. 2021, sacreBLEU, softmax / sparsemax / 1.5-entmax / ReLA-g: WMT14 En-Fr 37.2 / 37.3 / 37.9 / "
     "37.9, WMT18 En-Fi 15.5 / 15.1 / 15.5 / 15.4, WMT18 Zh-En 21.1 / 19.2 / 20.8 / 20.8, WMT16 Ro-En 32.7 / 33.5 / "
     "33.2 / 32.9 [S]. Shen et al. 2023, IWSLT14 De-En: softmax 34.22, ReLUFormer 34.56 [T i: second hand].",
-    folders={"small": "data", "paper": "data"},
+    folders={"small": ".", "paper": "."},
     trainings=trainings,
     measure=measure,
     tables=tables,

@@ -158,6 +158,8 @@ def test_trainings_are_chosen_by_parts_of_their_names():
 
 
 def test_several_studies_find_their_corpora_under_one_folder():
-    folders = {name: STUDIES[name].under("small", Path("texts")).data for name in ("ablations", "translation-quality")}
+    folders = {
+        name: STUDIES[name].at("small", root=Path("texts")).data for name in ("ablations", "translation-quality")
+    }
     assert folders == {"ablations": Path("texts/multi30k"), "translation-quality": Path("texts")}
-    assert STUDIES["ablations"].under("smoke", Path("texts")) == Scale("smoke")
+    assert STUDIES["ablations"].at("smoke", root=Path("texts")) == Scale("smoke")

@@ -136,10 +136,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             seeds=HEADLINE_SEEDS,
         ),
         europarl(
-            name="europarl-en-de",
-            settings=recipes.EUROPARL_SENTENCES,
-            seeds=HEADLINE_SEEDS,
-            by_variant=HALF_RATE,
+            name="europarl-en-de", settings=recipes.EUROPARL_SENTENCES, seeds=HEADLINE_SEEDS, by_variant=HALF_RATE
         ),
         europarl(
             name="europarl-en-de-words",

@@ -103,7 +103,7 @@ def measure(task: Task) -> dict[str, Any]:
     by_length = [replace(load, length=length, sentences=tokens // length) for length in lengths]
     return {
         "speed": measure_speed(timed, TIMED[task.scale.name], load, device),
-        "updates": measure_updates(documents, BY_LENGTH, by_length, device),
+        "updates": measure_updates(documents, by_length, device),
     }
 
 
@@ -121,12 +121,10 @@ def measure_speed(config: Config, variants: Sequence[str], load: Load, device: t
     return found
 
 
-def measure_updates(
-    config: Config, variants: Sequence[str], loads: Sequence[Load], device: torch.device
-) -> dict[str, dict[str, float]]:
+def measure_updates(config: Config, loads: Sequence[Load], device: torch.device) -> dict[str, dict[str, float]]:
     """Milliseconds of an update for each variant and length."""
     found: dict[str, dict[str, float]] = {}
-    for variant in variants:
+    for variant in BY_LENGTH:
         own = replace(config, model=replace(config.model, variant=variant))
         found[variant] = {
             str(load.length): milliseconds(build_update(own, load, device), load, device) for load in loads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rectiformer.studies import recipes
 from rectiformer.studies.figures import Lines, draw_panels
@@ -24,36 +24,23 @@ TO_THE_END = 10_000
 """Updates of the rows that show whether the order of short trainings is that of long ones."""
 
 
-class Setting(NamedTuple):
-    """One row: everything that is varied."""
-
-    norm: str
-    variant: str
-    learning_rate: float
-    warmup: float
-    steps: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.norm}-{self.variant}-{self.learning_rate:g}-warmup{self.warmup:g}-{self.steps}"
-
-
-def settings_of(scale: Scale) -> list[Setting]:
-    """Every row, short trainings first."""
+def settings_of(scale: Scale) -> list[tuple[str, str, float, float, int]]:
+    """Norm placement, variant, learning rate, warm-up and updates of every row, short trainings first."""
     steps = STEPS[scale.name]
     if scale.name == "smoke":
-        return [Setting("post", variant, 8e-4, 0.25, steps) for variant in VARIANTS]
+        return [("post", variant, 8e-4, 0.25, steps) for variant in VARIANTS]
     swept = [(norm, rate, WARMUP[norm]) for norm in NORMS for rate in RATES[norm]]
     short = [*swept, ("post", RATES["post"][1], LONGER)]
-    found = [Setting(norm, variant, rate, warmup, steps) for norm, rate, warmup in short for variant in VARIANTS]
-    return [*found, Setting("post", "softmax", RATES["post"][0], WARMUP["post"], TO_THE_END)]
+    found = [(norm, variant, rate, warmup, steps) for norm, rate, warmup in short for variant in VARIANTS]
+    return [*found, ("post", "softmax", RATES["post"][0], WARMUP["post"], TO_THE_END)]
 
 
 def trainings(scale: Scale) -> list[Training]:
     smoke = scale.name == "smoke"
+    form = "" if smoke else "words"
     found = []
-    for setting in settings_of(scale):
-        norm, variant, rate, warmup, steps = setting
+    for norm, variant, rate, warmup, steps in settings_of(scale):
+        name = f"{norm}-{variant}-{rate:g}-warmup{warmup:g}-{steps}"
         config = configure(
             recipes.GRAMMAR_TINY if smoke else recipes.TO_THE_END[norm],
             scale,
@@ -63,7 +50,9 @@ def trainings(scale: Scale) -> list[Training]:
             *recipes.validation(metric="loss", every=min(500, steps)),
             *recipes.checkpoint(every=steps),
         )
-        found += seeded(setting.name, (1,), config, form="" if smoke else "words", **setting._asdict())
+        found += seeded(
+            name, (1,), config, form=form, norm=norm, variant=variant, learning_rate=rate, warmup=warmup, steps=steps
+        )
     return found
 
 
@@ -78,9 +67,9 @@ def tables(results: Results) -> list[Table]:
     rows = []
     for norm, variant in product(NORMS, VARIANTS):
         for entry in results.select(norm=norm, variant=variant).finished:
-            setting, loss = Setting(**entry.labels), entry.measures["valid_loss"]
-            cells = (f"{setting.steps:,}", f"{setting.learning_rate:g}", f"{setting.warmup:.0%}", f"{loss:.3f}")
-            rows.append((norm, variant, *cells))
+            steps, rate, warmup = (entry.labels[label] for label in ("steps", "learning_rate", "warmup"))
+            loss = entry.measures["valid_loss"]
+            rows.append((norm, variant, f"{steps:,}", f"{rate:g}", f"{warmup:.0%}", f"{loss:.3f}"))
     columns = ("norm", "variant", "updates", "peak learning rate", "warm-up, share of updates", "validation loss")
     note = "At the end of each training, when the learning rate has fallen linearly to 0; one seed."
     return [Table("Peak learning rate and warm-up", columns, rows, (note,))]

@@ -17,7 +17,7 @@ from rectiformer.studies.figures import collect_lines, draw_panels, lines_agains
 from rectiformer.studies.measures import measure_cost, measure_quality, open_model
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
-from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all, difference, verdicts_table
+from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all, difference, verdict_table
 from rectiformer.toml import load_config
 
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
@@ -157,7 +157,7 @@ def diagnostics_claims(results: Results) -> Table:
         first, second = (over_layers(results, name, DIAGNOSES[diagnosis]) for name in (claim.first, claim.second))
         if found := difference(first, second):
             judged.append((replace(claim, first=f"{diagnosis}: {claim.first}"), found))
-    return verdicts_table("What the paper claims of them", judged, "ratio", 3)
+    return verdict_table("What the paper claims of them", judged, "ratio", 3)
 
 
 def layers_table(results: Results) -> Table:

@@ -293,10 +293,10 @@ def claims_table(title: str, claims: Sequence[Claim], results: Results, measure:
     """Our difference and the verdict for every claim whose rows are in the results."""
     known = [claim for claim in claims if {claim.first, claim.second} <= set(results.names())]
     found = [difference(*(results.by_seed(name, measure) for name in (each.first, each.second))) for each in known]
-    return verdicts_table(title, list(zip(known, found, strict=True)), unit)
+    return verdict_table(title, list(zip(known, found, strict=True)), unit)
 
 
-def verdicts_table(title: str, judged: Sequence[tuple[Claim, Estimate | None]], unit: str, digits: int = 2) -> Table:
+def verdict_table(title: str, judged: Sequence[tuple[Claim, Estimate | None]], unit: str, digits: int = 2) -> Table:
     """Claims, each with our difference and the verdict."""
     rows = [(claim.describe(), claim.paper, signed(found, digits), verdict(found, claim)) for claim, found in judged]
     return Table(title, (CLAIM, f"paper, {unit}", f"ours, {unit}", "verdict"), rows)

@@ -90,12 +90,7 @@ def run_studies(
 
 def list_tasks(plans: Sequence[tuple[Study, Scale]], out: Path) -> list[Task]:
     """All trainings, study by study, each in the order of its plan."""
-    return [
-        Task(study, scale, out, training)
-        for study, scale in plans
-        if study.shows is None
-        for training in study.trainings(scale)
-    ]
+    return [Task(study, scale, out, training) for study, scale in plans for training in study.trainings(scale)]
 
 
 def choose(tasks: Sequence[Task], only: str = "") -> list[Task]:

@@ -18,7 +18,7 @@ from rectiformer.studies.results import (
     describe_all,
     estimate,
     signed,
-    verdicts_table,
+    verdict_table,
 )
 from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, corpora_of
 
@@ -90,7 +90,7 @@ def pairing_claims(results: Results) -> Table:
     for corpus in corpora_of(results):
         if rise := results.estimate(f"{corpus}-{OURS}", "null_rise"):
             judged.append((Claim(f"{corpus}-{OURS}, shuffled pairs", "gold pairs", "above", "above [R-]"), rise))
-    return verdicts_table("Null rate, claims", judged, "null rate", 3)
+    return verdict_table("Null rate, claims", judged, "null rate", 3)
 
 
 def diversity_claims(results: Results) -> Table:

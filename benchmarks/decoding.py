@@ -30,7 +30,7 @@ from training import seconds_of
 from rectiformer import VARIANTS
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.efficiency import without_kernels
-from rectiformer.translate.options import SearchOptions, Specials
+from rectiformer.translate.options import SearchBatch, SearchOptions, Specials
 from rectiformer.translate.search import search
 from rectiformer.translate.translator import cast_weights
 
@@ -76,7 +76,7 @@ def our_beam_search(options: argparse.Namespace, sources: Sources, variant: str)
     if options.device == "cuda":
         cast_weights(model, torch.bfloat16)
     how = SearchOptions(beam=options.beam, extra_length=1)  # as many tokens as the source has with its eos
-    return lambda: search(model, sources, how, SPECIALS)
+    return lambda: search(model, SearchBatch(sources, how, SPECIALS))
 
 
 def marian_generate(options: argparse.Namespace, sources: Sources, compiled: bool) -> Callable[[], object]:
@@ -114,7 +114,7 @@ def ctranslate2_translate(options: argparse.Namespace, sources: Sources, stack: 
 def check_agreement(model: Transformer, translator: object, sources: Sources, beam: int) -> None:
     """Refuse a CTranslate2 model that finds other translations, or other scores beyond rounding, than ours."""
     how = SearchOptions(beam=beam, extra_length=1, length_penalty=0, max_repeats=0)
-    ours = [found[0] for found in search(model, sources, how, SPECIALS)]
+    ours = [found[0] for found in search(model, SearchBatch(sources, how, SPECIALS))]
     theirs = ctranslate.translate(translator, sources, beam, len(sources[0]), length_penalty=0)
     for hypothesis, (ids, score) in zip(ours, theirs, strict=True):
         assert hypothesis.ids == ids, f"beam {beam}: we found {hypothesis.ids}, CTranslate2 {ids}"

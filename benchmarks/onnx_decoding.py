@@ -26,7 +26,7 @@ from points import append_point, describe_machine
 
 from rectiformer.integrations.onnx import OnnxTransformer, write_graphs
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.options import Hypothesis, SearchOptions
+from rectiformer.translate.options import Hypothesis, SearchBatch, SearchOptions
 from rectiformer.translate.search import search
 
 POSITIONS = 512
@@ -44,7 +44,7 @@ def build_searches(options: argparse.Namespace, variant: str, sources: Sources, 
     how = SearchOptions(beam=options.beam, extra_length=1)  # as many tokens as the source has with its eos
 
     def searching(decoder: Transformer) -> Search:
-        return lambda: search(decoder, sources, how, SPECIALS)
+        return lambda: search(decoder, SearchBatch(sources, how, SPECIALS))
 
     return {"pytorch": searching(model), "onnxruntime": searching(graphs)}  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from rectiformer.config import ModelConfig
 from rectiformer.errors import RectiformerError
 from rectiformer.model.transformer import Transformer, sharded_source
-from rectiformer.translate.options import SearchOptions, Specials
+from rectiformer.translate.options import SearchBatch, SearchOptions, Specials
 from rectiformer.translate.search import search
 
 VOCABULARY = 30
@@ -79,7 +79,7 @@ def losses(model, case):
 def translate(model, case):
     source, lengths, _, _ = batch(case)
     rows = [[*row[: length - 1], SPECIALS.eos] for row, length in zip(source.tolist(), lengths.tolist(), strict=True)]
-    return [(found[0].ids, found[0].score) for found in search(model, rows, OPTIONS, SPECIALS)]
+    return [(found[0].ids, found[0].score) for found in search(model, SearchBatch(rows, OPTIONS, SPECIALS))]
 
 
 def find(rank, size):

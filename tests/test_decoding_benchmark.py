@@ -38,11 +38,11 @@ def test_softmax_is_measured_first_and_every_point_names_what_it_needs(results):
 def test_every_sentence_gets_exactly_as_many_tokens_as_are_counted():
     from decoding import SPECIALS, build_model, draw_sources
 
-    from rectiformer.translate.options import SearchOptions
+    from rectiformer.translate.options import SearchBatch, SearchOptions
     from rectiformer.translate.search import search
 
     sources = draw_sources(3, 7, TINY["vocabulary"])
-    found = search(build_model(TINY, "rela-g"), sources, SearchOptions(extra_length=1), SPECIALS)
+    found = search(build_model(TINY, "rela-g"), SearchBatch(sources, SearchOptions(extra_length=1), SPECIALS))
     assert [len(source) for source in sources] == [7] * 3
     assert [len(best.ids) for [best] in found] == [7] * 3
 

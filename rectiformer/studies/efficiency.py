@@ -22,7 +22,7 @@ from rectiformer.studies.recipes import BASE_SIZE, DOCUMENT_FOLDERS, DOCUMENTS, 
 from rectiformer.studies.results import Results, Table
 from rectiformer.text.batches import Batch
 from rectiformer.train.update import Updater
-from rectiformer.translate.options import SearchOptions, Specials
+from rectiformer.translate.options import SearchBatch, SearchOptions, Specials
 from rectiformer.translate.search import search
 from rectiformer.translate.translator import cast_weights, find_device
 
@@ -169,7 +169,7 @@ def build_decoding(config: Config, load: Load, device: torch.device) -> Callable
     ids = torch.randint(4, load.vocabulary, (load.decoded, load.length - 1))
     sources = [[*row, SPECIALS.eos] for row in ids.tolist()]
     options = SearchOptions(beam=BEAM, extra_length=1)
-    return lambda: search(model, sources, options, SPECIALS)
+    return lambda: search(model, SearchBatch(sources, options, SPECIALS))
 
 
 def milliseconds(work: Callable[[], object], load: Load, device: torch.device) -> float:

@@ -8,7 +8,6 @@ captured CUDA graph alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from rectiformer.errors import DivergedError
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.options import Hypothesis, SearchBatch, SearchOptions, Specials
+from rectiformer.translate.options import Hypothesis, SearchBatch, SearchOptions
 
 BLOCK = 8
 """Longest block of tokens whose repetition is limited."""
@@ -32,15 +31,9 @@ class BeamState:
     """The state of beam search over B sentences with K hypotheses each.
 
     Args:
-        limits: most tokens of each translation, eos included.
-        options: beam, length penalty and repetitions.
-        specials: ids that decoding treats apart.
         vocabulary: columns of the logits.
         device: where the logits will be.
-        prefixes: tokens that each translation must begin with; None if none has any.
-        separator_counts: separators that each must hold, with something before, between and after them; None for any
-            number.
-        size: sentences that the tensors hold; default: as many as `limits`. Those beyond are done from the start.
+        size: sentences that the tensors hold; default: those of the batch. Those beyond are done from the start.
         capacity: positions that they hold, more than the longest prefix; default: enough for all limits.
     """
 
@@ -52,17 +45,14 @@ class BeamState:
 
     def __init__(
         self,
-        limits: Sequence[int],
-        options: SearchOptions,
-        specials: Specials,
+        batch: SearchBatch,
         vocabulary: int,
         device: torch.device,
         *,
-        prefixes: Sequence[Sequence[int]] | None = None,
-        separator_counts: Sequence[int] | None = None,
         size: int | None = None,
         capacity: int | None = None,
     ) -> None:
+        options, specials, limits = batch.options, batch.specials, batch.limits()
         self.options, self.specials, self.vocabulary = options, specials, vocabulary
         B = len(limits) if size is None else size
         T = max(limits) if capacity is None else capacity
@@ -86,9 +76,9 @@ class BeamState:
         # The latest tokens, latest first, and for how many tokens in a row each equalled the one n before it.
         self.recent = None if guarded is None else torch.full(guarded, specials.pad, device=device)
         self.runs = None if guarded is None else torch.zeros(guarded, dtype=torch.long, device=device)
-        self.forced = None if prefixes is None else self._begin_forced(prefixes, B, T)
-        # Separators that each hypothesis has yet to generate.
-        self.separators_left = None if separator_counts is None else self._begin_separators(separator_counts, B, K)
+        self.forced = None if batch.prefixes is None else self._begin_forced(batch.prefixes, B, T)
+        counts = batch.separator_counts
+        self.separators_left = None if counts is None else self._begin_separators(counts, B, K)
 
     @property
     def device(self) -> torch.device:
@@ -242,11 +232,9 @@ class BeamState:
             row[: len(prefix)] = torch.tensor(prefix, dtype=torch.long)
         return forced.to(self.device)
 
-    def _begin_separators(self, separator_counts: Sequence[int], B: int, K: int) -> Tensor:
+    def _begin_separators(self, counts: Sequence[int], B: int, K: int) -> Tensor:
         """How many separators [B, K] each hypothesis has yet to generate."""
-        padded = torch.tensor(
-            [*separator_counts, *[0] * (B - len(separator_counts))], dtype=torch.long, device=self.device
-        )
+        padded = torch.tensor([*counts, *[0] * (B - len(counts))], dtype=torch.long, device=self.device)
         return padded[:, None].repeat(1, K)
 
 
@@ -267,18 +255,14 @@ def trace(
 
 
 class SampleState(BeamState):
-    """Independent samples of each sentence instead of a beam: the k-th sample is always the k-th hypothesis.
-
-    Args:
-        keys: number of each sentence, part of what decides its samples.
-        others: as for `BeamState`.
-    """
+    """Independent samples of each sentence instead of a beam: the k-th sample is always the k-th hypothesis."""
 
     BATCHED: tuple[str, ...] = (*BeamState.BATCHED, "keys")
 
-    def __init__(self, *arguments: Any, keys: Sequence[int], **others: Any) -> None:
-        super().__init__(*arguments, **others)
-        self.keys = torch.tensor(keys, dtype=torch.long, device=self.device)
+    def __init__(self, batch: SearchBatch, vocabulary: int, device: torch.device) -> None:
+        super().__init__(batch, vocabulary, device)
+        keys = range(len(batch.sources)) if batch.keys is None else batch.keys
+        self.keys = torch.tensor(keys, dtype=torch.long, device=device)
 
     def advance(self, logits: Tensor) -> Tensor:
         """Draw one token for each sample from logits [B * K, V]; every sample continues itself."""
@@ -309,12 +293,9 @@ class SampleState(BeamState):
 
 def begin_beams(model: Transformer, batch: SearchBatch, capacity: int | None = None) -> BeamState:
     """The state before the first token of a batch: of beam search, or of sampling if the options ask for that."""
-    arguments = (batch.limits(), batch.options, batch.specials, len(model.output), model.output.device)
-    forced: dict[str, Any] = {"prefixes": batch.prefixes, "separator_counts": batch.separator_counts}
-    if not batch.options.sample:
-        return BeamState(*arguments, **forced, capacity=capacity)
-    keys = range(len(batch.sources)) if batch.keys is None else batch.keys
-    return SampleState(*arguments, **forced, keys=keys)
+    if batch.options.sample:
+        return SampleState(batch, len(model.output), model.output.device)
+    return BeamState(batch, len(model.output), model.output.device, capacity=capacity)
 
 
 def filter_logits(log_probs: Tensor, options: SearchOptions) -> Tensor:

@@ -80,17 +80,14 @@ class CapturedStep:
         self.decoder = model.begin_static(Encoded(states, self.lengths, sentence_ids), shape.beam, shape.capacity)
         assert self.decoder.static is not None
         self.cache = self.decoder.static
-        self.beam = BeamState(
+        empty = SearchBatch(
             [],
             batch.options,
             shape.specials,
-            shape.vocabulary,
-            device,
             prefixes=[] if shape.forced else None,
             separator_counts=[] if shape.counts_separators else None,
-            size=shape.sentences,
-            capacity=shape.capacity,
         )
+        self.beam = BeamState(empty, shape.vocabulary, device, size=shape.sentences, capacity=shape.capacity)
         self.begin_graph: torch.cuda.CUDAGraph | None = None
         self.step_graph: torch.cuda.CUDAGraph | None = None
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError
-from rectiformer.model.transformer import Encoded, Transformer
 
 
 @dataclass(frozen=True)
@@ -54,21 +53,18 @@ class SearchOptions:
     def __post_init__(self) -> None:
         for name, least in (("beam", 1), ("nbest", 1), ("extra_length", 0), ("top_k", 0), ("seed", 0)):
             _require(getattr(self, name) >= least, f"{name} = {getattr(self, name)}, but it must be at least {least}")
-        _require(self.seed < 1 << 63, f"seed = {self.seed}, but it must be below 2^63")
-        _require(self.max_repeats >= 0, f"max_repeats = {self.max_repeats}, but it is at least 1, or 0 for no limit")
-        _require(0 <= self.length_penalty <= 5, f"length_penalty = {self.length_penalty}, but it must be from 0 to 5")
-        _require(
-            0 < self.temperature < math.inf, f"temperature = {self.temperature}, but it must be finite and above 0"
-        )
-        _require(0 < self.top_p <= 1, f"top_p = {self.top_p}, but it must be above 0 and at most 1")
-        if not self.sample:
-            self._check_beam_search()
-
-    def _check_beam_search(self) -> None:
-        _require(
-            self.nbest <= self.beam,
-            f"nbest = {self.nbest} is more than beam = {self.beam}; lower one or raise the other",
-        )
+        for name, holds, allowed in (
+            ("seed", self.seed < 1 << 63, "must be below 2^63"),
+            ("max_repeats", self.max_repeats >= 0, "is at least 1, or 0 for no limit"),
+            ("length_penalty", 0 <= self.length_penalty <= 5, "must be from 0 to 5"),
+            ("temperature", 0 < self.temperature < math.inf, "must be finite and above 0"),
+            ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+        ):
+            _require(holds, f"{name} = {getattr(self, name)}, but it {allowed}")
+        if self.sample:
+            return
+        beam, nbest = self.beam, self.nbest
+        _require(nbest <= beam, f"nbest = {nbest} is more than beam = {beam}; lower one or raise the other")
         for name, unused in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
             value = getattr(self, name)
             _require(value == unused, f"{name} = {value} is about sampling; set sample as well, or leave it out")
@@ -103,16 +99,27 @@ ABANDONED = Hypothesis(ids=[], score=-math.inf, log_probability=-math.inf, token
 
 @dataclass(frozen=True)
 class SearchBatch:
-    """One batch to decode; the fields are the arguments of `search`."""
+    """One batch to decode."""
 
     sources: Sequence[Sequence[int]]
+    """Ids, each ending with eos."""
     options: SearchOptions
     specials: Specials
+    """Ids that are treated apart; pad, bos and unk are never generated."""
     prefixes: Sequence[Sequence[int]] | None = None
+    """Ids that each translation must begin with, [] for none; they may hold unk and may end with eos. A prefix that the
+    length limit does not admit raises the limit to one token more than the prefix."""
     keys: Sequence[int] | None = None
+    """A number for each sentence that decides its samples; default: its index in the batch."""
     separator_counts: Sequence[int] | None = None
+    """How many of `specials.separator` each translation holds, none of them right after another, first or last;
+    default: as many as the model generates. A prefix is taken as it is."""
     precision: torch.dtype | None = None
+    """Of matrix products, torch.bfloat16 for instance; float32 and None leave them to the model."""
     is_wanted: Callable[[int], bool] | None = None
+    """Whether the translation of the n-th source is still wanted, asked again and again: after each token, or every few
+    where steps are captured. One that is not is given up and has `ABANDONED` as its only hypothesis; the others go
+    on."""
 
     def wants(self, index: int) -> bool:
         """Whether anybody still waits for the translation of this source."""
@@ -138,10 +145,6 @@ class SearchBatch:
         for row, source in zip(ids, self.sources, strict=False):
             row[: len(source)] = torch.tensor(source)
         return ids, torch.tensor(lengths)
-
-    def encode(self, model: Transformer) -> Encoded:
-        """The encoded sources, on the device of the model."""
-        return model.encode(*(part.to(model.output.device) for part in self.padded()))
 
 
 def _require(holds: bool, message: str) -> None:

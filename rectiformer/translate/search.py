@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from rectiformer.errors import ArgumentError
 from rectiformer.model.transformer import Transformer
-from rectiformer.translate.beam import BeamState, begin_beams
+from rectiformer.translate.beam import begin_beams
 from rectiformer.translate.cuda_graphs import capturable, search_static
-from rectiformer.translate.options import ABANDONED, Hypothesis, SearchBatch, SearchOptions, Specials
+from rectiformer.translate.options import ABANDONED, Hypothesis, SearchBatch
 
 
-def search(
-    model: Transformer,
-    sources: Sequence[Sequence[int]],
-    options: SearchOptions,
-    specials: Specials,
-    *,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    keys: Sequence[int] | None = None,
-    separator_counts: Sequence[int] | None = None,
-    precision: torch.dtype | None = None,
-    is_wanted: Callable[[int], bool] | None = None,
-) -> list[list[Hypothesis]]:
+def search(model: Transformer, batch: SearchBatch) -> list[list[Hypothesis]]:
     """Translate one batch: for each source up to `nbest` hypotheses, ended ones first, best first among each.
 
-    Args:
-        model: in evaluation mode; decoding runs on its device.
-        sources: ids, each ending with eos.
-        specials: ids that are treated apart; pad, bos and unk are never generated.
-        prefixes: ids that each translation must begin with, [] for none; they may hold unk and may end with eos. A
-            prefix that the length limit does not admit raises the limit to one token more than the prefix.
-        keys: a number for each sentence that decides its samples; default: its index in the batch.
-        separator_counts: how many of `specials.separator` each translation holds, none of them right after another,
-            first or last; default: as many as the model generates. A prefix is taken as it is.
-        precision: of matrix products, torch.bfloat16 for instance; float32 and None leave them to the model.
-        is_wanted: whether the translation of the n-th source is still wanted, asked again and again: after each token,
-            or every few where steps are captured. One that is not is given up and has `ABANDONED` as its only
-            hypothesis; the others go on.
+    The model must be in evaluation mode; decoding runs on its device.
     """
     assert not model.training, "search needs model.eval()"
-    if not sources:
+    if not batch.sources:
         return []
-    narrower = None if precision == torch.float32 else precision
-    batch = SearchBatch(sources, options, specials, prefixes, keys, separator_counts, narrower, is_wanted)
+    if batch.precision == torch.float32:
+        batch = replace(batch, precision=None)
     check_batch(batch, model)
-    if not any(map(batch.wants, range(len(sources)))):
-        return [[ABANDONED] for _ in sources]
+    if not any(map(batch.wants, range(len(batch.sources)))):
+        return [[ABANDONED] for _ in batch.sources]
     with torch.inference_mode():
-        if model.output.device.type == "cuda" and not options.sample and capturable(model):
+        if model.output.device.type == "cuda" and not batch.options.sample and capturable(model):
             return search_static(model, batch)
         return search_eager(model, batch)
 
@@ -83,46 +59,28 @@ def check_ids(name: str, rows: Sequence[Sequence[int]], size: int) -> None:
             raise ArgumentError(f"{name}[{index}] holds id {wrong}, but the vocabulary has {size} entries")
 
 
-class DecodingState(Protocol):
-    """The decoder's side of beam search: what moves with the hypotheses."""
-
-    def reorder(self, rows: Tensor) -> None: ...
-
-    def keep(self, sources: Tensor, beam: int) -> None: ...
-
-
 def search_eager(model: Transformer, batch: SearchBatch) -> list[list[Hypothesis]]:
-    """Beam search or sampling step by step, dropping each sentence as soon as it is done."""
+    """Beam search or sampling step by step, dropping each sentence as soon as it is done or given up."""
+    device = model.output.device
     beams = begin_beams(model, batch)
-    with batch.autocast(model.output.device):
-        state = model.begin(batch.encode(model))
-        return drive(lambda last: model.step(last, state), state, beams, batch.wants)
-
-
-def drive(
-    step: Callable[[Tensor], Tensor], state: DecodingState, beams: BeamState, is_wanted: Callable[[int], bool]
-) -> list[list[Hypothesis]]:
-    """Alternate between the decoder and the choice of tokens until every sentence is done or given up.
-
-    Args:
-        step: takes the latest tokens [B * K] and gives the logits [B * K, V] of the next.
-    """
     found: dict[int, list[Hypothesis]] = {}
     count, beam = beams.last.shape
     left = list(range(count))  # the sentences that are still decoded, by their index in the batch
-    while True:
-        rows = beams.advance(step(beams.last.flatten()))
-        done = beams.done.tolist()
-        ready = [index for index, over in enumerate(done) if over]
-        going = [index for index, over in enumerate(done) if not over and is_wanted(left[index])]
-        if ready:
-            found |= zip((left[index] for index in ready), beams.hypotheses(ready), strict=True)
-        if not going:
-            return [found.get(index, [ABANDONED]) for index in range(count)]
-        if not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
-            state.reorder(rows)
-        if len(going) < len(done):
-            kept = torch.tensor(going, device=rows.device)
-            beams.keep(kept)
-            state.keep(kept, beam)
-            left = [left[index] for index in going]
+    with batch.autocast(device):
+        state = model.begin(model.encode(*(part.to(device) for part in batch.padded())))
+        while True:
+            rows = beams.advance(model.step(beams.last.flatten(), state))
+            done = beams.done.tolist()
+            ready = [index for index, over in enumerate(done) if over]
+            going = [index for index, over in enumerate(done) if not over and batch.wants(left[index])]
+            if ready:
+                found |= zip((left[index] for index in ready), beams.hypotheses(ready), strict=True)
+            if not going:
+                return [found.get(index, [ABANDONED]) for index in range(count)]
+            if not torch.equal(rows, torch.arange(len(rows), device=device)):
+                state.reorder(rows)
+            if len(going) < len(done):
+                kept = torch.tensor(going, device=device)
+                beams.keep(kept)
+                state.keep(kept, beam)
+                left = [left[index] for index in going]

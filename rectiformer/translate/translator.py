@@ -17,7 +17,7 @@ from rectiformer.errors import ArgumentError, DataError, unknown_name
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.folder import load_model, open_run
 from rectiformer.text.vocabulary import Piece, Vocabulary
-from rectiformer.translate.options import Hypothesis, SearchOptions, Specials
+from rectiformer.translate.options import Hypothesis, SearchBatch, SearchOptions, Specials
 from rectiformer.translate.search import search
 
 TOO_LONG = ("split", "cut", "error")
@@ -231,9 +231,9 @@ class Translator:
         self,
         parts: Sequence[Part],
         options: SearchOptions,
-        batch_tokens: int,
-        batch_sentences: int,
-        progress: Callable[[int, int], None] | None,
+        batch_tokens: int = 4096,
+        batch_sentences: int = 0,
+        progress: Callable[[int, int], None] | None = None,
         is_wanted: Callable[[int], bool] | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best of each part, in batches of similar length, the longest first: it shows at once if it fits.
@@ -242,28 +242,30 @@ class Translator:
         """
         target, separator = self.target, self.source.separator
         specials = Specials(target.pad, target.unk, target.bos, target.eos, target.separator)
-        separator_counts = None if separator is None else [part.ids.count(separator) for part in parts]
         lengths = [len(part.ids) + 1 for part in parts]
         order = sorted(range(len(parts)), key=lambda index: -lengths[index])
         own = self.ranks.own_share(list(cut_batches(order, lengths, batch_tokens, batch_sentences)))
         results: dict[int, list[Hypothesis]] = {}
-        for batch in own:
+        for indices in own:
+            own_parts = [parts[index] for index in indices]
+            batch = SearchBatch(
+                [[*part.ids, self.source.eos] for part in own_parts],
+                options,
+                specials,
+                prefixes=[part.prefix for part in own_parts],
+                keys=[part.key for part in own_parts],
+                separator_counts=None if separator is None else [part.ids.count(separator) for part in own_parts],
+                precision=self.precision,
+                is_wanted=ask_by_line(is_wanted, [part.line for part in own_parts]),
+            )
             with self.inference():
-                found = search(
-                    self.model,
-                    [[*parts[index].ids, self.source.eos] for index in batch],
-                    options,
-                    specials,
-                    prefixes=[parts[index].prefix for index in batch],
-                    keys=[parts[index].key for index in batch],
-                    separator_counts=None if separator_counts is None else [separator_counts[index] for index in batch],
-                    precision=self.precision,
-                    is_wanted=ask_by_line(is_wanted, [parts[index].line for index in batch]),
-                )
-            results |= zip(batch, found, strict=True)
+                results |= zip(indices, search(self.model, batch), strict=True)
             if progress is not None:
                 progress(len(results), sum(map(len, own)))
-        results |= gather_hypotheses(self.ranks, results)
+        if self.ranks.world_size > 1:
+            plain = [(index, [astuple(each) for each in best]) for index, best in results.items()]
+            for of_rank in self.ranks.all_gather_object(lambda: plain):
+                results |= {index: [Hypothesis(*each) for each in best] for index, best in of_rank}
         return [results[index] for index in range(len(parts))]
 
     def _assemble(
@@ -300,14 +302,6 @@ class Translator:
 def ask_by_line(is_wanted: Callable[[int], bool] | None, lines: Sequence[int]) -> Callable[[int], bool] | None:
     """`is_wanted` for the rows of a batch, where lines[row] is what it knows; None asks nothing."""
     return None if is_wanted is None else lambda row: is_wanted(lines[row])
-
-
-def gather_hypotheses(ranks: Ranks, own: dict[int, list[Hypothesis]]) -> dict[int, list[Hypothesis]]:
-    """What all ranks have found, by the index of its part."""
-    if ranks.world_size == 1:
-        return own
-    found = ranks.all_gather_object(lambda: [(index, [astuple(each) for each in best]) for index, best in own.items()])
-    return {index: [Hypothesis(*each) for each in best] for of_rank in found for index, best in of_rank}
 
 
 def cut_batches(

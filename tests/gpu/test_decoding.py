@@ -10,7 +10,7 @@ from rectiformer.model.norms import OUTPUT_NORMS
 from rectiformer.model.transformer import Transformer
 from rectiformer.studies.recipes import OPEN, THRESHOLD, attention_settings
 from rectiformer.toml import load_config
-from rectiformer.translate.options import SearchOptions, Specials
+from rectiformer.translate.options import SearchBatch, SearchOptions, Specials
 from rectiformer.translate.search import search
 from rectiformer.translate.translator import cast_weights
 
@@ -71,7 +71,7 @@ def test_captured_beam_search_gives_its_translations_the_scores_that_they_have(c
     """Through beams, hypotheses that change rows, and capacities that grow."""
     exact, held = build(case)
     sources = [[*draw(length - 1).tolist(), SPECIALS.eos] for length in LENGTHS]
-    found = search(held, sources, SearchOptions(beam=4), SPECIALS)
+    found = search(held, SearchBatch(sources, SearchOptions(beam=4), SPECIALS))
     errors = []
     with torch.inference_mode():
         for source, hypotheses in zip(sources, found, strict=True):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rectiformer.errors import DivergedError
 from rectiformer.text.documents import split_ids
 from rectiformer.translate.beam import BeamState
-from rectiformer.translate.options import SearchOptions, Specials
-from rectiformer.translate.search import drive
+from rectiformer.translate.options import SearchBatch, SearchOptions, Specials
+from rectiformer.translate.search import search_eager
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, separator=8)
 FIRST_WORD = 4
@@ -57,19 +57,32 @@ def random_logits(seed, sentences=1, vocabulary=9, scale=2.0):
     return scale * torch.randn(sentences, vocabulary, vocabulary, vocabulary, generator=generator)
 
 
-def found(logits, limits, prefixes=None, counts=None, **options):
-    cpu = torch.device("cpu")
-    state = BeamState(
-        limits,
-        SearchOptions(**options),
-        SPECIALS,
-        logits.shape[-1],
-        cpu,
-        prefixes=prefixes,
-        separator_counts=counts,
+class TableModel:
+    """What decoding asks of a model, answered by a `TableDecoder`, whose sources say nothing."""
+
+    def __init__(self, logits):
+        self.logits, self.output = logits, torch.zeros(logits.shape[-1], 1)
+
+    def encode(self, ids, lengths):
+        return None
+
+    def begin(self, context):
+        return TableDecoder(self.logits)
+
+    def step(self, last, state):
+        return state.step(last)
+
+
+def batch_of(limits, prefixes=None, counts=None, **options):
+    """A batch whose translations have at most so many tokens."""
+    sources = [[SPECIALS.eos] * (limit + 1) for limit in limits]
+    return SearchBatch(
+        sources, SearchOptions(extra_length=0, **options), SPECIALS, prefixes=prefixes, separator_counts=counts
     )
-    decoder = TableDecoder(logits)
-    return drive(decoder.step, decoder, state, lambda _: True)
+
+
+def found(logits, limits, prefixes=None, counts=None, **options):
+    return search_eager(TableModel(logits), batch_of(limits, prefixes, counts, **options))
 
 
 def penalty(length, alpha):
@@ -324,14 +337,13 @@ def test_logits_that_are_not_numbers_are_an_error(beam, bad):
 def test_a_state_moved_elsewhere_goes_on_as_if_it_had_not(sentences, capacity):
     """Growing the capacity, dropping and permuting sentences half way, as the captured driver does."""
     logits, limits, prefixes = random_logits(8, sentences=3), [12, 9, 12], [[5, 5, 5, 6], [], [4]]
-    options = SearchOptions(beam=3, nbest=3, max_repeats=2)
-    arguments = (options, SPECIALS, logits.shape[-1], torch.device("cpu"))
-    state = BeamState(limits, *arguments, prefixes=prefixes)
+    options, cpu = {"beam": 3, "nbest": 3, "max_repeats": 2}, torch.device("cpu")
+    state = BeamState(batch_of(limits, prefixes, **options), logits.shape[-1], cpu)
     decoder = TableDecoder(logits)
     for _ in range(3):
         decoder.reorder(state.advance(decoder.step(state.last.flatten())))
-    other = SearchOptions(beam=3, nbest=3, max_repeats=2, length_penalty=3.0)
-    larger = BeamState([], other, *arguments[1:], prefixes=[], size=8, capacity=capacity)
+    empty = batch_of([], [], **options, length_penalty=3.0)
+    larger = BeamState(empty, logits.shape[-1], cpu, size=8, capacity=capacity)
     larger.copy_from(state, torch.tensor(sentences))
     decoder.keep(torch.tensor(sentences), 3)
     decoder.logits = torch.cat([logits, logits.new_zeros(5, *logits.shape[1:])])
@@ -339,5 +351,5 @@ def test_a_state_moved_elsewhere_goes_on_as_if_it_had_not(sentences, capacity):
     decoder.last = torch.cat([decoder.last, decoder.last.new_full((3 * (8 - len(sentences)),), SPECIALS.bos)])
     while not larger.done.all():
         decoder.reorder(larger.advance(decoder.step(larger.last.flatten())))
-    whole = found(logits, limits, prefixes, beam=3, nbest=3, max_repeats=2)
+    whole = found(logits, limits, prefixes, **options)
     assert larger.hypotheses(range(len(sentences))) == [whole[index] for index in sentences]

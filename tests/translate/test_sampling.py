@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+import rectiformer.translate.search
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.beam import filter_logits, gumbel
-from rectiformer.translate.options import SearchOptions, Specials
-from rectiformer.translate.search import search
+from rectiformer.translate.options import SearchBatch, SearchOptions, Specials
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3)
 VOCABULARY = 20
@@ -32,6 +32,10 @@ def random_sources(count):
     return [[*torch.randint(4, VOCABULARY, (n,), generator=generator).tolist(), SPECIALS.eos] for n in lengths]
 
 
+def search(model, sources, options, **others):
+    return rectiformer.translate.search.search(model, SearchBatch(sources, options, SPECIALS, **others))
+
+
 def assert_drawn_from(counts, probabilities):
     """Pearson's statistic has mean d and variance near 2 d over d = cells - 1; 6 deviations are out by chance never."""
     assert sum(counts) >= 5 / min(p for p in probabilities if p), "too few draws for the rarest cell"
@@ -49,7 +53,7 @@ def test_tokens_are_drawn_as_often_as_the_model_says(options):
     """The first token of 8 samples for 500 keys, against the softmax of what is allowed."""
     model, source = build_model(scale=1.0), [5, 6, 7, SPECIALS.eos]
     choice = SearchOptions(sample=True, nbest=8, extra_length=0, max_repeats=0, **options)
-    found = search(model, [source] * 500, choice, SPECIALS, keys=range(500))
+    found = search(model, [source] * 500, choice, keys=range(500))
     with torch.no_grad():
         logits = model(torch.tensor([source]), None, torch.tensor([[SPECIALS.bos]]))[0, 0]
     logits[: SPECIALS.eos + 1] = -torch.inf  # at the first position eos is out, too
@@ -62,18 +66,18 @@ def test_tokens_are_drawn_as_often_as_the_model_says(options):
 def test_samples_do_not_depend_on_the_batch(size):
     model, sources = build_model(scale=4.0), random_sources(28)
     options = SearchOptions(sample=True, nbest=3, extra_length=8, temperature=0.8, top_p=0.95)
-    whole = search(model, sources, options, SPECIALS)
+    whole = search(model, sources, options)
     parts = []
     for start in range(0, 28, size):
         batch = range(start, start + size)
-        parts += search(model, [sources[index] for index in batch], options, SPECIALS, keys=batch)
+        parts += search(model, [sources[index] for index in batch], options, keys=batch)
     assert [[h.ids for h in best] for best in parts] == [[h.ids for h in best] for best in whole]
     assert len({len(h.ids) for best in whole for h in best}) > 3
 
 
 def test_more_samples_begin_with_the_same_ones():
     model, sources = build_model(), random_sources(5)
-    few, many = (search(model, sources, SearchOptions(sample=True, nbest=count), SPECIALS) for count in (2, 5))
+    few, many = (search(model, sources, SearchOptions(sample=True, nbest=count)) for count in (2, 5))
     for some, more in zip(few, many, strict=True):
         assert {tuple(h.ids) for h in some} <= {tuple(h.ids) for h in more}
 
@@ -83,7 +87,7 @@ def test_seed_key_and_sample_each_change_what_is_drawn():
 
     def draw(seed, keys):
         options = SearchOptions(sample=True, nbest=2, seed=seed)
-        return [{tuple(h.ids) for h in best} for best in search(model, sources, options, SPECIALS, keys=keys)]
+        return [{tuple(h.ids) for h in best} for best in search(model, sources, options, keys=keys)]
 
     first, second = draw(1, [0, 1])
     assert len(first) == len(second) == 2
@@ -95,7 +99,7 @@ def test_seed_key_and_sample_each_change_what_is_drawn():
 def test_scores_are_those_of_the_model_whatever_narrowed_the_choice():
     model, sources = build_model(), random_sources(6)
     options = SearchOptions(sample=True, nbest=2, temperature=3.0, top_k=4)
-    for source, samples in zip(sources, search(model, sources, options, SPECIALS), strict=True):
+    for source, samples in zip(sources, search(model, sources, options), strict=True):
         assert samples == sorted(samples, key=lambda h: (not h.ended, -h.score))
         for h in samples:
             written = [*h.ids, SPECIALS.eos][: len(h.token_scores)]
@@ -109,9 +113,9 @@ def test_scores_are_those_of_the_model_whatever_narrowed_the_choice():
 
 def test_one_candidate_left_is_the_greedy_path():
     model, sources = build_model(scale=4.0), random_sources(6)
-    greedy = search(model, sources, SearchOptions(beam=1), SPECIALS)
+    greedy = search(model, sources, SearchOptions(beam=1))
     for narrowed in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}):
-        sampled = search(model, sources, SearchOptions(sample=True, **narrowed), SPECIALS)
+        sampled = search(model, sources, SearchOptions(sample=True, **narrowed))
         assert [h.ids for (h,) in sampled] == [h.ids for (h,) in greedy]
 
 

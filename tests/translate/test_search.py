@@ -10,11 +10,11 @@ import torch
 from recomputing import recomputing
 
 import rectiformer.translate.cuda_graphs as cuda_graphs
+import rectiformer.translate.search
 from rectiformer import VARIANTS, ArgumentError
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.translate.options import ABANDONED, SearchBatch, SearchOptions, Specials
-from rectiformer.translate.search import search
 
 VOCABULARY, SEPARATOR = 40, 4
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, separator=SEPARATOR)
@@ -48,6 +48,10 @@ def assert_same(ours, theirs):
         assert one.ended == other.ended
         assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-5)
         assert one.token_scores == pytest.approx(other.token_scores, rel=1e-4, abs=1e-4)
+
+
+def search(model, sources, options, specials=SPECIALS, **others):
+    return rectiformer.translate.search.search(model, SearchBatch(sources, options, specials, **others))
 
 
 def search_static(model, sources, options, **others):
@@ -85,7 +89,7 @@ def test_a_beam_of_one_is_the_likeliest_path(seed):
             if not ids:
                 logits[SPECIALS.eos] = -torch.inf
             ids.append(int(logits.argmax()))
-        ((found,),) = search(model, [source], SearchOptions(beam=1, extra_length=10, max_repeats=0), SPECIALS)
+        ((found,),) = search(model, [source], SearchOptions(beam=1, extra_length=10, max_repeats=0))
         assert found.ended == (ids[-1] == SPECIALS.eos)
         assert found.ids == (ids[:-1] if found.ended else ids)
 
@@ -93,7 +97,7 @@ def test_a_beam_of_one_is_the_likeliest_path(seed):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_token_scores_are_those_of_the_whole_translation_read_at_once(beam):
     model, sources = build_model(eos=6.0), random_sources(8)
-    for source, hypotheses in zip(sources, search(model, sources, SearchOptions(beam=beam), SPECIALS), strict=True):
+    for source, hypotheses in zip(sources, search(model, sources, SearchOptions(beam=beam)), strict=True):
         for h in hypotheses:
             written = [*h.ids, SPECIALS.eos][: len(h.token_scores)]
             with torch.no_grad():
@@ -106,28 +110,28 @@ def test_token_scores_are_those_of_the_whole_translation_read_at_once(beam):
 def test_recomputing_every_step_finds_the_same(variant):
     model, sources = build_model(variant=variant, decoder_layers=1), random_sources(4)
     options = SearchOptions(beam=3, nbest=3, extra_length=6)
-    found = search(recomputing(model), sources, options, SPECIALS)
-    assert_same(search(model, sources, options, SPECIALS), found)
+    found = search(recomputing(model), sources, options)
+    assert_same(search(model, sources, options), found)
 
 
 @pytest.mark.parametrize(("beam", "order"), [(1, "post"), (4, "pre")])
 def test_batches_of_any_size_find_the_same(beam, order):
     model, sources = build_model(eos=6.0, norm=order), random_sources(28)
     options = SearchOptions(beam=beam, nbest=beam, extra_length=8)
-    whole = search(model, sources, options, SPECIALS)
+    whole = search(model, sources, options)
     assert {best[0].ended for best in whole} == {True, False}
     assert len({len(best[0].ids) for best in whole}) > 5
     for size in (1, 7):
-        parts = [search(model, sources[i : i + size], options, SPECIALS) for i in range(0, 28, size)]
+        parts = [search(model, sources[i : i + size], options) for i in range(0, 28, size)]
         assert_same(list(chain(*parts)), whole)
 
 
 def test_no_sources_no_hypotheses():
-    assert search(build_model(), [], SearchOptions(), SPECIALS) == []
+    assert search(build_model(), [], SearchOptions()) == []
 
 
 def test_an_empty_sentence_is_translated_within_its_limit():
-    ((found,),) = search(build_model(), [[SPECIALS.eos]], SearchOptions(extra_length=0), SPECIALS)
+    ((found,),) = search(build_model(), [[SPECIALS.eos]], SearchOptions(extra_length=0))
     assert (len(found.ids), found.ended) == (1, False)
 
 
@@ -136,14 +140,14 @@ def test_static_shapes_find_the_same(variant):
     """5 sentences in a shape of 8."""
     model, sources = build_model(variant=variant, decoder_layers=1, eos=6.0), random_sources(5)
     options = SearchOptions(beam=3, nbest=3, extra_length=8)
-    assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
+    assert_same(search_static(model, sources, options), search(model, sources, options))
 
 
 @pytest.mark.parametrize(("beam", "max_repeats"), [(1, 4), (4, 0), (4, 2)])
 def test_static_shapes_grow_and_shrink_without_a_trace(beam, max_repeats):
     model, sources = build_model(eos=6.0), random_sources(9, longest=40)
     options = SearchOptions(beam=beam, nbest=beam, extra_length=60, length_penalty=1.0, max_repeats=max_repeats)
-    eager = search(model, sources, options, SPECIALS)
+    eager = search(model, sources, options)
     assert_same(search_static(model, sources, options), eager)
     shapes = {(shape.sentences, shape.capacity) for shape in cuda_graphs.CAPTURED[model].steps}
     assert {capacity for _, capacity in shapes} >= {32, 64}
@@ -157,8 +161,8 @@ def test_every_driver_counts_in_sentences():
     with torch.no_grad():
         model.output[SEPARATOR] = 1.05 * model.output[SPECIALS.eos]
     cached = SearchOptions(beam=4, nbest=4, extra_length=60, length_penalty=1.0)
-    found = search(recomputing(model), sources, cached, SPECIALS)
-    assert_same(search(model, sources, cached, SPECIALS), found)
+    found = search(recomputing(model), sources, cached)
+    assert_same(search(model, sources, cached), found)
     for _ in range(2):  # the second time in shapes that have been used
         assert_same(search_static(model, sources, cached), found)
     assert len({shape.capacity for shape in cuda_graphs.CAPTURED[model].steps}) > 1
@@ -172,12 +176,12 @@ def test_every_driver_writes_as_many_sentences_as_asked_for(sample):
     with torch.no_grad():
         model.output[SEPARATOR] = 1.05 * model.output[SPECIALS.eos]
     options = SearchOptions(beam=4, nbest=3, extra_length=90, sample=sample)
-    found = search(recomputing(model), sources, options, SPECIALS, separator_counts=separator_counts)
-    assert_same(search(model, sources, options, SPECIALS, separator_counts=separator_counts), found)
+    found = search(recomputing(model), sources, options, separator_counts=separator_counts)
+    assert_same(search(model, sources, options, separator_counts=separator_counts), found)
     if not sample:
         assert_same(search_static(model, sources, options, separator_counts=separator_counts), found)
         free = search_static(model, sources, options)  # another shape, though its buffers have the same sizes
-        assert_same(free, search(model, sources, options, SPECIALS))
+        assert_same(free, search(model, sources, options))
     for best, wanted in zip(found, separator_counts, strict=True):
         assert {h.ids.count(SEPARATOR) for h in best if h.ended} <= {wanted}
         assert all(h.ids.count(SEPARATOR) <= wanted for h in best)
@@ -187,7 +191,7 @@ def test_every_driver_writes_as_many_sentences_as_asked_for(sample):
 def test_borders_need_a_separator_and_a_number_for_each_source():
     model, options = build_model(), SearchOptions(extra_length=3)
     with pytest.raises(ArgumentError, match=r"separator_counts has 1 entries, but there are 2 sources"):
-        search(model, random_sources(2), options, SPECIALS, separator_counts=[1])
+        search(model, random_sources(2), options, separator_counts=[1])
     with pytest.raises(ArgumentError, match=r"specials\.separator is None"):
         search(model, random_sources(1), options, replace(SPECIALS, separator=None), separator_counts=[1])
 
@@ -197,7 +201,7 @@ def test_kept_shapes_serve_later_batches_and_other_penalties():
     for seed, penalty in [(0, 0.6), (1, 2.0), (2, 0.0), (0, 0.6)]:
         sources = random_sources(6, seed=seed)
         options = SearchOptions(beam=4, nbest=4, extra_length=30, length_penalty=penalty)
-        assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
+        assert_same(search_static(model, sources, options), search(model, sources, options))
     kept = dict(cuda_graphs.CAPTURED[model].steps)
     search_static(model, random_sources(6), SearchOptions(nbest=4, extra_length=30))
     assert dict(cuda_graphs.CAPTURED[model].steps) == kept
@@ -212,7 +216,7 @@ def test_kept_shapes_go_when_weights_move_or_the_model_dies():
     search_static(model, random_sources(2), options)
     assert list(cuda_graphs.CAPTURED[model].steps.values()) == before
     model.output = torch.nn.Parameter(model.output.detach().clone())
-    assert_same(search_static(model, random_sources(2), options), search(model, random_sources(2), options, SPECIALS))
+    assert_same(search_static(model, random_sources(2), options), search(model, random_sources(2), options))
     assert not set(cuda_graphs.CAPTURED[model].steps.values()) & set(before)
     alive = weakref.ref(model)
     del model
@@ -224,7 +228,7 @@ def test_kept_shapes_stay_within_their_bytes(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MAX_BYTES", 1)
     model, sources = build_model(eos=6.0), random_sources(9, longest=40)
     options = SearchOptions(extra_length=60)
-    assert_same(search_static(model, sources, options), search(model, sources, options, SPECIALS))
+    assert_same(search_static(model, sources, options), search(model, sources, options))
     assert len(cuda_graphs.CAPTURED[model].steps) == 1
 
 
@@ -233,7 +237,7 @@ def test_prefixes_come_first(driver):
     model, sources = build_model(eos=6.0), random_sources(5)
     prefixes = [[7, 8, 9], [], [SPECIALS.unk], [5] * 40, [6, SPECIALS.eos]]
     options = SearchOptions(beam=3, nbest=2, extra_length=6, sample=driver == "sampled")
-    eager = search(model, sources, options, SPECIALS, prefixes=prefixes)
+    eager = search(model, sources, options, prefixes=prefixes)
     if driver == "static":
         assert_same(search_static(model, sources, options, prefixes=prefixes), eager)
     for prefix, best in zip(prefixes, eager, strict=True):
@@ -249,16 +253,15 @@ def test_prefixes_of_an_earlier_batch_are_forgotten():
     search_static(model, sources, options, prefixes=[[5] * 40])
     short = search_static(model, sources, options, prefixes=[[5]])
     assert len(short[0][0].ids) > 40
-    assert_same(short, search(model, sources, options, SPECIALS, prefixes=[[5]]))
+    assert_same(short, search(model, sources, options, prefixes=[[5]]))
 
 
 @pytest.mark.parametrize("driver", [search, search_static])
 def test_half_precision_products_cost_half_precision_digits(driver):
     model, sources = build_model(eos=6.0), random_sources(6)
     options = SearchOptions(extra_length=6)
-    arguments = (SPECIALS,) if driver is search else ()
-    narrow = driver(model, sources, options, *arguments, precision=torch.bfloat16)
-    wide = search(model, sources, options, SPECIALS, prefixes=[h.ids for (h,) in narrow], precision=torch.float32)
+    narrow = driver(model, sources, options, precision=torch.bfloat16)
+    wide = search(model, sources, options, prefixes=[h.ids for (h,) in narrow], precision=torch.float32)
     for (one,), (other,) in zip(narrow, wide, strict=True):
         shared = list(zip(one.token_scores, other.token_scores, strict=False))[: len(one.ids)]
         errors = [abs(narrow - wide) for narrow, wide in shared]
@@ -267,7 +270,7 @@ def test_half_precision_products_cost_half_precision_digits(driver):
 
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(AssertionError, match="eval"):
-        search(build_model().train(), [[SPECIALS.eos]], SearchOptions(), SPECIALS)
+        search(build_model().train(), [[SPECIALS.eos]], SearchOptions())
 
 
 def test_what_cannot_be_captured_is_known():
@@ -293,7 +296,7 @@ def test_what_cannot_be_captured_is_known():
 )
 def test_ids_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(ArgumentError, match=message):
-        search(build_model(), **{"sources": [[5, 3]], "options": SearchOptions(), "specials": SPECIALS, **arguments})
+        search(build_model(), **{"sources": [[5, 3]], "options": SearchOptions(), **arguments})
 
 
 @pytest.mark.parametrize(
@@ -317,9 +320,7 @@ def test_options_that_make_no_sense_are_named(options, message):
         SearchOptions(**options)
 
 
-DRIVERS = pytest.mark.parametrize(
-    "driver", [lambda *given, **how: search(*given, SPECIALS, **how), search_static], ids=["eager", "static"]
-)
+DRIVERS = pytest.mark.parametrize("driver", [search, search_static], ids=["eager", "static"])
 
 
 @DRIVERS
@@ -344,4 +345,4 @@ def test_a_batch_that_nobody_wants_stops_at_once(driver, monkeypatch):
 def test_what_nobody_wants_from_the_start_is_not_even_encoded(monkeypatch):
     model = build_model()
     monkeypatch.setattr(model, "encode", None)
-    assert search(model, random_sources(2), SearchOptions(), SPECIALS, is_wanted=lambda _: False) == [[ABANDONED]] * 2
+    assert search(model, random_sources(2), SearchOptions(), is_wanted=lambda _: False) == [[ABANDONED]] * 2

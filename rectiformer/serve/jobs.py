@@ -60,7 +60,7 @@ class TranslateSegments:
         self, translator: Translator, contents: Sequence[Segment], batch_tokens: int, is_wanted: Wanted
     ) -> list[Found]:
         """What the model generated for each segment."""
-        return search_segments(translator, contents, self.options, batch_tokens, 0, is_wanted=is_wanted)
+        return search_segments(translator, contents, self.options, batch_tokens=batch_tokens, is_wanted=is_wanted)
 
 
 @dataclass(frozen=True)

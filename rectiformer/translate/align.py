@@ -11,18 +11,8 @@ from typing import Any
 import numpy as np
 
 from rectiformer.errors import ArgumentError, DataError
-from rectiformer.measure.alignment import (
-    INDUCTIONS,
-    AlignmentScore,
-    Link,
-    Links,
-    count_links,
-    flip,
-    links_from_steps,
-    score_counts,
-    steps_of,
-    strongest,
-)
+from rectiformer.measure import alignment
+from rectiformer.measure.alignment import AlignmentScore, Link, Links
 from rectiformer.measure.words import given_spans, merge_links, pieces_to_words, word_spans
 from rectiformer.model.attention import Observation
 from rectiformer.model.transformer import Site, Transformer
@@ -128,7 +118,7 @@ def read_attention(seen: Observation, source_pieces: np.ndarray, keep: bool) -> 
 def find_peaks(weights: np.ndarray, source_pieces: int) -> np.ndarray:
     """The strongest of the first keys in each row of weights [H, M, N] and, last, of their mean: [H + 1, M]."""
     weights = weights[..., :source_pieces]
-    return np.concatenate([strongest(weights), strongest(weights.mean(0, keepdims=True))])
+    return np.concatenate([alignment.strongest(weights), alignment.strongest(weights.mean(0, keepdims=True))])
 
 
 class WordLinker:
@@ -148,8 +138,8 @@ class WordLinker:
 
     def links(self, layer: int, head: int | str, induction: str) -> set[Link]:
         """Links (source word, target word): each target piece votes for the source piece it weighs most."""
-        steps = self.peaks[layer][-1 if isinstance(head, str) else head][steps_of(induction)]
-        return merge_links(links_from_steps(steps), self.source_words, self.target_words)
+        steps = self.peaks[layer][-1 if isinstance(head, str) else head][alignment.steps_of(induction)]
+        return merge_links(alignment.links_from_steps(steps), self.source_words, self.target_words)
 
 
 def align_pairs(
@@ -193,7 +183,7 @@ def alignment_table(
         (layer, head, induction)
         for layer in range(config.decoder_layers)
         for head in (*range(config.num_heads), AVERAGE)
-        for induction in INDUCTIONS
+        for induction in alignment.INDUCTIONS
     ]
     counts = np.zeros((len(aligners), 5), dtype=np.int64)
     lengths = EncodedPairs(translator, pairs).padded_lengths
@@ -201,9 +191,10 @@ def alignment_table(
         found = cross_attention(translator, [pairs[index] for index in batch], batch_tokens)
         for index, pair in zip(batch, found, strict=True):
             linker = WordLinker(pair, tokenized)
-            counts += count_links([linker.links(*aligner) for aligner in aligners], [gold[index]] * len(aligners))
+            links = [linker.links(*aligner) for aligner in aligners]
+            counts += alignment.count_links(links, [gold[index]] * len(aligners))
     totals = np.sum(translator.ranks.all_gather_object(counts.tolist), axis=0)
-    return [AlignmentRow(*aligner, score_counts(row)) for aligner, row in zip(aligners, totals, strict=True)]
+    return [AlignmentRow(*aligner, alignment.score_counts(row)) for aligner, row in zip(aligners, totals, strict=True)]
 
 
 def choose(
@@ -285,9 +276,9 @@ def align_backward(
     """`align_direction` by a model from target to source; pairs, gold and the links found are source to target."""
     reversed_pairs = [(target, source) for source, target in pairs]
     if gold is not None:
-        gold = [Links(frozenset(flip(each.sure)), frozenset(flip(each.possible))) for each in gold]
+        gold = [Links(frozenset(alignment.flip(each.sure)), frozenset(alignment.flip(each.possible))) for each in gold]
     found = align_direction(translator, reversed_pairs, gold, **options)
-    return Direction([flip(links) for links in found.links], found.rows, found.best)
+    return Direction([alignment.flip(links) for links in found.links], found.rows, found.best)
 
 
 def or_else(asked: int | str, default: int | str) -> int | str:

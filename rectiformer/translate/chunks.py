@@ -72,13 +72,11 @@ def translate_line_chunk(
         **how,
     )
     for line, translation in zip(chunk.lines, translations, strict=True):
-        yield translation if line is not None else mark_unreadable(translation, warn)
-
-
-def mark_unreadable(translation: Translation, warn: Callable[[str], None]) -> Translation:
-    note = "not UTF-8, so its translation is empty"
-    warn(f"line {translation.line}: {note}")
-    return dataclasses.replace(translation, warnings=[note])
+        if line is None:
+            note = "not UTF-8, so its translation is empty"
+            warn(f"line {translation.line}: {note}")
+            translation = dataclasses.replace(translation, warnings=[note])
+        yield translation
 
 
 def take_chunks(lines: Iterable[str | None], most: int) -> Iterator[list[str | None]]:

@@ -79,9 +79,8 @@ def translate_documents(
     limit: int | None = None,
     overlap: int = 2,
     buffer: int = 1000,
-    batch_tokens: int = 4096,
-    batch_sentences: int = 0,
     warn: Callable[[str], None] = warnings.warn,
+    **batching: Any,
 ) -> Iterator[DocumentTranslation]:
     """Translate documents as they come, in order; each has as many translations as sentences.
 
@@ -90,14 +89,14 @@ def translate_documents(
             model trained on sentences translates each by itself.
         overlap: sentences before a segment that are put in front of it as context, their translations dropped.
         buffer: most sentences read before they are translated together, except that a document is read whole.
-        batch_tokens: padded source tokens in a batch; a longer segment makes a batch of its own.
-        batch_sentences: segments in a batch, instead of `batch_tokens`; 0 goes by tokens.
         warn: told of each document of which a segment did not come back sentence by sentence.
+        batching: `batch_tokens` and `batch_sentences` as in `Translator.translate`, a segment being a sentence there.
     """
-    how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences, "warn": warn}
     limit = check_request(translator, options, limit, overlap)
     for chunk in chunk_documents(documents, buffer):
-        yield from translate_document_chunk(translator, chunk, options, limit=limit, overlap=overlap, **how)
+        yield from translate_document_chunk(
+            translator, chunk, options, limit=limit, overlap=overlap, warn=warn, **batching
+        )
 
 
 def translate_document_chunk(
@@ -107,9 +106,8 @@ def translate_document_chunk(
     *,
     limit: int,
     overlap: int,
-    batch_tokens: int,
-    batch_sentences: int,
     warn: Callable[[str], None],
+    **batching: Any,
 ) -> Iterator[DocumentTranslation]:
     """Translate some documents together; `limit` as `check_request` gives it."""
     drafts = []
@@ -120,7 +118,7 @@ def translate_document_chunk(
     waiting = [(draft, window) for draft in drafts for window in draft.cut(limit, overlap)]
     while waiting:
         segments = [draft.segment(window) for draft, window in waiting]
-        found = search_segments(translator, segments, options, batch_tokens, batch_sentences)
+        found = search_segments(translator, segments, options, **batching)
         waiting = [
             (draft, smaller)
             for (draft, window), each in zip(waiting, found, strict=True)
@@ -231,35 +229,27 @@ def halve(window: Window) -> list[Window]:
 
 
 def translate_segments(
-    translator: Translator,
-    segments: Sequence[Sequence[str]],
-    options: SearchOptions,
-    *,
-    batch_tokens: int = 4096,
-    progress: Callable[[int, int], None] | None = None,
+    translator: Translator, segments: Sequence[Sequence[str]], options: SearchOptions, **how: Any
 ) -> list[list[str]]:
-    """What the model generates for each segment, split at separators: not always a part for each sentence."""
+    """What the model generates for each segment, split at separators: not always a part for each sentence.
+
+    `how` as in `Translator.search_all`.
+    """
     encoded = [
         Segment(sentences, translator.source.encode_all(list(sentences)), key)
         for key, sentences in enumerate(segments, 1)
     ]
-    return [found.parts for found in search_segments(translator, encoded, options, batch_tokens, 0, progress)]
+    return [found.parts for found in search_segments(translator, encoded, options, **how)]
 
 
 def search_segments(
-    translator: Translator,
-    segments: Sequence[Segment],
-    options: SearchOptions,
-    batch_tokens: int,
-    batch_sentences: int,
-    progress: Callable[[int, int], None] | None = None,
-    is_wanted: Callable[[int], bool] | None = None,
+    translator: Translator, segments: Sequence[Segment], options: SearchOptions, **how: Any
 ) -> list[Found]:
     """Each segment through the model by itself; a single sentence that is too long for it in parts.
 
     A translation may be longer than its source by `options.extra_length` for each of its sentences, whose number is
-    rounded up to a power of two, so that few shapes of batches arise. `is_wanted` is asked by the index of a segment,
-    as in `search`; one that is not wanted any more has no text and has not ended.
+    rounded up to a power of two, so that few shapes of batches arise. `how` as in `Translator.search_all`; `is_wanted`
+    is asked by the index of a segment, and one that is not wanted any more has no text and has not ended.
     """
     notes: list[list[str]] = [[] for _ in segments]
     parts: dict[int, list[Part]] = {}  # by extra length
@@ -270,7 +260,7 @@ def search_segments(
     hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
     for extra, group in parts.items():
         longer = replace(options, extra_length=extra)
-        found = translator.search_all(group, longer, batch_tokens, batch_sentences, progress, is_wanted)
+        found = translator.search_all(group, longer, **how)
         for part, best in zip(group, found, strict=True):
             hypotheses[part.line].append(best[0])
     return [read_parts(translator, each, note) for each, note in zip(hypotheses, notes, strict=True)]

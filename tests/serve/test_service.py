@@ -101,8 +101,8 @@ def test_alignments_and_heads_are_those_of_forced_decoding(translator):
 class Hesitant(Translator):
     """Comes to no end of more than two sentences, so that segments fall back."""
 
-    def search_all(self, parts, *others):
-        found = super().search_all(parts, *others)
+    def search_all(self, parts, *others, **how):
+        found = super().search_all(parts, *others, **how)
         ends = [part.ids.count(self.source.separator) < 2 for part in parts]
         return [
             [replace(each, ended=each.ended and end) for each in best] for best, end in zip(found, ends, strict=True)

@@ -93,7 +93,7 @@ class Copying(Translator):
 
     reliable = 99
 
-    def search_all(self, parts, *others):
+    def search_all(self, parts, *others, **how):
         self.read = [*getattr(self, "read", []), *([part.ids for part in parts])]
         return [[Hypothesis(self.copy(part.ids), 0.0, 0.0, [0.0] * len(part.ids), True)] for part in parts]
 
@@ -205,8 +205,8 @@ def test_translations_may_be_longer_by_as_much_a_sentence_as_a_sentence_may(word
     translator = build(words)
     allowed = []
     search_all = translator.search_all
-    translator.search_all = lambda parts, options, *rest: (
-        allowed.extend((len(part.ids), options.extra_length) for part in parts) or search_all(parts, options, *rest)
+    translator.search_all = lambda parts, options, **how: (
+        allowed.extend((len(part.ids), options.extra_length) for part in parts) or search_all(parts, options, **how)
     )
     lines = ["das Haus", "der Hund", "zwei Katzen"]
     translate(translator, [lines, lines[:1]], limit=500)

@@ -30,20 +30,12 @@ class JoinedPairs(EncodedPairs):
             [vocabulary.encode_all(list(texts)) for vocabulary, texts in zip(vocabularies, each, strict=True)]
             for each in documents
         ]
-        self.pairs = len(documents)
         self.separated = [vocabulary.separator is not None for vocabulary in vocabularies]
         self.sentence_lengths = [[[len(ids) for ids in side] for side in each] for each in encoded]
-        self.sources, self.targets = (
+        sources, targets = (
             [join(vocabulary, each[side]) for each in encoded] for side, vocabulary in enumerate(vocabularies)
         )
-        for number, lengths in enumerate(zip(map(len, self.sources), map(len, self.targets), strict=True), 1):
-            if max(lengths) > translator.max_length:
-                raise DataError(
-                    f"document {number}: {lengths[0]} source and {lengths[1]} target subwords, but at most "
-                    f"{translator.max_length} are read at once; cut it"
-                )
-        self.source_lengths = np.array([len(ids) for ids in self.sources], dtype=np.int64)
-        self.target_lengths = np.array([len(ids) for ids in self.targets], dtype=np.int64)
+        self.pack(translator, sources, targets, "document", "cut it")
 
     def sentence_ids(self, side: int, documents: Sequence[int] | np.ndarray, width: int) -> np.ndarray:
         """Which sentence each of the first `width` ids of these documents belongs to, from 0; -1 for none.

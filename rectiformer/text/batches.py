@@ -14,7 +14,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,26 +40,21 @@ class Part(NamedTuple):
     weight: float = 1.0
 
 
-class Pairs(Protocol):
-    """Encoded sentence pairs, without special symbols."""
+class Pairs:
+    """Encoded sentence pairs, without special symbols; ids, lengths and starts are those of source and target.
 
-    pairs: int
-    source_lengths: np.ndarray
-    target_lengths: np.ndarray
-
-    def source(self, index: int) -> np.ndarray: ...
-
-    def target(self, index: int) -> np.ndarray: ...
-
-
-class PackedPairs:
-    """Pairs to train on, the ids of each side in one array; ids, starts and lengths are of source and target."""
+    Args:
+        ids: of all pairs in one array.
+        starts: where each pair starts in `ids`; by default where the one before it ends.
+    """
 
     parts: Sequence[Part] = ()
     """The weighted corpora they come from; if empty, each pair is in an epoch once."""
 
-    def __init__(self, ids: Sequence[np.ndarray], starts: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> None:
-        self._ids, self._starts = ids, starts
+    def __init__(
+        self, ids: Sequence[np.ndarray], lengths: Sequence[np.ndarray], starts: Sequence[np.ndarray] = ()
+    ) -> None:
+        self._ids, self._starts = ids, starts or [np.cumsum(each) - each for each in lengths]
         self.source_lengths, self.target_lengths = lengths
         self.pairs = len(self.source_lengths)
 
@@ -129,7 +124,7 @@ class BatchPlan:
         name: what the order depends on besides the epoch: data hash and seed.
     """
 
-    def __init__(self, corpora: Sequence[PackedPairs], tokens: int, symbols: Symbols, name: str) -> None:
+    def __init__(self, corpora: Sequence[Pairs], tokens: int, symbols: Symbols, name: str) -> None:
         self.corpora, self.tokens, self.symbols, self.name = corpora, tokens, symbols, name
         self._parts = [corpus.parts or (Part(0, corpus.pairs),) for corpus in corpora]
         self._sizes = [count_lengths(corpus, parts) for corpus, parts in zip(corpora, self._parts, strict=True)]

@@ -30,7 +30,7 @@ from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError, NoSpaceError
 from rectiformer.files import NO_SPACE, WRITE_LOCK, hash_file, new_folder
 from rectiformer.text import corpus
-from rectiformer.text.batches import BLOCK, PackedPairs, Part
+from rectiformer.text.batches import BLOCK, Pairs, Part
 from rectiformer.text.corpus import Counts, TextPair, files_of, has_documents, has_split, input_files
 from rectiformer.text.documents import build_segments, halvings
 from rectiformer.text.lines import local_path
@@ -300,7 +300,7 @@ class Ids(NamedTuple):
     lengths: np.ndarray
 
 
-class Encoded(PackedPairs):
+class Encoded(Pairs):
     """The pairs of one split or copy in a folder, as views of its files, with no special symbols but separators.
 
     Args:
@@ -314,7 +314,7 @@ class Encoded(PackedPairs):
         ids = [map_ids(folder / f"{side}.ids", of, verify) for side, of in zip(SIDES, (source, target), strict=True)]
         paths = [folder / f"{side}.starts" for side in SIDES]
         lengths = [read_lengths(path, len(each), segmented) for path, each in zip(paths, ids, strict=True)]
-        super().__init__(ids, [map_array(path, "<i8") for path in paths], lengths)
+        super().__init__(ids, lengths, [map_array(path, "<i8") for path in paths])
         self.document_starts = map_array(folder / "documents.starts", "<i8")
         if len(self.target_lengths) != self.pairs:
             raise damaged(folder, f"{self.pairs:,} sources but {len(self.target_lengths):,} targets")

@@ -19,7 +19,7 @@ import numpy as np
 
 from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError
-from rectiformer.text.batches import Batch, BatchPlan, PackedPairs, Symbols, collate, padded_lengths, round_up, shuffled
+from rectiformer.text.batches import Batch, BatchPlan, Pairs, Symbols, collate, padded_lengths, round_up, shuffled
 from rectiformer.text.corpus import BATCH_PAIRS, Counts
 from rectiformer.text.lines import BOM, MAX_LINE, replace_bad, standard_input
 from rectiformer.text.prepared import SIDES, Ids, Prepared, cut_ids, encode_pairs, fit_lengths
@@ -54,7 +54,7 @@ def read_stream(descriptor: int, check: Callable[[], None]) -> Iterator[bytes]:
         yield kept
 
 
-class Window(PackedPairs):
+class Window(Pairs):
     """The current pairs, in groups as they were read, and the numbers of their lines."""
 
     def __init__(self, groups: Sequence[tuple[np.ndarray, Sequence[Ids]]]) -> None:
@@ -62,7 +62,7 @@ class Window(PackedPairs):
         parts = [[sides[index] for _, sides in groups] for index in range(len(SIDES))]
         ids = [np.concatenate([part.ids for part in side]) for side in parts]
         lengths = [np.concatenate([part.lengths for part in side]) for side in parts]
-        super().__init__(ids, [np.cumsum(each) - each for each in lengths], lengths)
+        super().__init__(ids, lengths)
 
 
 class StreamPlan:

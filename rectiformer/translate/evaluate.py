@@ -16,9 +16,9 @@ from torch import Tensor
 from rectiformer.errors import DataError
 from rectiformer.measure.agreement import Agreement, count_agreement
 from rectiformer.measure.bleu import Score, check_lines, score
-from rectiformer.text.batches import Batch, Symbols, collate
+from rectiformer.text.batches import Batch, Pairs, Symbols, collate
 from rectiformer.text.grammar import draw_documents
-from rectiformer.text.prepared import Prepared
+from rectiformer.text.prepared import Prepared, concatenate
 from rectiformer.translate.documents import DocumentTranslation, translate_documents
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator, cut_batches, piece_text
@@ -136,32 +136,31 @@ class PairScore:
     tokens: list[str]
 
 
-class EncodedPairs:
+class EncodedPairs(Pairs):
     """The ids of sentence pairs, without special symbols; DataError if a side has more than `translator.max_length`."""
 
     def __init__(self, translator: Translator, pairs: Sequence[tuple[str, str]]) -> None:
-        self.sources = translator.source.encode_all([source for source, _ in pairs])
-        self.targets = translator.target.encode_all([target for _, target in pairs])
-        self.source_lengths = np.array([len(ids) for ids in self.sources], dtype=np.int64)
-        self.target_lengths = np.array([len(ids) for ids in self.targets], dtype=np.int64)
-        self.pairs = len(pairs)
-        for index, lengths in enumerate(zip(self.source_lengths, self.target_lengths, strict=True)):
+        sources = translator.source.encode_all([source for source, _ in pairs])
+        targets = translator.target.encode_all([target for _, target in pairs])
+        self.pack(translator, sources, targets, "pair", "shorten or remove it")
+
+    def pack(
+        self, translator: Translator, sources: list[list[int]], targets: list[list[int]], name: str, advice: str
+    ) -> None:
+        """Keep these ids; messages say which pair, by its `name`, is too long, and the `advice`."""
+        sides = [concatenate(sources), concatenate(targets)]
+        super().__init__([side.ids for side in sides], [side.lengths for side in sides])
+        for number, lengths in enumerate(zip(self.source_lengths, self.target_lengths, strict=True), 1):
             if max(lengths) > translator.max_length:
                 raise DataError(
-                    f"pair {index + 1}: {lengths[0]} source and {lengths[1]} target subwords, but at most "
-                    f"{translator.max_length} are read at once; shorten or remove it"
+                    f"{name} {number}: {lengths[0]} source and {lengths[1]} target subwords, but at most "
+                    f"{translator.max_length} are read at once; {advice}"
                 )
 
     @property
     def padded_lengths(self) -> list[int]:
         """The longer side of each pair, its end included."""
         return (np.maximum(self.source_lengths, self.target_lengths) + 1).tolist()
-
-    def source(self, index: int) -> np.ndarray:
-        return np.array(self.sources[index], dtype=np.int64)
-
-    def target(self, index: int) -> np.ndarray:
-        return np.array(self.targets[index], dtype=np.int64)
 
 
 def fits(translator: Translator, pair: tuple[str, str]) -> bool:

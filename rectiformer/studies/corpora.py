@@ -212,10 +212,8 @@ def held_out_pairs(scale: Scale, corpus: Corpus) -> list[Pair]:
     pairs = [(left or "", right or "") for left, right, _ in lines if left != MARKER]
     if not corpus.form:
         return pairs
-    languages = [Path(name).name.removesuffix(".xz").rpartition(".")[2] for name in corpus.test]
-    return [
-        (rewrite(left, corpus.form, languages[0]), rewrite(right, corpus.form, languages[1])) for left, right in pairs
-    ]
+    first, second = (name.removesuffix(".xz").rpartition(".")[2] for name in corpus.test)  # the languages
+    return [(rewrite(left, corpus.form, first), rewrite(right, corpus.form, second)) for left, right in pairs]
 
 
 def held_out_documents(scale: Scale) -> list[list[Pair]]:

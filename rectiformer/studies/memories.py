@@ -185,9 +185,8 @@ def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
         (name, float(share), ratio) for name, _, memory in found for share, ratio in memory["top_score_ratio"].items()
     )
     made = draw_panels(folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first", log_y=True)
-    return made + draw_panels(
-        folder / "top-score-ratio.svg", ["share of scores"], [tops], "in the top share of slots", log_x=True
-    )
+    path = folder / "top-score-ratio.svg"
+    return made + draw_panels(path, ["share of scores"], [tops], "in the top share of slots", log_x=True)
 
 
 MEMORY_SWAP = Study(

@@ -129,9 +129,8 @@ def figures(results: Results, folder: Path) -> list[Path]:
         names = [name for name in dict.fromkeys((BASELINE, *rows)) if name in curves]
         if any(name in rows for name in names):
             lines = {name: curves[name] for name in names}
-            found += draw_panels(
-                folder / f"curves-{number}.svg", [title], [lines], "updates", "validation BLEU (greedy)"
-            )
+            path = folder / f"curves-{number}.svg"
+            found += draw_panels(path, [title], [lines], "updates", "validation BLEU (greedy)")
     return found
 
 

@@ -113,9 +113,8 @@ def sparsity_figures(results: Results, folder: Path) -> list[Path]:
             panels = above_zero([by_layer(own, site, measure) for site in SITES], variants)
             made += draw_panels(folder / f"{corpus}-{measure}.svg", list(SITES), panels, "layer", about)
         panels = above_zero([by_length(own, site) for site in SITES], variants)
-        made += draw_panels(
-            folder / f"{corpus}-zeros-by-length.svg", list(SITES), panels, "source length in subwords", "zeros"
-        )
+        path = folder / f"{corpus}-zeros-by-length.svg"
+        made += draw_panels(path, list(SITES), panels, "source length in subwords", "zeros")
     return made
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is no
 
 import torch
 
-from rectiformer.cli.exporting import find_exporter
+from rectiformer.cli.exporting import EXPORTERS
 from rectiformer.config import ModelConfig, VocabularyConfig
 from rectiformer.errors import ArgumentError
 from rectiformer.integrations.export import FORMATS, placements, table
@@ -51,7 +51,7 @@ def attempt(format: str, variant: str, norm: str) -> bool:
     others = {"center_keys": "no"} if "center_keys" in placements(variant, format) else {}
     with TemporaryDirectory() as folder:
         try:
-            find_exporter(format)(build(variant, norm=norm, **others), Path(folder) / "out")
+            EXPORTERS[format](build(variant, norm=norm, **others), Path(folder) / "out")
         except ArgumentError as error:
             print(f"{variant}, {norm}, {format}: {error}", flush=True)
             return False

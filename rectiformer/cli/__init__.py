@@ -24,8 +24,12 @@ from rectiformer.cli import (  # noqa: F401 (they register)
     translating,
 )
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
+from rectiformer.cli.output import print_variant, print_variants, write_all
+from rectiformer.demo import run_demo
 from rectiformer.errors import DeviceMemoryError, NoSpaceError, RectiformerError, is_from_other_rank, missing_package
 from rectiformer.interrupts import INTERRUPTED, exchange, quit_at_once
+from rectiformer.terminal import Terminal
+from rectiformer.toml import load_config, to_toml
 
 
 def _print_version(asked: bool) -> None:
@@ -48,9 +52,6 @@ def _root(
 @app.command()
 def demo(out: Annotated[Path, option("Run folder to make.", "--out")] = Path("runs/demo")) -> None:
     """Train a small translator and show what it does."""
-    from rectiformer.demo import run_demo
-    from rectiformer.terminal import Terminal
-
     with Terminal() as terminal:
         run_demo(out, terminal)
 
@@ -58,9 +59,6 @@ def demo(out: Annotated[Path, option("Run folder to make.", "--out")] = Path("ru
 @app.command()
 def variants(name: Annotated[str, typer.Argument(help="Show everything about one variant.")] = "") -> None:
     """List every attention variant: formula, paper, what runs it."""
-    from rectiformer.cli.output import print_variant, print_variants
-    from rectiformer.terminal import Terminal
-
     if name:
         print_variant(Terminal(), name)
     else:
@@ -70,9 +68,6 @@ def variants(name: Annotated[str, typer.Argument(help="Show everything about one
 @app.command("config")
 def config_command(file: ConfigFile = None, overrides: Overrides = None) -> None:
     """Print every configuration key, what it is about and its value, as TOML."""
-    from rectiformer.cli.output import write_all
-    from rectiformer.toml import load_config, to_toml
-
     write_all([to_toml(load_config(file, overrides or []), comments=True).removesuffix("\n")])
 
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from rectiformer.analyze.findings import Findings, SiteFindings, analyze, analyze_documents
+from rectiformer.analyze.record import SITES, AttentionRecord, write_record
+from rectiformer.analyze.recording import choose_sites, record_documents, record_pairs, sample
+from rectiformer.analyze.segments import cut_documents, matching_segments, take
 from rectiformer.cli.inputs import (
     Documents,
     LinkFormat,
@@ -25,15 +29,18 @@ from rectiformer.cli.inputs import (
     warn,
 )
 from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
-from rectiformer.cli.output import check_outputs, counting
+from rectiformer.cli.output import check_outputs, counting, to_json, write_all
 from rectiformer.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from rectiformer.analyze.findings import Findings, SiteFindings
-    from rectiformer.analyze.record import AttentionRecord
-    from rectiformer.measure.alignment import Links
-    from rectiformer.terminal import Terminal
-    from rectiformer.translate.translator import Translator
+from rectiformer.measure.alignment import Links
+from rectiformer.ops.variants import find_variant
+from rectiformer.runs.folder import open_run
+from rectiformer.terminal import Terminal
+from rectiformer.text.documents import number_rows
+from rectiformer.text.grammar import draw_sentences
+from rectiformer.text.lines import display_name
+from rectiformer.translate.align import ordinal
+from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.translator import Translator
 
 WRITTEN, SHOWN = "Files to write", "Examples"
 
@@ -114,10 +121,6 @@ class View:
 
     def check(self, translator: Translator, run: Path) -> None:
         """ArgumentError where the model lacks what is to be shown."""
-        from rectiformer.analyze.record import SITES
-        from rectiformer.analyze.recording import choose_sites
-        from rectiformer.ops.variants import find_variant
-
         sites, config = self.sites or SITES, translator.model.config
         try:
             choose_sites(translator.model, sites, None)
@@ -142,10 +145,6 @@ class View:
 
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
-        from rectiformer.analyze.record import SITES
-        from rectiformer.analyze.recording import record_documents, record_pairs, sample
-        from rectiformer.analyze.segments import take
-
         if shown is not None:
             segments = take([test.pairs], shown)
             return record_documents(
@@ -188,8 +187,6 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
 
 def measure(translator: Translator, test: TestSet, segments: Cut | None, name: str, tokenized: bool) -> Findings:
     """All findings, with a bar on the way."""
-    from rectiformer.analyze.findings import analyze, analyze_documents
-
     with measuring_bar(name) as progress:
         if segments is not None:
             return analyze_documents(
@@ -204,8 +201,6 @@ def measure(translator: Translator, test: TestSet, segments: Cut | None, name: s
 @contextmanager
 def measuring_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error while sentences are measured, then a word on what comes after them."""
-    from rectiformer.terminal import Terminal
-
     with Terminal(stderr=True) as terminal, ExitStack() as stack:
         begun = False
 
@@ -235,8 +230,6 @@ class Outputs:
 
 def write_files(found: list[Findings], records: list[AttentionRecord], outputs: Outputs) -> list[Path]:
     """Write what was asked for; the paths."""
-    from rectiformer.analyze.record import write_record
-
     contents = [each.to_json() for each in found]
     written: list[Path] = []
     for number, each in enumerate(found):
@@ -269,10 +262,6 @@ def print_findings(
     found: list[Findings], shows: Callable[[SiteFindings], bool], written: list[Path], as_json: bool
 ) -> None:
     """A row an attention, all heads of it together; as JSON, everything."""
-    from rectiformer.analyze.record import SITES
-    from rectiformer.cli.output import to_json, write_all
-    from rectiformer.terminal import Terminal
-
     terminal = Terminal()
     if as_json:
         write_all(to_json(each.to_json()) for each in found)
@@ -294,8 +283,6 @@ def print_findings(
 
 def describe(found: Findings, site: SiteFindings) -> list[str]:
     """What the table says of one attention; layers and heads count from 1."""
-    from rectiformer.translate.align import ordinal
-
     dead = sum(rate == 1 for rate in site.null_rate)
     cells = [
         found.model.name,
@@ -372,9 +359,6 @@ def read_test_set(
         return TestSet(Path(source).name, *read_aligned(source, target, gold, form, tokenized))
     if tokenized:
         raise ArgumentError("--tokenized is about files; name --source and --target, or leave it out")
-    from rectiformer.measure.alignment import Links
-    from rectiformer.text.grammar import draw_sentences
-
     drawn = list(draw_sentences(BUILT_IN, seed, "test"))
     links = [Links(pair.sure, pair.possible) for pair in drawn]
     return TestSet(f"built-in grammar, seed {seed}", [(pair.source, pair.target) for pair in drawn], links)
@@ -382,8 +366,6 @@ def read_test_set(
 
 def require_grammar(runs: list[Path]) -> None:
     """ArgumentError for a run that was trained on other text: the built-in grammar says nothing about it."""
-    from rectiformer.runs.folder import open_run
-
     for run in runs:
         data = open_run(run).config.data
         if data.source or data.stream:
@@ -396,8 +378,6 @@ def require_grammar(runs: list[Path]) -> None:
 
 def with_own_translations(test: TestSet, translator: Translator) -> TestSet:
     """The test set with what a model makes of its sources as targets."""
-    from rectiformer.translate.options import SearchOptions
-
     sources = [source for source, _ in test.pairs]
     with counting("translating") as progress:
         found = translator.translate(sources, SearchOptions(), warn=warn, progress=progress)
@@ -406,9 +386,6 @@ def with_own_translations(test: TestSet, translator: Translator) -> TestSet:
 
 def read_document_pairs(source: str, target: str, documents: str) -> list[list[tuple[str, str]]]:
     """The pairs of every document of two files; as in training, those with a blank side are left out."""
-    from rectiformer.text.documents import number_rows
-    from rectiformer.text.lines import display_name
-
     rows = ((left, right, "") for left, right in read_pairs(source, target))
     numbered = number_rows(rows, documents, (display_name(source), display_name(target)))
     found, blank = [], 0
@@ -427,8 +404,6 @@ def cut_test_set(test: TestSet, translators: list[Translator], names: list[str])
 
     Runs of documents read the same ones, so that they can be compared; a run of sentences reads each by itself.
     """
-    from rectiformer.analyze.segments import cut_documents
-
     if not test.documents:
         return []
     trained = [each for each in translators if each.segment_length]
@@ -446,9 +421,6 @@ def cut_test_set(test: TestSet, translators: list[Translator], names: list[str])
 
 def choose_segments(cuts: list[Cut], count: int, seed: int) -> list[Cut]:
     """A sample of the run with the longest segments, and those of each run that hold the last sentence of these."""
-    from rectiformer.analyze.recording import sample
-    from rectiformer.analyze.segments import matching_segments
-
     longest = min(cuts, key=len, default=[])
     chosen = [longest[index] for index in sample(count, len(longest), seed)]
     return [matching_segments(chosen, cut) for cut in cuts]

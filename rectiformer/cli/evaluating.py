@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,14 +19,13 @@ from rectiformer.cli.inputs import (
     warn,
 )
 from rectiformer.cli.options import AsJson, BatchTokens, Beam, Checkpoint, Device, Penalty, Precision, app, option
-from rectiformer.cli.output import check_outputs, counting, write_all
+from rectiformer.cli.output import check_outputs, counting, print_scores, to_json, write_all
 from rectiformer.errors import ArgumentError, unknown_name
-
-if TYPE_CHECKING:
-    from rectiformer.measure.bleu import Score
-    from rectiformer.translate.evaluate import AgreementEvaluation
-    from rectiformer.translate.options import SearchOptions
-    from rectiformer.translate.translator import Translator
+from rectiformer.measure.bleu import METRICS, Score, by_level, check_documents, compare, score
+from rectiformer.terminal import Terminal
+from rectiformer.translate.evaluate import AgreementEvaluation, evaluate, evaluate_agreement, translate_counted
+from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.translator import Translator
 
 
 @app.command("evaluate")
@@ -63,8 +62,6 @@ def evaluate_command(
 
         rectiformer evaluate runs/new --baseline runs/old --source test.de --reference test.en
     """
-    from rectiformer.translate.options import SearchOptions
-
     if out is not None and run is None:
         raise ArgumentError("--out is for the translations of a RUN, and there is none; leave it out")
     check_outputs([out], [source, reference, hypothesis, baseline_hypothesis])
@@ -101,8 +98,6 @@ def evaluate_command(
 
 def check_metrics(text: str) -> list[str]:
     """The names in a list with commas; ArgumentError where one is no metric."""
-    from rectiformer.measure.bleu import METRICS
-
     names = text.split(",")
     for name in names:
         if name not in METRICS:
@@ -122,8 +117,6 @@ class Way:
 
     def count_agreement(self, translator: Translator, count: int) -> AgreementEvaluation:
         """Agreement on `count` documents of the built-in grammar."""
-        from rectiformer.translate.evaluate import evaluate_agreement
-
         with counting("translating documents") as progress:
             return evaluate_agreement(
                 translator, count, self.options, limit=self.segment, overlap=self.overlap,
@@ -134,10 +127,6 @@ class Way:
         self, translator: Translator, sources: list[list[str]], references: list[list[str]], as_json: bool
     ) -> list[list[str]]:
         """The translations of a test set; of documents, it is said how many segments fell back."""
-        from rectiformer.measure.bleu import check_documents
-        from rectiformer.terminal import Terminal
-        from rectiformer.translate.evaluate import evaluate, translate_counted
-
         if self.documents == "none":
             lines = (sources[0], references[0])
             with counting("translating") as progress:
@@ -165,10 +154,6 @@ class Way:
         as_json: bool,
     ) -> None:
         """Scores by each metric, of documents at both levels; with two systems, the second against the first."""
-        from rectiformer.cli.output import print_scores
-        from rectiformer.measure.bleu import by_level, check_documents
-        from rectiformer.terminal import Terminal
-
         if self.documents == "none":
             levels = {"": ({name: lines for name, [lines] in systems.items()}, references[0])}
         else:
@@ -186,8 +171,6 @@ def score_level(
     systems: dict[str, list[str]], references: list[str], names: list[str], samples: int
 ) -> list[tuple[str, Score, float | None]]:
     """Name, score and, with two systems, p-value of each system by each metric."""
-    from rectiformer.measure.bleu import compare, score
-
     if len(systems) > 1:
         tests = [each for name in names for each in compare(systems, references, name, samples or 1000)]
         return [(each.system, each.score, each.p_value) for each in tests]
@@ -202,9 +185,6 @@ def describe_segments(documents: int, segments: int, fallbacks: int) -> str:
 
 def print_agreement(found: AgreementEvaluation, as_json: bool) -> None:
     """One row per type of word that earlier sentences decide, and one for all."""
-    from rectiformer.cli.output import to_json, write_all
-    from rectiformer.terminal import Terminal
-
     if as_json:
         return write_all([to_json(dataclasses.asdict(found))])
     terminal = Terminal()

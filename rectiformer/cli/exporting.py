@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from rectiformer.cli.inputs import warn
 from rectiformer.cli.options import Checkpoint, RunFolder, app, option
-from rectiformer.integrations.export import FORMATS
+from rectiformer.integrations.ctranslate2 import export_ctranslate2
+from rectiformer.integrations.export import require_new
+from rectiformer.integrations.marian import export_transformers
+from rectiformer.integrations.onnx import export_onnx
+from rectiformer.terminal import Terminal
+from rectiformer.translate.translator import Translator
+
+EXPORTERS = {"onnx": export_onnx, "ctranslate2": export_ctranslate2, "transformers": export_transformers}
 
 
 @app.command()
 def export(
     run: RunFolder,
-    to: Annotated[str, option("onnx, ctranslate2 or transformers.", "--to", one_of=FORMATS)],
+    to: Annotated[str, option("onnx, ctranslate2 or transformers.", "--to", one_of=tuple(EXPORTERS))],
     out: Annotated[Path, option("Folder to make.", "--out")],
     checkpoint: Checkpoint = "best",
 ) -> None:
@@ -33,28 +39,9 @@ def export(
         rectiformer export runs/tiny --to onnx --out tiny-onnx
         echo "Der Hund schläft." | rectiformer translate tiny-onnx
     """
-    from rectiformer.integrations.export import require_new
-    from rectiformer.terminal import Terminal
-    from rectiformer.translate.translator import Translator
-
     require_new(out)
     terminal = Terminal(stderr=True)
     translator = Translator.from_run(run, checkpoint, device="cpu", notice=warn)
-    find_exporter(to)(translator, out, terminal.note)
+    EXPORTERS[to](translator, out, terminal.note)
     sizes = ", ".join(f"{path.name} ({path.stat().st_size:,} bytes)" for path in sorted(out.iterdir()))
     terminal.note(f"wrote {out}: {sizes}")
-
-
-def find_exporter(name: str) -> Callable[..., None]:
-    """The function that writes this format; its packages are imported only now."""
-    if name == "onnx":
-        from rectiformer.integrations.onnx import export_onnx
-
-        return export_onnx
-    if name == "ctranslate2":
-        from rectiformer.integrations.ctranslate2 import export_ctranslate2
-
-        return export_ctranslate2
-    from rectiformer.integrations.marian import export_transformers
-
-    return export_transformers

@@ -10,19 +10,29 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rectiformer.cli.options import option
+from rectiformer.cli.output import to_json
+from rectiformer.config import DataConfig
+from rectiformer.distributed.ranks import Ranks, init_ranks
 from rectiformer.errors import ArgumentError, DataError
-
-if TYPE_CHECKING:
-    from rectiformer.distributed.ranks import Ranks
-    from rectiformer.measure.alignment import Links
-    from rectiformer.text.documents import DocumentLines
-    from rectiformer.translate.chunks import Chunk
-    from rectiformer.translate.documents import DocumentChunk, DocumentTranslation
-    from rectiformer.translate.options import SearchOptions
-    from rectiformer.translate.translator import Translator
+from rectiformer.measure.alignment import Links, check_links, read_gold
+from rectiformer.measure.words import given_spans, word_spans
+from rectiformer.text.corpus import read_two_files
+from rectiformer.text.documents import DOCUMENT_MARKER, DocumentLines, split_documents
+from rectiformer.text.lines import display_name, is_stream, read_lines
+from rectiformer.translate.align import AVERAGE, cross_sites, ordinal
+from rectiformer.translate.chunks import Chunk
+from rectiformer.translate.documents import (
+    DocumentChunk,
+    DocumentTranslation,
+    check_request,
+    chunk_documents,
+    translate_document_chunk,
+)
+from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.translator import Translator, find_device
 
 LinkFormat = Annotated[
     str, option("Of all links: pharaoh, talp or naacl.", "--format", one_of=("pharaoh", "talp", "naacl"))
@@ -44,17 +54,12 @@ def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> 
 
 def open_run_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
     """The translator of a run folder, for what looks inside a model; CheckpointError for an exported one."""
-    from rectiformer.translate.translator import Translator
-
     return Translator.from_run(run, checkpoint, device, precision, notice=warn)
 
 
 @contextmanager
 def join_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
     """The processes that torchrun started, or this one alone, and the device of this one."""
-    from rectiformer.distributed.ranks import init_ranks
-    from rectiformer.translate.translator import find_device
-
     with init_ranks(lambda: find_device(device)) as (ranks, own):
         yield ranks, str(own) if ranks.world_size > 1 else device
 
@@ -68,8 +73,6 @@ def only_rank0_prints(ranks: Ranks) -> Iterator[None]:
 
 def refuse_pipes(ranks: Ranks, *files: str) -> None:
     """ArgumentError where several processes would have to read what can be read once."""
-    from rectiformer.text.lines import display_name, is_stream
-
     for file in files:
         if ranks.world_size > 1 and file and is_stream(file):
             raise ArgumentError(
@@ -79,23 +82,16 @@ def refuse_pipes(ranks: Ranks, *files: str) -> None:
 
 def read_text(file: str) -> list[str]:
     """All lines of a file; DataError where one is not UTF-8."""
-    from rectiformer.text.lines import read_lines
-
     return [line or "" for line in read_lines(file)]
 
 
 def read_pairs(source: str, target: str) -> list[tuple[str, str]]:
     """Lines of two files, side by side; DataError where one has more."""
-    from rectiformer.config import DataConfig
-    from rectiformer.text.corpus import read_two_files
-
     return [(left or "", right or "") for left, right, _ in read_two_files(source, target, DataConfig())]
 
 
 def read_nbest(source: str, target: str) -> list[tuple[int, tuple[str, str]]]:
     """Every candidate of an n-best list with its source line, and the number of that line, from 1."""
-    from rectiformer.text.lines import display_name
-
     sources = read_text(source)
     found = []
     for row, text in enumerate(read_text(target), 1):
@@ -126,9 +122,6 @@ def read_aligned(
     source: str, target: str, gold: str, form: str, tokenized: bool
 ) -> tuple[list[tuple[str, str]], list[Links] | None]:
     """Sentence pairs and, if there is a file of them, their gold links, which lie inside."""
-    from rectiformer.measure.alignment import check_links, read_gold
-    from rectiformer.measure.words import given_spans, word_spans
-
     pairs = read_pairs(source, target)
     if not gold:
         return pairs, None
@@ -158,8 +151,6 @@ def parse_head(text: str) -> tuple[Any, Any, str]:
 
 def require_head(translator: Translator, layer: int | str, head: int | str, words: tuple[str, ...] = ()) -> None:
     """ArgumentError, in numbers from 1, for an index that the decoder lacks and for a word that is none of these."""
-    from rectiformer.translate.align import AVERAGE, cross_sites, ordinal
-
     sites = cross_sites(translator.model)
     layers, heads = len(sites), sites[0].attention.num_heads
     if layer not in words and layer not in range(layers):
@@ -207,8 +198,6 @@ def refuse_line_options(**given: Any) -> None:
 
 def read_documents(file: str, documents: str) -> list[list[str]]:
     """The sentences of every document of a file that has any; without documents, all lines as one."""
-    from rectiformer.text.documents import split_documents
-
     if documents == "none":
         return [read_text(file)]
     return [found.sentences for found in split_documents(read_text(file), documents) if found.sentences]
@@ -216,8 +205,6 @@ def read_documents(file: str, documents: str) -> list[list[str]]:
 
 def joined_documents(found: list[list[str]], documents: str) -> Iterator[str]:
     """Lines from which `read_documents` reads these documents again."""
-    from rectiformer.text.documents import DOCUMENT_MARKER
-
     for number, sentences in enumerate(found):
         if documents == "marker":
             yield DOCUMENT_MARKER
@@ -236,9 +223,6 @@ def document_chunks(
     **how: Any,
 ) -> Iterator[Chunk]:
     """The lines of documents, to be translated chunk by chunk; `how` as in `translate_documents`."""
-    from rectiformer.text.documents import split_documents
-    from rectiformer.translate.documents import check_request, chunk_documents, translate_document_chunk
-
     how["limit"] = check_request(translator, options, how["limit"], how["overlap"])
     unreadable: list[int] = []
     originals, ahead = tee(split_documents(note_unreadable(lines, unreadable), documents))
@@ -269,8 +253,6 @@ def format_documents(
     found: Iterable[tuple[DocumentLines, DocumentTranslation]], line: int, as_json: bool
 ) -> Iterator[str]:
     """Lines as they came in, the first of this number, translated; as JSON, a record a document."""
-    from rectiformer.cli.output import to_json
-
     for original, translation in found:
         line += len(original.borders)
         if as_json:

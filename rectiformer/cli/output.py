@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from rich.text import Text
 
 from rectiformer.errors import ArgumentError, DataError
 from rectiformer.files import replacing
-
-if TYPE_CHECKING:
-    from rectiformer.measure.bleu import Score
-    from rectiformer.terminal import Terminal
-    from rectiformer.text.prepared import Prepared
-    from rectiformer.train.saving import State
-    from rectiformer.translate.align import AlignmentRow
+from rectiformer.measure.bleu import Score
+from rectiformer.ops.variants import VARIANTS, find_variant
+from rectiformer.terminal import Terminal
+from rectiformer.text.corpus import Counts
+from rectiformer.text.prepared import Prepared
+from rectiformer.train.saving import State
+from rectiformer.translate.align import AlignmentRow, ordinal
 
 
 def write_all(texts: Iterable[str], path: Path | None = None, inputs: Iterable[str] = ()) -> None:
@@ -96,8 +96,6 @@ def training_summary(state: State, metric: str, folder: Path) -> str:
 
 def print_variants(terminal: Terminal) -> None:
     """All attention variants, one a row."""
-    from rectiformer.ops.variants import VARIANTS
-
     rows = [(each.name, each.formula, each.paper, ", ".join(each.implementations)) for each in VARIANTS.values()]
     terminal.table(("variant", "weight of a key", "paper", "runs as"), rows)
     terminal.note("\nx score, n keys the row sees, [.]+ ReLU. `rectiformer variants NAME` shows norm, options and use.")
@@ -105,8 +103,6 @@ def print_variants(terminal: Terminal) -> None:
 
 def print_variant(terminal: Terminal, name: str) -> None:
     """Everything about one variant."""
-    from rectiformer.ops.variants import find_variant
-
     variant = find_variant(name)
     rows = [("weight", variant.formula), ("row scale", variant.scale), ("output norm", variant.output_norm)]
     for key, option in variant.options.items():
@@ -118,8 +114,6 @@ def print_variant(terminal: Terminal, name: str) -> None:
 
 def print_prepared(terminal: Terminal, prepared: Prepared) -> None:
     """What became of the text of each split, the sizes of the vocabularies, and the hash of it all."""
-    from rectiformer.text.corpus import Counts
-
     for name, split in prepared.manifest["splits"].items():
         counts = Counts(**split["counts"]).describe()
         terminal.note(
@@ -160,8 +154,6 @@ def print_scores(
 
 def print_alignments(terminal: Terminal, rows: Sequence[AlignmentRow], chosen: AlignmentRow) -> None:
     """Alignment error, precision and recall of every layer, head and induction; what was chosen is bold."""
-    from rectiformer.translate.align import ordinal
-
     columns = ("layer", "head", "induction", "AER", "precision", "recall")
     lines = []
     for row in rows:
@@ -179,8 +171,6 @@ SECONDS = 10.0
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """A function that is told how many are done, and of how many; `what` begins a line."""
-    from rectiformer.terminal import Terminal
-
     with Terminal(stderr=True) as terminal:
         begun, said = False, time.monotonic()
 

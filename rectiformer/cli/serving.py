@@ -10,6 +10,8 @@ import typer
 
 from rectiformer.cli.inputs import distinct_names, open_run_translator, parse_head, require_head, warn
 from rectiformer.cli.options import BatchTokens, Checkpoint, Device, Precision, RunFolder, app, option
+from rectiformer.terminal import Terminal
+from rectiformer.translate.translator import Translator
 
 REQUEST, QUEUE = "Limits of a request", "Limits of the server"
 
@@ -55,8 +57,6 @@ def serve(
     from rectiformer.serve.limits import Limits
     from rectiformer.serve.server import read_token
     from rectiformer.serve.server import serve as serve_until_stopped
-    from rectiformer.terminal import Terminal
-    from rectiformer.translate.translator import Translator
 
     limits = Limits(
         max_header_bytes=max_header_bytes, max_connections=max_connections,
@@ -101,7 +101,6 @@ def explore(
     from rectiformer.analyze.explorer import HOST, Answerer, open_browser
     from rectiformer.analyze.explorer import serve as serve_page
     from rectiformer.connections import address, bind
-    from rectiformer.terminal import Terminal
 
     runs = [run] if other is None else [run, other]
     names = distinct_names(runs)

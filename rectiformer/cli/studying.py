@@ -8,18 +8,19 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rectiformer.cli.options import app, option
 from rectiformer.errors import ArgumentError, RectiformerError
-from rectiformer.studies.plan import SCALES
-
-if TYPE_CHECKING:
-    from rectiformer.studies.plan import Study
-    from rectiformer.studies.results import Results
-    from rectiformer.terminal import Terminal
+from rectiformer.studies.catalog import STUDIES, find_study
+from rectiformer.studies.plan import SCALES, Study, find_task
+from rectiformer.studies.report import write_report
+from rectiformer.studies.results import Results
+from rectiformer.studies.running import run_studies
+from rectiformer.studies.single import run_single
+from rectiformer.terminal import Terminal
 
 EVERY = "all"
 
@@ -66,9 +67,6 @@ def study_command(
 
 
 def list_studies() -> None:
-    from rectiformer.studies.catalog import STUDIES
-    from rectiformer.terminal import Terminal
-
     terminal = Terminal()
     rows = []
     for study in STUDIES.values():
@@ -81,9 +79,6 @@ def list_studies() -> None:
 
 
 def report(folder: Path | None) -> None:
-    from rectiformer.studies.report import write_report
-    from rectiformer.terminal import Terminal
-
     if folder is None:
         raise ArgumentError("report needs a folder, as in `rectiformer study report DIR`")
     Terminal().note(f"wrote {write_report(folder)}")
@@ -91,8 +86,6 @@ def report(folder: Path | None) -> None:
 
 def find_studies(name: str) -> list[Study]:
     """Those that NAME means, each once; ArgumentError where it means none, or one that is not known."""
-    from rectiformer.studies.catalog import STUDIES, find_study
-
     if name == EVERY:
         return list(STUDIES.values())
     studies = [find_study(each) for each in dict.fromkeys(name.split(",")) if each]
@@ -104,10 +97,6 @@ def find_studies(name: str) -> list[Study]:
 def run(
     studies: Sequence[Study], scale: str, data: Path | None, out: Path, jobs: int, minutes: float, only: str
 ) -> None:
-    from rectiformer.studies.catalog import STUDIES
-    from rectiformer.studies.running import run_studies
-    from rectiformer.terminal import Terminal
-
     shared = data if len(studies) > 1 else None
     plans = [(study, study.at(scale, root=shared) if shared else study.at(scale, data)) for study in studies]
     deadline = time.monotonic() + 60 * minutes if minutes else None
@@ -136,10 +125,6 @@ def show(terminal: Terminal, study: Study, results: Results, out: Path) -> None:
 
 def run_one(study: Study, scale: str, data: Path | None, out: Path, key: str) -> None:
     """One training, for the process that runs the study: it ends when that one does."""
-    from rectiformer.studies.plan import find_task
-    from rectiformer.studies.single import run_single
-    from rectiformer.terminal import Terminal
-
     threading.Thread(target=stop_with_parent, daemon=True).start()
     with Terminal() as terminal:
         run_single(find_task(study, study.at(scale, data), out, key), terminal)

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from rectiformer.cli.options import ConfigFile, Overrides, app, data, option
+from rectiformer.cli.output import open_new, print_prepared, training_summary, write_line
+from rectiformer.distributed.ranks import is_rank0
 from rectiformer.errors import ArgumentError
+from rectiformer.measure.alignment import format_links
+from rectiformer.runs.folder import adopt_vocabularies, open_run
+from rectiformer.terminal import Terminal, with_progress
+from rectiformer.text.grammar import draw_documents, draw_sentences
+from rectiformer.text.prepared import prepare as prepare_data
+from rectiformer.toml import load_config, override_config
+from rectiformer.train import start
 
 
 @data.command()
@@ -24,11 +33,6 @@ def generate(
     OUT.de and OUT.en are the text. OUT.tok.de and OUT.tok.en are its sentences with spaces between all words, and
     line n of OUT.align links the words of line n of both, counted from 0: `i-j` surely, `ipj` possibly.
     """
-    from rectiformer.cli.output import open_new, write_line
-    from rectiformer.measure.alignment import format_links
-    from rectiformer.terminal import with_progress
-    from rectiformer.text.grammar import draw_documents, draw_sentences
-
     if bool(sentences) == bool(documents):
         raise ArgumentError(f"--sentences {sentences} and --documents {documents}; ask for some of one of the two")
     alone = ((pair,) for pair in draw_sentences(sentences, seed, split))
@@ -53,16 +57,10 @@ def prepare(
     overrides: Overrides = None,
 ) -> None:
     """Choose subwords and encode the text of a configuration, for `rectiformer train --data`."""
-    from rectiformer import toml
-    from rectiformer.cli.output import print_prepared
-    from rectiformer.runs.folder import adopt_vocabularies
-    from rectiformer.terminal import Terminal
-    from rectiformer.text import prepared
-
-    settings = adopt_vocabularies(toml.load_config(config, overrides or []))
+    settings = adopt_vocabularies(load_config(config, overrides or []))
     with Terminal() as terminal:
-        found = prepared.prepare(settings, out, terminal.preparing, terminal.note)
-    print_prepared(terminal, found)
+        prepared = prepare_data(settings, out, terminal.preparing, terminal.note)
+    print_prepared(terminal, prepared)
 
 
 @app.command()
@@ -90,17 +88,10 @@ def train(
 
         torchrun --nproc-per-node 2 -m rectiformer train --out runs/tiny --set training.grad_accumulation=2
     """
-    from rectiformer import toml
-    from rectiformer.cli.output import training_summary
-    from rectiformer.distributed.ranks import is_rank0
-    from rectiformer.runs.folder import open_run
-    from rectiformer.terminal import Terminal
-    from rectiformer.train import start
-
     if resume and config is None:
-        settings = toml.override_config(open_run(out).config, overrides or [])
+        settings = override_config(open_run(out).config, overrides or [])
     else:
-        settings = toml.load_config(config, overrides or [])
+        settings = load_config(config, overrides or [])
     with Terminal() as terminal:
         state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
     if is_rank0():

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import rectiformer
 from rectiformer.cli.inputs import (
     Documents,
     LinkFormat,
@@ -56,15 +57,33 @@ from rectiformer.cli.options import (
     app,
     option,
 )
+from rectiformer.cli.output import print_alignments, to_json, write_all
+from rectiformer.distributed.pulse import Pulse
+from rectiformer.distributed.ranks import Ranks, torchrun_store
 from rectiformer.errors import ArgumentError, CheckpointError
-
-if TYPE_CHECKING:
-    from rectiformer.distributed.ranks import Ranks
-    from rectiformer.measure.alignment import Link, Links
-    from rectiformer.translate.align import Direction
-    from rectiformer.translate.chunks import Chunk, LineChunk
-    from rectiformer.translate.options import SearchOptions
-    from rectiformer.translate.translator import Translation, Translator
+from rectiformer.files import remove
+from rectiformer.measure.alignment import Link, Links, check_heuristic, score_with_intervals, symmetrize, write_links
+from rectiformer.model.transformer import sharded_source
+from rectiformer.terminal import Terminal, count_lines, with_progress
+from rectiformer.text.lines import is_stream, read_lines, spool, standard_input
+from rectiformer.translate.align import Direction, align_backward, align_direction, ordinal
+from rectiformer.translate.chunks import (
+    Chunk,
+    LineChunk,
+    WorkFolder,
+    chunk_lines,
+    do_chunks,
+    finish_job,
+    gather_chunks,
+    hold_folder,
+    open_job,
+    stream_lines,
+    translate_line_chunk,
+)
+from rectiformer.translate.evaluate import score_pairs
+from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.records import to_records
+from rectiformer.translate.translator import Translation, Translator
 
 RunOrExport = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder written by `rectiformer train`, or `export --to onnx`.")
@@ -120,9 +139,6 @@ def translate(
 
         torchrun --nproc-per-node 8 -m rectiformer translate runs/tiny input.de --out output.en
     """
-    from rectiformer.text.lines import standard_input
-    from rectiformer.translate.options import SearchOptions
-
     options = SearchOptions(
         beam=beam, length_penalty=length_penalty, nbest=nbest, sample=sample,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
@@ -168,9 +184,6 @@ def score(
         rectiformer translate runs/tiny test.de --nbest 4 --out test.nbest
         rectiformer score runs/other test.de test.nbest --nbest
     """
-    from rectiformer.cli.output import to_json, write_all
-    from rectiformer.translate.evaluate import score_pairs
-
     numbered = read_nbest(source, target) if nbest else list(enumerate(read_pairs(source, target), 1))
     pairs = [pair for _, pair in numbered]
     scores = score_pairs(open_run_translator(run, checkpoint, device, precision), pairs, batch_tokens)
@@ -213,10 +226,6 @@ def align(
 
         rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
     """
-    from rectiformer.cli.output import write_all
-    from rectiformer.measure.alignment import check_heuristic, symmetrize, write_links
-    from rectiformer.translate.align import align_backward, align_direction
-
     if not gold and (table or intervals or "best" in (layer, head, induction)):
         asked = "--intervals" if intervals else "--table and the best layer, head or induction"
         raise ArgumentError(f"{asked} need --gold, the right links")
@@ -249,11 +258,6 @@ def report_scores(
     ways: list[Direction], links: list[set[Link]], gold: list[Links], how: str, table: bool, intervals: bool
 ) -> None:
     """The errors of each direction and, where there are two, of both together."""
-    from rectiformer.cli.output import print_alignments
-    from rectiformer.measure.alignment import score_with_intervals
-    from rectiformer.terminal import Terminal
-    from rectiformer.translate.align import ordinal
-
     report = Terminal(stderr=not table)
     for name, way in zip(("forward, ", "backward, ") if how else ("",), ways, strict=True):
         if way.best is not None:
@@ -285,8 +289,6 @@ class Job:
 
     def chunks(self, translator: Translator, lines: Iterable[str | None]) -> Iterator[Chunk]:
         """What is to be done, a chunk at a time; nothing is translated before a chunk is called."""
-        from rectiformer.translate.chunks import chunk_lines
-
         buffer = 1 if self.at_once else 1000
         if self.documents != "none":
             return document_chunks(translator, lines, self.options, self.documents, self.as_json, buffer, **self.how)
@@ -295,10 +297,6 @@ class Job:
 
     def write_chunk(self, translator: Translator, chunk: LineChunk) -> Iterator[str]:
         """A text for each line."""
-        from rectiformer.cli.output import to_json
-        from rectiformer.translate.chunks import translate_line_chunk
-        from rectiformer.translate.records import to_records
-
         found = translate_line_chunk(translator, chunk, self.options, warn=warn, **self.how)
         if not self.as_json:
             return (format_candidates(each, self.options.nbest) for each in found)
@@ -307,8 +305,6 @@ class Job:
 
     def key(self, translator: Translator, file: str) -> str:
         """The same for the same content of the file, weights and options."""
-        import rectiformer
-
         text = hash_lines(file, self.bad_utf8)
         kept = {**asdict(self), "file": text, "max_length": translator.max_length, "device": translator.device.type}
         kept |= {"rectiformer": rectiformer.__version__, "weights": translator.fingerprint()}
@@ -317,8 +313,6 @@ class Job:
 
 def hash_lines(file: str, bad_utf8: str) -> str:
     """The same for the same lines, whether they are of a file or of a dataset."""
-    from rectiformer.text.lines import read_lines
-
     found = hashlib.sha256()
     for line in read_lines(file, bad_utf8):
         found.update(json.dumps(line).encode() + b"\n")
@@ -348,10 +342,6 @@ def run_job(
 
 def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[str]) -> None:
     """Translate and write as lines come."""
-    from rectiformer.cli.output import write_all
-    from rectiformer.terminal import count_lines, with_progress
-    from rectiformer.text.lines import read_lines
-
     texts = chain.from_iterable(chunk() for chunk in job.chunks(translator, read_lines(job.file, job.bad_utf8)))
     total = count_lines(job.file, out) if job.documents == "none" else None
     write_all(with_progress(texts, "translating", total), out, inputs)
@@ -359,10 +349,6 @@ def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[s
 
 def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
     """Ranks share the chunks through a folder next to `out`; rank 0 writes them in order."""
-    from rectiformer.cli.output import write_all
-    from rectiformer.text.lines import read_lines
-    from rectiformer.translate.chunks import WorkFolder, do_chunks, finish_job, gather_chunks, hold_folder, open_job
-
     path = Path("rectiformer-translate.work") if out is None else out.with_name(f"{out.name}.work")
     with ExitStack() as held:
 
@@ -389,9 +375,6 @@ def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None,
 
 def spool_once(file: str, folder: Path) -> str:
     """A file that every process can read: a copy in `folder` where this can be read once only."""
-    from rectiformer.files import remove
-    from rectiformer.text.lines import is_stream, spool
-
     if not is_stream(file):
         return file
     remove(folder / "input")
@@ -411,13 +394,6 @@ def require_same_weights(ranks: Ranks, translator: Translator) -> None:
 
 def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
     """All processes translate the same, each a part of every source; rank 0 reads and writes."""
-    from rectiformer.cli.output import write_all
-    from rectiformer.distributed.pulse import Pulse
-    from rectiformer.distributed.ranks import torchrun_store
-    from rectiformer.model.transformer import sharded_source
-    from rectiformer.text.lines import read_lines
-    from rectiformer.translate.chunks import stream_lines
-
     if ranks.world_size == 1:
         raise ArgumentError("--shard-source has several processes share each source, but this is one; use torchrun")
     require_same_weights(ranks, translator)

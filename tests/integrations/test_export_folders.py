@@ -124,23 +124,23 @@ CANNOT = {
 @pytest.mark.parametrize("format", ["ctranslate2", "transformers"])
 def test_layers_that_an_engine_lacks_are_named(case, format, build, tmp_path):
     pytest.importorskip(format)
-    from rectiformer.cli.exporting import find_exporter
+    from rectiformer.cli.exporting import EXPORTERS
 
     changes, message = CANNOT[case]
     with pytest.raises(ArgumentError, match=message):
-        find_exporter(format)(build(**changes), tmp_path / "out")
+        EXPORTERS[format](build(**changes), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("format", ["ctranslate2", "transformers", "onnx"])
 def test_positions_that_are_counted_in_sentences_are_refused(format, build, tmp_path):
     pytest.importorskip(format)
-    from rectiformer.cli.exporting import find_exporter
+    from rectiformer.cli.exporting import EXPORTERS
 
     with pytest.raises(
         ArgumentError, match=r"counts positions through the sequence.*only rectiformer itself can run it"
     ):
-        find_exporter(format)(build(positions="sentence"), tmp_path / "out")
+        EXPORTERS[format](build(positions="sentence"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

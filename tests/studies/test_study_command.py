@@ -49,6 +49,6 @@ def test_a_study_named_twice_is_done_once(rectiformer, tmp_path, monkeypatch):
         asked.extend(study.name for study, _ in plans)
         raise ArgumentError("nothing is run here")
 
-    monkeypatch.setattr("rectiformer.studies.running.run_studies", ask)
+    monkeypatch.setattr("rectiformer.cli.studying.run_studies", ask)
     assert "nothing is run here" in rectiformer("study", "slot-sweep,memory-swap,slot-sweep", "--out", tmp_path).err
     assert asked == ["slot-sweep", "memory-swap"]

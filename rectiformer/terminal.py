@@ -84,15 +84,19 @@ class Terminal:
     def preparing(self, stage: str, count: int) -> None:
         """Show how far data preparation is."""
         what = STAGES.get(stage, f"encoding {stage}")
-        if not self.console.is_terminal:
-            if stage != self._stage:
-                self.note(what)
-        elif self._status is None:
+        if self.console.is_terminal:
+            self.wait(f"{what}: {count:,} pairs" if count else what)
+        elif stage != self._stage:
+            self.note(what)
+        self._stage = stage
+
+    def wait(self, what: str) -> None:
+        """Say on a terminal what is being done, until that changes or ends."""
+        if self._status is not None:
+            self._status.update(what)
+        elif self.console.is_terminal:
             self._status = self.console.status(what)
             self._status.start()
-        else:
-            self._status.update(f"{what}: {count:,} pairs" if count else what)
-        self._stage = stage
 
     def begin(self, step: int, steps: int) -> None:
         """Start the bar at `step` of `steps`."""

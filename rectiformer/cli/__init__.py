@@ -24,10 +24,11 @@ from rectiformer.cli import (  # noqa: F401 (they register)
     translating,
 )
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
-from rectiformer.cli.output import print_variant, print_variants, write_all
+from rectiformer.cli.output import write_all
 from rectiformer.demo import run_demo
 from rectiformer.errors import DeviceMemoryError, NoSpaceError, RectiformerError, is_from_other_rank, missing_package
 from rectiformer.interrupts import INTERRUPTED, exchange, quit_at_once
+from rectiformer.ops.variants import VARIANTS, find_variant
 from rectiformer.terminal import Terminal
 from rectiformer.toml import load_config, to_toml
 
@@ -59,10 +60,20 @@ def demo(out: Annotated[Path, option("Run folder to make.", "--out")] = Path("ru
 @app.command()
 def variants(name: Annotated[str, typer.Argument(help="Show everything about one variant.")] = "") -> None:
     """List every attention variant: formula, paper, what runs it."""
-    if name:
-        print_variant(Terminal(), name)
-    else:
-        print_variants(Terminal())
+    terminal = Terminal()
+    if not name:
+        rows = [(each.name, each.formula, each.paper, ", ".join(each.implementations)) for each in VARIANTS.values()]
+        terminal.table(("variant", "weight of a key", "paper", "runs as"), rows)
+        return terminal.note(
+            "\nx score, n keys the row sees, [.]+ ReLU. `rectiformer variants NAME` shows norm, options and use."
+        )
+    variant = find_variant(name)
+    about = [("weight", variant.formula), ("row scale", variant.scale), ("output norm", variant.output_norm)]
+    for key, setting in variant.options.items():
+        learned = ", learnable" if setting.learn else ""
+        about.append(("option", f"{key} = {setting.default:g}: {setting.about} ({setting.needs}{learned})"))
+    about += [("paper", variant.paper), ("use", variant.use), ("runs as", ", ".join(variant.implementations))]
+    return terminal.table(("variant", variant.name), about)
 
 
 @app.command("config")

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from statistics import fmean
+from typing import Annotated, Any
 
 from rectiformer.analyze.findings import Findings, SiteFindings, analyze, analyze_documents
+from rectiformer.analyze.html_report import write_report
+from rectiformer.analyze.plots import write_figures
 from rectiformer.analyze.record import SITES, AttentionRecord, write_record
 from rectiformer.analyze.recording import choose_sites, record_documents, record_pairs, sample
 from rectiformer.analyze.segments import cut_documents, matching_segments, take
-from rectiformer.cli.inputs import (
-    Documents,
-    LinkFormat,
-    distinct_names,
-    join_ranks,
-    only_rank0_prints,
-    open_run_translator,
-    read_aligned,
-    read_pairs,
-    read_text,
-    refuse_line_options,
-    refuse_pipes,
-    warn,
-)
-from rectiformer.cli.options import AsJson, Checkpoint, Device, Precision, RunFolder, app, option
+from rectiformer.cli import inputs
+from rectiformer.cli.inputs import warn
+from rectiformer.cli.options import AsJson, Checkpoint, Device, Documents, LinkFormat, Precision, RunFolder, app, option
 from rectiformer.cli.output import check_outputs, counting, to_json, write_all
 from rectiformer.errors import ArgumentError
 from rectiformer.measure.alignment import Links
@@ -83,19 +73,20 @@ def analyze_command(
 
         rectiformer analyze runs/rela --compare runs/softmax --source test.de --target test.en --report look.html
     """
-    view = View(parse_sites(sites), parse_layers(layers), examples, seed, tokenized)
+    asked = tuple(dict.fromkeys(sites.split(","))) if sites else None
+    view = View(asked, parse_layers(layers), examples, seed, tokenized)
     check_outputs([report, record, out], [source, target, gold])
     runs = [run] if compare is None else [run, compare]
-    with join_ranks(device) as (ranks, own_device), only_rank0_prints(ranks):
-        refuse_pipes(ranks, source, target, gold)
+    with inputs.join_ranks(device) as (ranks, own_device), inputs.only_rank0_prints(ranks):
+        inputs.refuse_pipes(ranks, source, target, gold)
         if not source:
             require_grammar(runs)
         test = read_test_set(source, target, gold, form, tokenized, seed, documents)
-        translators = [open_run_translator(folder, checkpoint, own_device, precision) for folder in runs]
+        translators = [inputs.open_run_translator(folder, checkpoint, own_device, precision) for folder in runs]
         for folder, translator in zip(runs, translators, strict=True):
             translator.max_length, translator.ranks = max_length or translator.max_length, ranks
             view.check(translator, folder)
-        names = distinct_names(runs)
+        names = inputs.distinct_names(runs)
         tests = [with_own_translations(test, each) if test.own else test for each in translators]
         cuts = cut_test_set(test, translators, names)
         shown = choose_segments(cuts, examples, seed)
@@ -105,7 +96,7 @@ def analyze_command(
             if report or figures or record:
                 records.append(view.record(translator, tests[number], shown[number] if shown else None, name))
         if ranks.is_rank0:
-            written = write_files(found, records, Outputs(report, figures, record, out))
+            written = write_files(found, records, report, figures, record, out)
             print_findings(found, view.shows, written, as_json)
 
 
@@ -145,34 +136,14 @@ class View:
 
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
+        sites = self.sites or SITES
+        settings: dict[str, Any] = {"name": name, "tokenized": self.tokenized, "translate": True}
         if shown is not None:
-            segments = take([test.pairs], shown)
-            return record_documents(
-                translator,
-                segments,
-                self.sites or SITES,
-                self.layers,
-                name=name,
-                tokenized=self.tokenized,
-                translate=True,
-            )
+            return record_documents(translator, take([test.pairs], shown), sites, self.layers, **settings)
         chosen = sample(self.examples, len(test.pairs), self.seed)
-        return record_pairs(
-            translator,
-            [test.pairs[index] for index in chosen],
-            None if test.gold is None else [test.gold[index] for index in chosen],
-            self.sites or SITES,
-            self.layers,
-            name=name,
-            tokenized=self.tokenized,
-            translate=True,
-            warn=warn,
-        )
-
-
-def parse_sites(text: str) -> tuple[str, ...] | None:
-    """Comma-separated attention sites; `View.check` says whether they exist."""
-    return tuple(dict.fromkeys(text.split(","))) if text else None
+        pairs = [test.pairs[index] for index in chosen]
+        gold = None if test.gold is None else [test.gold[index] for index in chosen]
+        return record_pairs(translator, pairs, gold, sites, self.layers, **settings, warn=warn)
 
 
 def parse_layers(text: str) -> tuple[int, ...] | None:
@@ -187,68 +158,37 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
 
 def measure(translator: Translator, test: TestSet, segments: Cut | None, name: str, tokenized: bool) -> Findings:
     """All findings, with a bar on the way."""
-    with measuring_bar(name) as progress:
+    with counting(f"{name}: measuring", then=f"{name}: aligning and translating") as progress:
+        settings: dict[str, Any] = {"name": test.name, "progress": progress, "model_name": name, "warn": warn}
         if segments is not None:
-            return analyze_documents(
-                translator, test.documents, segments, name=test.name, progress=progress, model_name=name, warn=warn
-            )
-        return analyze(
-            translator, test.pairs, gold=test.gold, name=test.name, quality=not test.own, progress=progress,
-            model_name=name, tokenized=tokenized, warn=warn,
-        )  # fmt: skip
+            return analyze_documents(translator, test.documents, segments, **settings)
+        return analyze(translator, test.pairs, gold=test.gold, quality=not test.own, tokenized=tokenized, **settings)
 
 
-@contextmanager
-def measuring_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error while sentences are measured, then a word on what comes after them."""
-    with Terminal(stderr=True) as terminal, ExitStack() as stack:
-        begun = False
-
-        def progress(done: int, total: int) -> None:
-            nonlocal begun
-            if not begun:
-                terminal.begin(0, total)
-                begun = True
-            terminal.advance(done)
-            if done == total:
-                terminal.end()
-                if terminal.console.is_terminal:
-                    stack.enter_context(terminal.console.status(f"{name}: aligning and translating"))
-
-        yield progress
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Files to write, those that were asked for."""
-
-    report: Path | None
-    figures: Path | None
-    record: Path | None
-    out: Path | None
-
-
-def write_files(found: list[Findings], records: list[AttentionRecord], outputs: Outputs) -> list[Path]:
-    """Write what was asked for; the paths."""
+def write_files(
+    found: list[Findings],
+    records: list[AttentionRecord],
+    report: NewFile,
+    figures: NewFile,
+    record: NewFile,
+    out: NewFile,
+) -> list[Path]:
+    """Write the files that are named; their paths."""
     contents = [each.to_json() for each in found]
     written: list[Path] = []
     for number, each in enumerate(found):
-        if outputs.out:
-            written.append(numbered(outputs.out, number))
+        if out:
+            written.append(numbered(out, number))
             each.write(written[-1])
-        if outputs.record:
-            written.append(numbered(outputs.record, number))
+        if record:
+            written.append(numbered(record, number))
             write_record(records[number], written[-1])
-    if outputs.report:
-        from rectiformer.analyze.html_report import write_report
-
+    if report:
         title = f"{' vs. '.join(each.model.name for each in found)}: {found[0].data.name}"
-        written.append(write_report(outputs.report, records, contents, title))
-    if outputs.figures:
-        from rectiformer.analyze.plots import write_figures
-
-        write_figures(contents, records, outputs.figures)
-        written.append(outputs.figures)
+        written.append(write_report(report, records, contents, title))
+    if figures:
+        write_figures(contents, records, figures)
+        written.append(figures)
     return written
 
 
@@ -284,14 +224,9 @@ def print_findings(
 def describe(found: Findings, site: SiteFindings) -> list[str]:
     """What the table says of one attention; layers and heads count from 1."""
     dead = sum(rate == 1 for rate in site.null_rate)
-    cells = [
-        found.model.name,
-        site.kind,
-        ordinal(site.layer),
-        f"{mean(site.sparsity):.1%}",
-        f"{mean(site.null_rate):.1%}",
-    ]
-    cells += [f"{dead} of {site.heads}", f"{site.diversity.js:.3f}"]
+    cells = [found.model.name, site.kind, ordinal(site.layer)]
+    cells += [f"{fmean(site.sparsity):.1%}", f"{fmean(site.null_rate):.1%}", f"{dead} of {site.heads}"]
+    cells.append(f"{site.diversity.js:.3f}")
     own = [row for row in found.alignment or () if row.layer == site.layer and site.kind == "cross"]
     if not own:
         return [*cells, "", ""]
@@ -313,10 +248,6 @@ def print_distances(terminal: Terminal, layers: list[tuple[Findings, int]]) -> N
     if rows:
         terminal.note("\nwhere cross-attention goes (between: separators and the end)\n")
         terminal.table(columns, rows, numbers=columns[1:])
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 BUILT_IN = 300
@@ -347,16 +278,16 @@ def read_test_set(
         given = [name for name, file in (("--source", source), ("--target", target), ("--gold", gold)) if file]
         raise ArgumentError(f"{' and '.join(given)} alone; name --source and --target, or neither for built-in text")
     if documents != "none":
-        refuse_line_options(gold=gold)
+        inputs.refuse_line_options(gold=gold)
         if not target:
             raise ArgumentError("--documents is about files; name --source and --target, or leave it out")
         found = read_document_pairs(source, target, documents)
         return TestSet(Path(source).name, [pair for each in found for pair in each], None, found)
     if source and not target:
-        pairs = [(line, "") for line in read_text(source)]
+        pairs = [(line, "") for line in inputs.read_text(source)]
         return TestSet(f"{Path(source).name}, own translations", pairs, None, own=True)
     if source:
-        return TestSet(Path(source).name, *read_aligned(source, target, gold, form, tokenized))
+        return TestSet(Path(source).name, *inputs.read_aligned(source, target, gold, form, tokenized))
     if tokenized:
         raise ArgumentError("--tokenized is about files; name --source and --target, or leave it out")
     drawn = list(draw_sentences(BUILT_IN, seed, "test"))
@@ -386,7 +317,7 @@ def with_own_translations(test: TestSet, translator: Translator) -> TestSet:
 
 def read_document_pairs(source: str, target: str, documents: str) -> list[list[tuple[str, str]]]:
     """The pairs of every document of two files; as in training, those with a blank side are left out."""
-    rows = ((left, right, "") for left, right in read_pairs(source, target))
+    rows = ((left, right, "") for left, right in inputs.read_pairs(source, target))
     numbered = number_rows(rows, documents, (display_name(source), display_name(target)))
     found, blank = [], 0
     for _, document in groupby(numbered, key=itemgetter(0)):

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from rectiformer.cli.inputs import (
-    DOCUMENTS,
-    Documents,
-    Overlap,
-    SegmentLength,
-    joined_documents,
-    open_translator,
-    read_documents,
-    warn,
-)
-from rectiformer.cli.options import AsJson, BatchTokens, Beam, Checkpoint, Device, Penalty, Precision, app, option
-from rectiformer.cli.output import check_outputs, counting, print_scores, to_json, write_all
+from rectiformer.cli import options
+from rectiformer.cli.inputs import joined_documents, open_translator, read_documents, warn
+from rectiformer.cli.options import DOCUMENTS, app, option
+from rectiformer.cli.output import check_outputs, counting, to_json, write_all
 from rectiformer.errors import ArgumentError, unknown_name
-from rectiformer.measure.bleu import METRICS, Score, by_level, check_documents, compare, score
+from rectiformer.measure.bleu import METRICS, Score, by_level, check_documents, check_lines, compare, score
 from rectiformer.terminal import Terminal
-from rectiformer.translate.evaluate import AgreementEvaluation, evaluate, evaluate_agreement, translate_counted
+from rectiformer.translate.evaluate import evaluate_agreement, translate_counted
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
@@ -38,21 +30,21 @@ def evaluate_command(
     baseline_hypothesis: Annotated[str, option("Its translations, instead of --baseline.")] = "",
     metrics: Annotated[str, option("Any of bleu, chrf and ter, with commas between.")] = "bleu,chrf",
     samples: Annotated[int, option("Resamples for 95 % intervals; 0 for none, but 1000 to compare.", min=0)] = 0,
-    documents: Documents = "none",
-    segment: SegmentLength = None,
-    overlap: Overlap = 2,
+    documents: options.Documents = "none",
+    segment: options.SegmentLength = None,
+    overlap: options.Overlap = 2,
     agreement: Annotated[
         int,
         option("Documents of the built-in grammar to count agreement on, instead of --source.", panel=DOCUMENTS, min=0),
     ] = 0,
     out: Annotated[Path | None, option("File for the translations of RUN, one a line.", "--out")] = None,
-    as_json: AsJson = False,
-    beam: Beam = 4,
-    length_penalty: Penalty = 0.6,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    batch_tokens: BatchTokens = 4096,
+    as_json: options.AsJson = False,
+    beam: options.Beam = 4,
+    length_penalty: options.Penalty = 0.6,
+    checkpoint: options.Checkpoint = "best",
+    device: options.Device = "auto",
+    precision: options.Precision = "fp32",
+    batch_tokens: options.BatchTokens = 4096,
 ) -> None:
     """Score translations of a test set.
 
@@ -65,8 +57,9 @@ def evaluate_command(
     if out is not None and run is None:
         raise ArgumentError("--out is for the translations of a RUN, and there is none; leave it out")
     check_outputs([out], [source, reference, hypothesis, baseline_hypothesis])
-    how = Way(documents, segment, overlap, batch_tokens, SearchOptions(beam=beam, length_penalty=length_penalty))
     names = check_metrics(metrics)
+    search = SearchOptions(beam=beam, length_penalty=length_penalty)
+    segments = {"limit": segment, "overlap": overlap, "batch_tokens": batch_tokens}
 
     def open_run(run: Path) -> Translator:
         return open_translator(run, checkpoint, device, precision)
@@ -74,7 +67,7 @@ def evaluate_command(
     if agreement:
         if run is None or source or reference or hypothesis or baseline or baseline_hypothesis or out:
             raise ArgumentError("--agreement needs a RUN and no texts: it draws its own from the built-in grammar")
-        return print_agreement(how.count_agreement(open_run(run), agreement), as_json)
+        return print_agreement(open_run(run), agreement, search, segments, as_json)
     if not reference:
         raise ArgumentError("--reference is missing: the right translations, or --agreement for the built-in grammar")
     if (run is None) == (not hypothesis) or (baseline is not None and baseline_hypothesis):
@@ -86,14 +79,21 @@ def evaluate_command(
     def system_of(run: Path | None, file: str) -> list[list[str]]:
         if run is None:
             return read_documents(file, documents)
-        return how.translate(open_run(run), read_documents(source, documents), references, as_json)
+        translator, sources = open_run(run), read_documents(source, documents)
+        if documents == "none":
+            return [translate_lines(translator, sources[0], references[0], search, batch_tokens)]
+        return translate_documents(translator, sources, references, search, segments, as_json)
 
     systems = {str(run or hypothesis): system_of(run, hypothesis)}
     if out is not None:
         write_all(joined_documents(systems[str(run)], documents), out)
     if other := baseline or baseline_hypothesis:
         systems = {f"{other} (baseline)": system_of(baseline, baseline_hypothesis)} | systems
-    return how.print_scores(systems, references, names, samples, as_json)
+    for level, (lines, expected) in split_levels(systems, references, documents).items():
+        scores = score_level(lines, expected, names, samples)
+        named = [(name, replace(found, name=level + found.name), p_value) for name, found, p_value in scores]
+        print_scores(named, len(expected), as_json)
+    return None
 
 
 def check_metrics(text: str) -> list[str]:
@@ -105,66 +105,44 @@ def check_metrics(text: str) -> list[str]:
     return names
 
 
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """How a test set is read, translated and scored."""
+def translate_lines(
+    translator: Translator, sources: list[str], references: list[str], search: SearchOptions, batch_tokens: int
+) -> list[str]:
+    """The translations of a test set of single lines."""
+    check_lines("sources", sources, references)
+    with counting("translating") as progress:
+        found = translator.translate(sources, search, batch_tokens=batch_tokens, warn=warn, progress=progress)
+    return [each.text for each in found]
 
-    documents: str
-    segment: int | None
-    overlap: int
-    batch_tokens: int
-    options: SearchOptions
 
-    def count_agreement(self, translator: Translator, count: int) -> AgreementEvaluation:
-        """Agreement on `count` documents of the built-in grammar."""
-        with counting("translating documents") as progress:
-            return evaluate_agreement(
-                translator, count, self.options, limit=self.segment, overlap=self.overlap,
-                batch_tokens=self.batch_tokens, warn=lambda _: None, progress=progress,
-            )  # fmt: skip
+def translate_documents(
+    translator: Translator,
+    sources: list[list[str]],
+    references: list[list[str]],
+    search: SearchOptions,
+    segments: dict[str, Any],
+    as_json: bool,
+) -> list[list[str]]:
+    """The translations of a test set of documents; it is said how many segments fell back."""
+    check_documents("sources", sources, references)
+    with counting("translating documents") as progress:
+        found = translate_counted(translator, sources, search, progress, **segments, warn=lambda _: None)
+    Terminal(stderr=as_json).note(
+        describe_segments(len(found), sum(each.segments for each in found), sum(each.fallbacks for each in found))
+    )
+    return [each.sentences for each in found]
 
-    def translate(
-        self, translator: Translator, sources: list[list[str]], references: list[list[str]], as_json: bool
-    ) -> list[list[str]]:
-        """The translations of a test set; of documents, it is said how many segments fell back."""
-        if self.documents == "none":
-            lines = (sources[0], references[0])
-            with counting("translating") as progress:
-                single = evaluate(
-                    translator, *lines, self.options, (), batch_tokens=self.batch_tokens, warn=warn, progress=progress
-                )
-            return [single.hypotheses]
-        check_documents("sources", sources, references)
-        with counting("translating documents") as progress:
-            found = translate_counted(
-                translator, sources, self.options, progress, limit=self.segment, overlap=self.overlap,
-                batch_tokens=self.batch_tokens, warn=lambda _: None,
-            )  # fmt: skip
-        Terminal(stderr=as_json).note(
-            describe_segments(len(found), sum(each.segments for each in found), sum(each.fallbacks for each in found))
-        )
-        return [each.sentences for each in found]
 
-    def print_scores(
-        self,
-        systems: dict[str, list[list[str]]],
-        references: list[list[str]],
-        names: list[str],
-        samples: int,
-        as_json: bool,
-    ) -> None:
-        """Scores by each metric, of documents at both levels; with two systems, the second against the first."""
-        if self.documents == "none":
-            levels = {"": ({name: lines for name, [lines] in systems.items()}, references[0])}
-        else:
-            for name, found in systems.items():
-                check_documents(f"{name!r}", found, references)
-            right, cut = by_level(references), {name: by_level(found) for name, found in systems.items()}
-            levels = {level: ({name: found[level] for name, found in cut.items()}, right[level]) for level in right}
-        for level, (lines, expected) in levels.items():
-            scores = score_level(lines, expected, names, samples)
-            named = [(name, dataclasses.replace(found, name=level + found.name), p) for name, found, p in scores]
-            print_scores(Terminal(), named, len(expected), as_json)
+def split_levels(
+    systems: dict[str, list[list[str]]], references: list[list[str]], documents: str
+) -> dict[str, tuple[dict[str, list[str]], list[str]]]:
+    """What is scored at each level, of every system and of the references; without documents there is one level."""
+    if documents == "none":
+        return {"": ({name: lines for name, [lines] in systems.items()}, references[0])}
+    for name, found in systems.items():
+        check_documents(f"{name!r}", found, references)
+    right, cut = by_level(references), {name: by_level(found) for name, found in systems.items()}
+    return {level: ({name: found[level] for name, found in cut.items()}, right[level]) for level in right}
 
 
 def score_level(
@@ -178,15 +156,44 @@ def score_level(
     return [(system, found, None) for found in score(lines, references, names, samples=samples).values()]
 
 
+def print_scores(scores: list[tuple[str, Score, float | None]], lines: int, as_json: bool) -> None:
+    """Scores of systems, each with its p-value against the first system if there are several."""
+    if as_json:
+        return write_all(
+            to_json({"system": system, **asdict(found), "p_value": p_value, "lines": lines})
+            for system, found, p_value in scores
+        )
+    terminal = Terminal()
+    compared = len({system for system, _, _ in scores}) > 1
+    measured = any(found.low is not None for _, found, _ in scores)
+    columns = [*["system"] * compared, "metric", "score", *["95 % interval"] * measured, *["p"] * compared]
+    rows = []
+    for system, found, p_value in scores:
+        interval = "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
+        chance = "" if p_value is None else f"{p_value:.4f}"
+        row = [*[system] * compared, found.name, f"{found.value:.2f}", *[interval] * measured, *[chance] * compared]
+        rows.append(row)
+    terminal.table(columns, rows, numbers=("score", "p"))
+    for name, signature in {found.name: found.signature for _, found, _ in scores}.items():
+        terminal.note(f"{name} is {signature}")
+    empty = max(found.empty for _, found, _ in scores)
+    blank = f", at most {empty:,} of them empty" if empty else ""
+    return terminal.note(f"rectiformer {scores[0][1].version}; {lines:,} lines{blank}")
+
+
 def describe_segments(documents: int, segments: int, fallbacks: int) -> str:
     """One line on how documents went through the model."""
     return f"{documents:,} documents in {segments:,} segments, {fallbacks:,} of them translated in smaller ones"
 
 
-def print_agreement(found: AgreementEvaluation, as_json: bool) -> None:
-    """One row per type of word that earlier sentences decide, and one for all."""
+def print_agreement(
+    translator: Translator, count: int, search: SearchOptions, segments: dict[str, Any], as_json: bool
+) -> None:
+    """On documents of the built-in grammar, one row per type of word that earlier sentences decide, and one for all."""
+    with counting("translating documents") as progress:
+        found = evaluate_agreement(translator, count, search, **segments, warn=lambda _: None, progress=progress)
     if as_json:
-        return write_all([to_json(dataclasses.asdict(found))])
+        return write_all([to_json(asdict(found))])
     terminal = Terminal()
     columns = ("words", "agreement", "right", "wrong", "neither")
     rows = [
@@ -194,4 +201,4 @@ def print_agreement(found: AgreementEvaluation, as_json: bool) -> None:
         for name, each in sorted(found.counts.items())
     ]
     terminal.table(columns, rows, numbers=columns[1:])
-    terminal.note(describe_segments(found.documents, found.segments, found.fallbacks))
+    return terminal.note(describe_segments(found.documents, found.segments, found.fallbacks))

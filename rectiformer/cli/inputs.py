@@ -6,13 +6,12 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from rectiformer.cli.options import option
 from rectiformer.cli.output import to_json
 from rectiformer.config import DataConfig
 from rectiformer.distributed.ranks import Ranks, init_ranks
@@ -33,10 +32,6 @@ from rectiformer.translate.documents import (
 )
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator, find_device
-
-LinkFormat = Annotated[
-    str, option("Of all links: pharaoh, talp or naacl.", "--format", one_of=("pharaoh", "talp", "naacl"))
-]
 
 
 def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
@@ -64,11 +59,9 @@ def join_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
         yield ranks, str(own) if ranks.world_size > 1 else device
 
 
-@contextmanager
-def only_rank0_prints(ranks: Ranks) -> Iterator[None]:
+def only_rank0_prints(ranks: Ranks) -> AbstractContextManager[object]:
     """Warnings and bars of rank 0 alone, where all processes would have the same; errors still show."""
-    with nullcontext() if ranks.is_rank0 else redirect_stderr(io.StringIO()):
-        yield
+    return nullcontext() if ranks.is_rank0 else redirect_stderr(io.StringIO())
 
 
 def refuse_pipes(ranks: Ranks, *files: str) -> None:
@@ -161,32 +154,6 @@ def require_head(translator: Translator, layer: int | str, head: int | str, word
 
 def warn(text: str) -> None:
     print(f"rectiformer: warning: {text}", file=sys.stderr)
-
-
-DOCUMENTS = "Documents"
-Documents = Annotated[
-    str,
-    option(
-        "Where one starts: after a blank line, at a line `<d>` (marker), or none.",
-        "--documents",
-        panel=DOCUMENTS,
-        one_of=("none", "blank", "marker"),
-    ),
-]
-SegmentLength = Annotated[
-    int | None, option("Most source subwords at once; as the run was trained, unless given.", panel=DOCUMENTS, min=1)
-]
-Overlap = Annotated[
-    int, option("Sentences before a segment that it is given as context, once more.", panel=DOCUMENTS, min=0)
-]
-ShardSource = Annotated[
-    bool,
-    option(
-        "All processes of torchrun hold a part of each source, for one that no device holds.",
-        "--shard-source",
-        panel=DOCUMENTS,
-    ),
-]
 
 
 def refuse_line_options(**given: Any) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from rectiformer.errors import ArgumentError, unknown_name
 
-SEARCH, SAMPLING, MODEL = "Search", "Sampling", "Model and machine"
+SEARCH, SAMPLING, DOCUMENTS, MODEL = "Search", "Sampling", "Documents", "Model and machine"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,4 +66,30 @@ TooLong = Annotated[
 ]
 BatchSentences = Annotated[
     int, option("Sentences in a batch, instead of tokens; 1 also answers each line at once.", panel=MODEL, min=0)
+]
+LinkFormat = Annotated[
+    str, option("Of all links: pharaoh, talp or naacl.", "--format", one_of=("pharaoh", "talp", "naacl"))
+]
+Documents = Annotated[
+    str,
+    option(
+        "Where one starts: after a blank line, at a line `<d>` (marker), or none.",
+        "--documents",
+        panel=DOCUMENTS,
+        one_of=("none", "blank", "marker"),
+    ),
+]
+SegmentLength = Annotated[
+    int | None, option("Most source subwords at once; as the run was trained, unless given.", panel=DOCUMENTS, min=1)
+]
+Overlap = Annotated[
+    int, option("Sentences before a segment that it is given as context, once more.", panel=DOCUMENTS, min=0)
+]
+ShardSource = Annotated[
+    bool,
+    option(
+        "All processes of torchrun hold a part of each source, for one that no device holds.",
+        "--shard-source",
+        panel=DOCUMENTS,
+    ),
 ]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rectiformer.cli.options import ConfigFile, Overrides, app, data, option
-from rectiformer.cli.output import open_new, print_prepared, training_summary, write_line
+from rectiformer.cli.output import open_new, write_line
 from rectiformer.distributed.ranks import is_rank0
 from rectiformer.errors import ArgumentError
 from rectiformer.measure.alignment import format_links
 from rectiformer.runs.folder import adopt_vocabularies, open_run
 from rectiformer.terminal import Terminal, with_progress
+from rectiformer.text.corpus import Counts
 from rectiformer.text.grammar import draw_documents, draw_sentences
+from rectiformer.text.prepared import Prepared
 from rectiformer.text.prepared import prepare as prepare_data
 from rectiformer.toml import load_config, override_config
 from rectiformer.train import start
+from rectiformer.train.saving import State
 
 
 @data.command()
@@ -96,3 +100,30 @@ def train(
         state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
     if is_rank0():
         terminal.note(training_summary(state, settings.validation.metric, out))
+
+
+def print_prepared(terminal: Terminal, prepared: Prepared) -> None:
+    """What became of the text of each split, the sizes of the vocabularies, and the hash of it all."""
+    for name, split in prepared.manifest["splits"].items():
+        counts = Counts(**split["counts"]).describe()
+        terminal.note(
+            f"{name}: {counts}; {split['source_tokens']:,} source, {split['target_tokens']:,} target subwords"
+        )
+    sizes = f"{prepared.source.size:,}"
+    if prepared.target is not prepared.source:
+        sizes += f" and {prepared.target.size:,}"
+    terminal.note(f"vocabulary {sizes}; data hash {prepared.hash[:12]}; written to {prepared.folder}")
+
+
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "loss": "loss"}
+
+
+def training_summary(state: State, metric: str, folder: Path) -> str:
+    """One line: what was best, where the run is, how to translate with it."""
+    found = "nothing was validated, so the latest weights are taken as best"
+    if state.best is not None:
+        found = f"best {METRIC_NAMES[metric]} {abs(state.best):.3f} at step {state.best_step:,}"
+    return (
+        f"trained {state.step:,} steps; {found}; the run is in {folder}; "
+        f"translate with: rectiformer translate {shlex.quote(str(folder))} FILE"
+    )

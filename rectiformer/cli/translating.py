@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,50 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 import rectiformer
-from rectiformer.cli.inputs import (
-    Documents,
-    LinkFormat,
-    Overlap,
-    SegmentLength,
-    ShardSource,
-    document_chunks,
-    join_ranks,
-    only_rank0_prints,
-    open_run_translator,
-    open_translator,
-    parse_head,
-    parse_index,
-    read_aligned,
-    read_nbest,
-    read_pairs,
-    read_text,
-    refuse_line_options,
-    require_head,
-    warn,
-)
-from rectiformer.cli.options import (
-    SAMPLING,
-    SEARCH,
-    AsJson,
-    BadUtf8,
-    BatchSentences,
-    BatchTokens,
-    Beam,
-    Checkpoint,
-    Device,
-    OutFile,
-    Penalty,
-    Precision,
-    RunFolder,
-    Source,
-    Target,
-    TooLong,
-    app,
-    option,
-)
-from rectiformer.cli.output import print_alignments, to_json, write_all
+from rectiformer.cli import inputs, options
+from rectiformer.cli.options import SAMPLING, SEARCH, app, option
+from rectiformer.cli.output import refuse_input, to_json, write_all
 from rectiformer.distributed.pulse import Pulse
 from rectiformer.distributed.ranks import Ranks, torchrun_store
 from rectiformer.errors import ArgumentError, CheckpointError
@@ -66,20 +27,8 @@ from rectiformer.measure.alignment import Link, Links, check_heuristic, score_wi
 from rectiformer.model.transformer import sharded_source
 from rectiformer.terminal import Terminal, count_lines, with_progress
 from rectiformer.text.lines import is_stream, read_lines, spool, standard_input
-from rectiformer.translate.align import Direction, align_backward, align_direction, ordinal
-from rectiformer.translate.chunks import (
-    Chunk,
-    LineChunk,
-    WorkFolder,
-    chunk_lines,
-    do_chunks,
-    finish_job,
-    gather_chunks,
-    hold_folder,
-    open_job,
-    stream_lines,
-    translate_line_chunk,
-)
+from rectiformer.translate import chunks
+from rectiformer.translate.align import AlignmentRow, Direction, align_backward, align_direction, ordinal
 from rectiformer.translate.evaluate import score_pairs
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.records import to_records
@@ -96,21 +45,21 @@ Intervals = Annotated[bool, option("Say 95 % intervals of precision and recall t
 @app.command()
 def translate(
     run: RunOrExport,
-    file: Source = "-",
-    out: OutFile = None,
-    as_json: AsJson = False,
+    file: options.Source = "-",
+    out: options.OutFile = None,
+    as_json: options.AsJson = False,
     alignments: Annotated[
         str,
         option("Add word links to JSON, as 1:average:normal; layers and heads from 1.", metavar="LAYER:HEAD:INDUCTION"),
     ] = "",
     heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
-    bad_utf8: BadUtf8 = "error",
-    too_long: TooLong = "split",
+    bad_utf8: options.BadUtf8 = "error",
+    too_long: options.TooLong = "split",
     max_length: Annotated[
         int | None, option("Most subwords that go through the model at once; 1024 or the run's segment.", min=1)
     ] = None,
-    beam: Beam = 4,
-    length_penalty: Penalty = 0.6,
+    beam: options.Beam = 4,
+    length_penalty: options.Penalty = 0.6,
     nbest: Annotated[int, option("Translations a line; as text, `line ||| text ||| score`.", panel=SEARCH, min=1)] = 1,
     prefix: Annotated[str, option("File: how each translation has to begin.", panel=SEARCH)] = "",
     sample: Annotated[bool, option("Draw translations instead of searching.", "--sample", panel=SAMPLING)] = False,
@@ -118,15 +67,15 @@ def translate(
     top_k: Annotated[int, option("Draw from this many likeliest subwords; 0 from all.", panel=SAMPLING)] = 0,
     top_p: Annotated[float, option("Draw from the likeliest with this probability together.", panel=SAMPLING)] = 1.0,
     seed: Annotated[int, option("Decides what is drawn.", panel=SAMPLING)] = 1,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    batch_tokens: BatchTokens = 4096,
-    batch_sentences: BatchSentences = 0,
-    documents: Documents = "none",
-    segment: SegmentLength = None,
-    overlap: Overlap = 2,
-    shard_source: ShardSource = False,
+    checkpoint: options.Checkpoint = "best",
+    device: options.Device = "auto",
+    precision: options.Precision = "fp32",
+    batch_tokens: options.BatchTokens = 4096,
+    batch_sentences: options.BatchSentences = 0,
+    documents: options.Documents = "none",
+    segment: options.SegmentLength = None,
+    overlap: options.Overlap = 2,
+    shard_source: options.ShardSource = False,
 ) -> None:
     """Translate lines of text.
 
@@ -139,40 +88,41 @@ def translate(
 
         torchrun --nproc-per-node 8 -m rectiformer translate runs/tiny input.de --out output.en
     """
-    options = SearchOptions(
+    search = SearchOptions(
         beam=beam, length_penalty=length_penalty, nbest=nbest, sample=sample,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
     if (alignments or heads) and not as_json:
         raise ArgumentError("--alignments and --heads are parts of JSON records; add --json")
+    refuse_input(out, [file, prefix])
     how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences}
     if documents == "none":
         how["too_long"] = too_long
     else:
-        refuse_line_options(prefix=prefix, alignments=alignments, heads=heads, too_long=too_long != "split")
+        inputs.refuse_line_options(prefix=prefix, alignments=alignments, heads=heads, too_long=too_long != "split")
         how |= {"limit": segment, "overlap": overlap}
     at_once = batch_sentences == 1 or (file == "-" and standard_input().isatty())
-    forced = read_text(prefix) if prefix else None
-    align_by = parse_head(alignments) if alignments else None
-    job = Job(file, bad_utf8, options, as_json, at_once, how, documents, forced, align_by, heads)
-    with join_ranks(device) as (ranks, own_device):
-        with only_rank0_prints(ranks):
-            translator = open_translator(run, checkpoint, own_device, precision)
+    forced = inputs.read_text(prefix) if prefix else None
+    align_by = inputs.parse_head(alignments) if alignments else None
+    job = Job(file, bad_utf8, search, as_json, at_once, how, documents, forced, align_by, heads)
+    with inputs.join_ranks(device) as (ranks, own_device):
+        with inputs.only_rank0_prints(ranks):
+            translator = inputs.open_translator(run, checkpoint, own_device, precision)
         translator.max_length = max_length or translator.max_length
-        run_job(job, translator, ranks, out, [file, prefix], shard_source)
+        run_job(job, translator, ranks, out, shard_source)
 
 
 @app.command()
 def score(
-    run: RunFolder,
-    source: Source,
-    target: Target,
+    run: options.RunFolder,
+    source: options.Source,
+    target: options.Target,
     nbest: Annotated[bool, option("TARGET is what `translate --nbest` writes, as text or JSON.", "--nbest")] = False,
-    as_json: AsJson = False,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    batch_tokens: BatchTokens = 4096,
+    as_json: options.AsJson = False,
+    checkpoint: options.Checkpoint = "best",
+    device: options.Device = "auto",
+    precision: options.Precision = "fp32",
+    batch_tokens: options.BatchTokens = 4096,
 ) -> None:
     """Say how probable given translations are.
 
@@ -184,22 +134,22 @@ def score(
         rectiformer translate runs/tiny test.de --nbest 4 --out test.nbest
         rectiformer score runs/other test.de test.nbest --nbest
     """
-    numbered = read_nbest(source, target) if nbest else list(enumerate(read_pairs(source, target), 1))
+    numbered = inputs.read_nbest(source, target) if nbest else list(enumerate(inputs.read_pairs(source, target), 1))
     pairs = [pair for _, pair in numbered]
-    scores = score_pairs(open_run_translator(run, checkpoint, device, precision), pairs, batch_tokens)
+    scores = score_pairs(inputs.open_run_translator(run, checkpoint, device, precision), pairs, batch_tokens)
     texts = []
     for (line, pair), found in zip(numbered, scores, strict=True):
         mean = found.log_probability / len(found.tokens)
-        record = {"line": line, "source": pair[0], "target": pair[1], "mean": mean, **dataclasses.asdict(found)}
+        record = {"line": line, "source": pair[0], "target": pair[1], "mean": mean, **asdict(found)}
         texts.append(to_json(record) if as_json else f"{found.log_probability:.6f}\t{mean:.6f}")
     write_all(texts)
 
 
 @app.command()
 def align(
-    run: RunFolder,
-    source: Source,
-    target: Target,
+    run: options.RunFolder,
+    source: options.Source,
+    target: options.Target,
     gold: Annotated[str, option("Right links, in the format of --format.")] = "",
     layer: Annotated[str, option("Of the decoder, counted from 1; or best, with --gold.")] = "",
     head: Annotated[str, option("Counted from 1; or average, or best, with --gold.")] = "",
@@ -207,14 +157,14 @@ def align(
     tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
     reverse: Reverse = None,
     how: How = "",
-    form: LinkFormat = "pharaoh",
+    form: options.LinkFormat = "pharaoh",
     intervals: Intervals = False,
-    out: OutFile = None,
+    out: options.OutFile = None,
     table: Annotated[bool, option("Print errors of all layers and heads, not the links.", "--table")] = False,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    batch_tokens: BatchTokens = 4096,
+    checkpoint: options.Checkpoint = "best",
+    device: options.Device = "auto",
+    precision: options.Precision = "fp32",
+    batch_tokens: options.BatchTokens = 4096,
 ) -> None:
     """Link words of sentences and their translations.
 
@@ -233,23 +183,21 @@ def align(
         raise ArgumentError("--reverse and --symmetrize need each other, as in --symmetrize grow-diag-final-and")
     if how:
         check_heuristic(how)
-    pairs, truth = read_aligned(source, target, gold, form, tokenized)
-    options: dict[str, Any] = {
-        "layer": parse_index("--layer", layer),
-        "head": parse_index("--head", head),
-        "induction": induction,
-    }
+    refuse_input(out, [source, target, gold])
+    pairs, truth = inputs.read_aligned(source, target, gold, form, tokenized)
+    chosen: dict[str, Any] = {"layer": inputs.parse_index("--layer", layer), "head": inputs.parse_index("--head", head)}
+    settings: dict[str, Any] = {"induction": induction, "tokenized": tokenized, "batch_tokens": batch_tokens}
     ways = []
     for folder, follow in ((run, align_direction), (reverse, align_backward)):
         if folder is not None:
-            model = open_run_translator(folder, checkpoint, device, precision)
-            require_head(model, options["layer"], options["head"], ("", "best"))
-            ways.append(follow(model, pairs, truth, **options, tokenized=tokenized, batch_tokens=batch_tokens))
+            model = inputs.open_run_translator(folder, checkpoint, device, precision)
+            inputs.require_head(model, **chosen, words=("", "best"))
+            ways.append(follow(model, pairs, truth, **chosen, **settings))
     links = ways[0].links
     if how:
         links = [symmetrize(left, right, how) for left, right in zip(links, ways[1].links, strict=True)]
     if out or not table:
-        write_all(write_links(links, form), out, [source, target, gold])
+        write_all(write_links(links, form), out)
     if truth is not None:
         report_scores(ways, links, truth, how, table, intervals)
 
@@ -267,6 +215,18 @@ def report_scores(
             report.note(f"{head}: {score_with_intervals(way.links, gold).describe(intervals)}")
     if how:
         report.note(f"{how}: {score_with_intervals(links, gold).describe(intervals)}")
+
+
+def print_alignments(terminal: Terminal, rows: Sequence[AlignmentRow], chosen: AlignmentRow) -> None:
+    """Alignment error, precision and recall of every layer, head and induction; what was chosen is bold."""
+    columns = ("layer", "head", "induction", "AER", "precision", "recall")
+    lines = []
+    for row in rows:
+        score = row.score
+        numbers = (f"{value:.4f}" for value in (score.aer, score.precision, score.recall))
+        cells = (ordinal(row.layer), ordinal(row.head), row.induction, *numbers)
+        lines.append([Text(cell, style="bold" if row is chosen else "") for cell in cells])
+    terminal.table(columns, lines, numbers=columns[3:])
 
 
 @dataclass(frozen=True)
@@ -287,17 +247,19 @@ class Job:
     """Layer and head to align by, from 0, and the induction."""
     heads: bool = False
 
-    def chunks(self, translator: Translator, lines: Iterable[str | None]) -> Iterator[Chunk]:
+    def cut(self, translator: Translator, lines: Iterable[str | None]) -> Iterator[chunks.Chunk]:
         """What is to be done, a chunk at a time; nothing is translated before a chunk is called."""
         buffer = 1 if self.at_once else 1000
         if self.documents != "none":
-            return document_chunks(translator, lines, self.options, self.documents, self.as_json, buffer, **self.how)
+            return inputs.document_chunks(
+                translator, lines, self.options, self.documents, self.as_json, buffer, **self.how
+            )
         work = partial(self.write_chunk, translator)
-        return (partial(work, chunk) for chunk in chunk_lines(lines, buffer, self.prefixes))
+        return (partial(work, chunk) for chunk in chunks.chunk_lines(lines, buffer, self.prefixes))
 
-    def write_chunk(self, translator: Translator, chunk: LineChunk) -> Iterator[str]:
+    def write_chunk(self, translator: Translator, chunk: chunks.LineChunk) -> Iterator[str]:
         """A text for each line."""
-        found = translate_line_chunk(translator, chunk, self.options, warn=warn, **self.how)
+        found = chunks.translate_line_chunk(translator, chunk, self.options, warn=inputs.warn, **self.how)
         if not self.as_json:
             return (format_candidates(each, self.options.nbest) for each in found)
         size = 1 if self.at_once else 64
@@ -326,50 +288,48 @@ def format_candidates(translation: Translation, nbest: int) -> str:
     return "\n".join(f"{translation.line} ||| {each.text} ||| {each.score:.6f}" for each in translation.candidates)
 
 
-def run_job(
-    job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str], shard_source: bool
-) -> None:
-    """Translate and write, by this process alone or by all ranks; `out` must be none of `inputs`."""
+def run_job(job: Job, translator: Translator, ranks: Ranks, out: Path | None, shard_source: bool) -> None:
+    """Translate and write, by this process alone or by all ranks."""
     if job.align_by is not None:
-        require_head(translator, *job.align_by[:2])
+        inputs.require_head(translator, *job.align_by[:2])
     if shard_source:
-        run_together(job, translator, ranks, out, inputs)
+        run_together(job, translator, ranks, out)
     elif ranks.world_size > 1:
-        run_shared(job, translator, ranks, out, inputs)
+        run_shared(job, translator, ranks, out)
     else:
-        run_alone(job, translator, out, inputs)
+        run_alone(job, translator, out)
 
 
-def run_alone(job: Job, translator: Translator, out: Path | None, inputs: list[str]) -> None:
+def run_alone(job: Job, translator: Translator, out: Path | None) -> None:
     """Translate and write as lines come."""
-    texts = chain.from_iterable(chunk() for chunk in job.chunks(translator, read_lines(job.file, job.bad_utf8)))
+    texts = chain.from_iterable(chunk() for chunk in job.cut(translator, read_lines(job.file, job.bad_utf8)))
     total = count_lines(job.file, out) if job.documents == "none" else None
-    write_all(with_progress(texts, "translating", total), out, inputs)
+    write_all(with_progress(texts, "translating", total), out)
 
 
-def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
+def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None) -> None:
     """Ranks share the chunks through a folder next to `out`; rank 0 writes them in order."""
     path = Path("rectiformer-translate.work") if out is None else out.with_name(f"{out.name}.work")
     with ExitStack() as held:
 
         def prepare() -> dict[str, Any]:
-            held.enter_context(hold_folder(path))
+            held.enter_context(chunks.hold_folder(path))
             file = spool_once(job.file, path)
-            open_job(path, job.key(translator, file), warn)
-            return {"file": file, "chunks": sum(1 for _ in job.chunks(translator, read_lines(file, job.bad_utf8)))}
+            chunks.open_job(path, job.key(translator, file), inputs.warn)
+            return {"file": file, "chunks": sum(1 for _ in job.cut(translator, read_lines(file, job.bad_utf8)))}
 
         told = ranks.on_rank0(prepare)
         require_same_weights(ranks, translator)
-        folder = WorkFolder(path, told["chunks"])
+        folder = chunks.WorkFolder(path, told["chunks"])
 
-        def chunks() -> Iterator[Chunk]:
-            return job.chunks(translator, read_lines(told["file"], job.bad_utf8))
+        def all_chunks() -> Iterator[chunks.Chunk]:
+            return job.cut(translator, read_lines(told["file"], job.bad_utf8))
 
         if ranks.is_rank0:
-            write_all(gather_chunks(folder, chunks), out, inputs)
-            finish_job(folder)
+            write_all(chunks.gather_chunks(folder, all_chunks), out)
+            chunks.finish_job(folder)
         else:
-            for _ in do_chunks(folder, chunks):
+            for _ in chunks.do_chunks(folder, all_chunks):
                 pass
 
 
@@ -392,16 +352,16 @@ def require_same_weights(ranks: Ranks, translator: Translator) -> None:
             )
 
 
-def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | None, inputs: list[str]) -> None:
+def run_together(job: Job, translator: Translator, ranks: Ranks, out: Path | None) -> None:
     """All processes translate the same, each a part of every source; rank 0 reads and writes."""
     if ranks.world_size == 1:
         raise ArgumentError("--shard-source has several processes share each source, but this is one; use torchrun")
     require_same_weights(ranks, translator)
-    lines = stream_lines(ranks, read_lines(job.file, job.bad_utf8), 1 if job.at_once else 1000)
+    lines = chunks.stream_lines(ranks, read_lines(job.file, job.bad_utf8), 1 if job.at_once else 1000)
     with Pulse(ranks, torchrun_store()), sharded_source(translator.model), ranks.error_guard():
-        texts = chain.from_iterable(chunk() for chunk in job.chunks(translator, lines))
+        texts = chain.from_iterable(chunk() for chunk in job.cut(translator, lines))
         if ranks.is_rank0:
-            write_all(texts, out, inputs)
+            write_all(texts, out)
         else:
             for _ in texts:
                 pass

@@ -5,40 +5,27 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
-from functools import partial
-from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
-from rectiformer.cli.output import to_json
 from rectiformer.config import DataConfig
 from rectiformer.distributed.ranks import Ranks, init_ranks
 from rectiformer.errors import ArgumentError, DataError
+from rectiformer.integrations.onnx import OnnxTranslator
 from rectiformer.measure.alignment import Links, check_links, read_gold
 from rectiformer.measure.words import given_spans, word_spans
 from rectiformer.text.corpus import read_two_files
-from rectiformer.text.documents import DOCUMENT_MARKER, DocumentLines, split_documents
+from rectiformer.text.documents import DOCUMENT_MARKER, split_documents
 from rectiformer.text.lines import display_name, is_stream, read_lines
 from rectiformer.translate.align import AVERAGE, cross_sites, ordinal
-from rectiformer.translate.chunks import Chunk
-from rectiformer.translate.documents import (
-    DocumentChunk,
-    DocumentTranslation,
-    check_request,
-    chunk_documents,
-    translate_document_chunk,
-)
-from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator, find_device
 
 
 def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
     """The translator of a run folder, or of one that `rectiformer export --to onnx` wrote."""
     if (run / "export.json").is_file():
-        from rectiformer.integrations.onnx import OnnxTranslator
-
         if (checkpoint, precision) != ("best", "fp32") or device not in ("auto", "cpu"):
             raise ArgumentError(
                 f"{run} is exported: one set of weights, fp32, for the cpu; leave out what asks for more"
@@ -178,65 +165,6 @@ def joined_documents(found: list[list[str]], documents: str) -> Iterator[str]:
         elif number:
             yield ""
         yield from sentences
-
-
-def document_chunks(
-    translator: Translator,
-    lines: Iterable[str | None],
-    options: SearchOptions,
-    documents: str,
-    as_json: bool,
-    buffer: int,
-    **how: Any,
-) -> Iterator[Chunk]:
-    """The lines of documents, to be translated chunk by chunk; `how` as in `translate_documents`."""
-    how["limit"] = check_request(translator, options, how["limit"], how["overlap"])
-    unreadable: list[int] = []
-    originals, ahead = tee(split_documents(note_unreadable(lines, unreadable), documents))
-
-    def work(chunk: DocumentChunk, own: list[DocumentLines], line: int, bad: list[int]) -> Iterator[str]:
-        for number in bad:
-            warn(f"line {number}: not UTF-8, so its translation is empty")
-        found = translate_document_chunk(translator, chunk, options, warn=warn, **how)
-        yield from format_documents(zip(own, found, strict=True), line, as_json)
-
-    line = 1
-    for chunk in chunk_documents((each.sentences for each in ahead), buffer):
-        own = list(islice(originals, len(chunk.documents)))
-        yield partial(work, chunk, own, line, unreadable.copy())
-        unreadable.clear()
-        line += sum(len(each.borders) + len(each.sentences) for each in own)
-
-
-def note_unreadable(lines: Iterable[str | None], numbers: list[int]) -> Iterator[str | None]:
-    """The lines; the number of each that is not UTF-8 is added to `numbers`."""
-    for number, line in enumerate(lines, 1):
-        if line is None:
-            numbers.append(number)
-        yield line
-
-
-def format_documents(
-    found: Iterable[tuple[DocumentLines, DocumentTranslation]], line: int, as_json: bool
-) -> Iterator[str]:
-    """Lines as they came in, the first of this number, translated; as JSON, a record a document."""
-    for original, translation in found:
-        line += len(original.borders)
-        if as_json:
-            record = {
-                "document": translation.number,
-                "line": line,
-                "sources": translation.sources,
-                "translations": translation.sentences,
-                "segments": translation.segments,
-                "fallbacks": translation.fallbacks,
-                "warnings": translation.warnings,
-            }
-            yield to_json(record)
-        else:
-            yield from original.borders
-            yield from translation.sentences
-        line += len(original.sentences)
 
 
 def distinct_names(runs: list[Path]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +26,11 @@ from rectiformer.files import remove
 from rectiformer.measure.alignment import Link, Links, check_heuristic, score_with_intervals, symmetrize, write_links
 from rectiformer.model.transformer import sharded_source
 from rectiformer.terminal import Terminal, count_lines, with_progress
+from rectiformer.text.documents import DocumentLines, split_documents
 from rectiformer.text.lines import is_stream, read_lines, spool, standard_input
 from rectiformer.translate import chunks
 from rectiformer.translate.align import AlignmentRow, Direction, align_backward, align_direction, ordinal
+from rectiformer.translate.documents import DocumentChunk, check_request, chunk_documents, translate_document_chunk
 from rectiformer.translate.evaluate import score_pairs
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.records import to_records
@@ -251,13 +253,11 @@ class Job:
         """What is to be done, a chunk at a time; nothing is translated before a chunk is called."""
         buffer = 1 if self.at_once else 1000
         if self.documents != "none":
-            return inputs.document_chunks(
-                translator, lines, self.options, self.documents, self.as_json, buffer, **self.how
-            )
-        work = partial(self.write_chunk, translator)
+            return self.cut_documents(translator, lines, buffer)
+        work = partial(self.write_lines, translator)
         return (partial(work, chunk) for chunk in chunks.chunk_lines(lines, buffer, self.prefixes))
 
-    def write_chunk(self, translator: Translator, chunk: chunks.LineChunk) -> Iterator[str]:
+    def write_lines(self, translator: Translator, chunk: chunks.LineChunk) -> Iterator[str]:
         """A text for each line."""
         found = chunks.translate_line_chunk(translator, chunk, self.options, warn=inputs.warn, **self.how)
         if not self.as_json:
@@ -265,12 +265,47 @@ class Job:
         size = 1 if self.at_once else 64
         return map(to_json, to_records(translator, found, align=self.align_by, heads=self.heads, buffer=size))
 
+    def cut_documents(self, translator: Translator, lines: Iterable[str | None], buffer: int) -> Iterator[chunks.Chunk]:
+        """The lines of whole documents, a chunk at a time."""
+        how = {**self.how, "limit": check_request(translator, self.options, self.how["limit"], self.how["overlap"])}
+        unreadable: list[int] = []
+        originals, ahead = tee(split_documents(note_unreadable(lines, unreadable), self.documents))
+
+        def work(chunk: DocumentChunk, own: list[DocumentLines], line: int, bad: list[int]) -> Iterator[str]:
+            for number in bad:
+                inputs.warn(f"line {number}: not UTF-8, so its translation is empty")
+            found = translate_document_chunk(translator, chunk, self.options, warn=inputs.warn, **how)
+            for original, translation in zip(own, found, strict=True):
+                line += len(original.borders)
+                if self.as_json:
+                    record = {"document": translation.number, "line": line, "sources": translation.sources}
+                    record |= {"translations": translation.sentences, "segments": translation.segments}
+                    yield to_json(record | {"fallbacks": translation.fallbacks, "warnings": translation.warnings})
+                else:
+                    yield from (*original.borders, *translation.sentences)
+                line += len(original.sentences)
+
+        line = 1
+        for chunk in chunk_documents((each.sentences for each in ahead), buffer):
+            own = list(islice(originals, len(chunk.documents)))
+            yield partial(work, chunk, own, line, unreadable.copy())
+            unreadable.clear()
+            line += sum(len(each.borders) + len(each.sentences) for each in own)
+
     def key(self, translator: Translator, file: str) -> str:
         """The same for the same content of the file, weights and options."""
         text = hash_lines(file, self.bad_utf8)
         kept = {**asdict(self), "file": text, "max_length": translator.max_length, "device": translator.device.type}
         kept |= {"rectiformer": rectiformer.__version__, "weights": translator.fingerprint()}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def note_unreadable(lines: Iterable[str | None], numbers: list[int]) -> Iterator[str | None]:
+    """The lines; the number of each that is not UTF-8 is added to `numbers`."""
+    for number, line in enumerate(lines, 1):
+        if line is None:
+            numbers.append(number)
+        yield line
 
 
 def hash_lines(file: str, bad_utf8: str) -> str:

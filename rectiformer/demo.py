@@ -105,10 +105,9 @@ def train_side_by_side(folder: Path, config: Config, terminal: Terminal) -> None
             settings.write_text(to_toml(load_config(None, [*SETTINGS, f"model.variant={variant}"])), encoding="utf-8")
             command = [sys.executable, "-m", "rectiformer", "train", str(settings), "--out", str(folder / variant)]
             command += ["--resume", "--data", str(folder / "data")]
-            log = (folder / f"{variant}.log").open("wb")
             env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-            processes[variant] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
-            log.close()
+            with (folder / f"{variant}.log").open("wb") as log:
+                processes[variant] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         watch(folder, processes, config.training.steps, terminal)
     finally:
         for process in processes.values():
@@ -151,13 +150,9 @@ def latest(path: Path) -> tuple[int, str]:
     if not trained:
         return 0, "starting"
     last = trained[-1]
-    bleu = [f"BLEU {record['valid_bleu']:.1f}" for record in records if "valid_bleu" in record][-1:]
-    numbers = [
-        f"loss {last['loss']:.3f}",
-        f"rate {last['learning_rate']:.1e}",
-        f"{last['tokens_per_second']:,.0f} tokens/s",
-    ]
-    return int(last["step"]), "  ".join([*numbers, *bleu])
+    bleu = [f"  BLEU {record['valid_bleu']:.1f}" for record in records if "valid_bleu" in record][-1:]
+    loss, rate, speed = last["loss"], last["learning_rate"], last["tokens_per_second"]
+    return int(last["step"]), f"loss {loss:.3f}  rate {rate:.1e}  {speed:,.0f} tokens/s{''.join(bleu)}"
 
 
 def look(translator: Translator, variant: str, pairs: list[Pair]) -> Look:
@@ -196,17 +191,15 @@ def print_looks(looks: list[Look], terminal: Terminal) -> None:
 def findings_table(looks: list[Look]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns, and one row per model."""
     columns = ("model", "BLEU", "AER", "aligned by", "exact zeros per layer", "null rows per layer")
-    return columns, [summarize(each) for each in looks]
-
-
-def summarize(each: Look) -> tuple[str, ...]:
-    """A model in one row."""
-    best, quality = each.best, each.findings.quality
-    assert quality is not None
-    head = "mean of heads" if best.head == AVERAGE else f"head {ordinal(best.head)}"
-    head_name = f"layer {ordinal(best.layer)}, {head}, {best.induction}"
-    zeros, nulls = (" ".join(f"{value:.1%}" for value in each.by_layer(name)) for name in ("sparsity", "null_rate"))
-    return each.findings.model.name, f"{quality.bleu:.1f}", f"{best.aer:.3f}", head_name, zeros, nulls
+    rows: list[tuple[str, ...]] = []
+    for each in looks:
+        best, quality = each.best, each.findings.quality
+        assert quality is not None
+        head = "mean of heads" if best.head == AVERAGE else f"head {ordinal(best.head)}"
+        head_name = f"layer {ordinal(best.layer)}, {head}, {best.induction}"
+        zeros, nulls = (" ".join(f"{value:.1%}" for value in each.by_layer(name)) for name in ("sparsity", "null_rate"))
+        rows.append((each.findings.model.name, f"{quality.bleu:.1f}", f"{best.aer:.3f}", head_name, zeros, nulls))
+    return columns, rows
 
 
 def read_words(example: Example, best: AlignmentFindings) -> list[tuple[str, str, str]]:
@@ -228,11 +221,9 @@ def word_weights(example: Example, best: AlignmentFindings) -> np.ndarray:
     assert example.target is not None
     heads = example.site("cross", best.layer).dense()
     weights = heads.mean(0) if best.head == AVERAGE else heads[int(best.head)]
-    source, target = (
-        pieces_to_words(
-            [(piece.start, piece.stop) for piece in side.pieces[:-1]], [(start, stop) for *_, start, stop in side.words]
-        )
-        for side in (example.source, example.target)
-    )
-    rows = rows_for(weights, best.induction, len(source))
-    return merge_weights(rows, source, target, len(example.source.words), len(example.target.words))
+    words = []
+    for side in (example.source, example.target):
+        pieces = [(piece.start, piece.stop) for piece in side.pieces[:-1]]
+        words.append(pieces_to_words(pieces, [(start, stop) for *_, start, stop in side.words]))
+    rows = rows_for(weights, best.induction, len(words[0]))
+    return merge_weights(rows, words[0], words[1], len(example.source.words), len(example.target.words))

@@ -105,7 +105,8 @@ def check_type(name: str, value: Any, expected: Any) -> Any:
     if expected is float and type(value) is int:
         return to_float(value)
     if type(value) is not expected:
-        raise ConfigError(f"{name} = {show(value)}, but it must be {article(expected.__name__)}")
+        noun = expected.__name__
+        raise ConfigError(f"{name} = {show(value)}, but it must be {'an' if noun == 'int' else 'a'} {noun}")
     return check_text(name, value) if expected is str else value
 
 
@@ -147,10 +148,6 @@ def show(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-def article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
-
-
 def to_toml(config: Config, comments: bool = False) -> str:
     """The whole configuration as TOML that `load_config` reads back.
 
@@ -164,10 +161,9 @@ def to_toml(config: Config, comments: bool = False) -> str:
         kind = type(values).__name__
         lines += [*comment(about.get(kind, "")), f"[{section.name}]"]
         for item in dataclasses.fields(values):
-            words = item.metadata.get("choices", ()) if comments else ()
-            text = about.get(f"{kind}.{item.name}", "") + (
-                f" One of {', '.join(map(toml_value, words))}." if words else ""
-            )
+            text = about.get(f"{kind}.{item.name}", "")
+            if comments and "choices" in item.metadata:
+                text += f" One of {', '.join(map(toml_value, item.metadata['choices']))}."
             lines += [*comment(text), f"{item.name} = {toml_value(getattr(values, item.name))}"]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
@@ -179,9 +175,7 @@ def docstrings() -> dict[str, str]:
     for section in ast.parse(inspect.getsource(sections)).body:
         if isinstance(section, ast.ClassDef):
             found[section.name] = ast.get_docstring(section) or ""
-            for key, after in pairwise(
-                section.body
-            ):  # Python keeps no docstrings of fields: they follow them in the source
+            for key, after in pairwise(section.body):  # Python keeps no docstrings of fields; in the source they follow
                 if isinstance(key, ast.AnnAssign) and isinstance(after, ast.Expr):
                     found[f"{section.name}.{ast.unparse(key.target)}"] = str(ast.literal_eval(after.value))
     return found

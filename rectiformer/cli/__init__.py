@@ -14,15 +14,7 @@ from typing import Annotated
 
 import typer
 
-from rectiformer.cli import (  # noqa: F401 (they register)
-    analyzing,
-    evaluating,
-    exporting,
-    serving,
-    studying,
-    training,
-    translating,
-)
+from rectiformer.cli import analyzing, evaluating, exporting, serving, studying, training, translating  # noqa: F401
 from rectiformer.cli.options import ConfigFile, Overrides, app, option
 from rectiformer.cli.output import write_all
 from rectiformer.demo import run_demo
@@ -102,7 +94,8 @@ def start() -> None:
 
 def main() -> None:
     """Run a command; what a user can cause comes out as one line, not as a traceback."""
-    show_anything()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that it cannot show come out as question marks
+        sys.stdout.reconfigure(errors="replace")
     quits = exchange(quit_at_once, signal.default_int_handler)  # a command may have to undo what is half done
     try:
         try:
@@ -136,12 +129,6 @@ def main() -> None:
     finally:
         if quits:
             exchange(signal.default_int_handler, quit_at_once)
-
-
-def show_anything() -> None:
-    """Have characters that standard output cannot show, as on a terminal without UTF-8, come out as question marks."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def is_out_of_memory(error: Exception) -> bool:

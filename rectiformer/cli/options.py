@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,8 +30,7 @@ def option(help: str, *names: str, panel: str | None = None, one_of: tuple[str, 
             raise ArgumentError(unknown_name(f"value of {names[0]}", value, one_of))
         return value
 
-    callback: Callable[[str], str] | None = check if one_of else None
-    return typer.Option(*names, help=help, rich_help_panel=panel, callback=callback, **settings)
+    return typer.Option(*names, help=help, rich_help_panel=panel, callback=check if one_of else None, **settings)
 
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="TOML file; without one, the defaults.")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,7 @@ REQUEST, QUEUE = "Limits of a request", "Limits of the server"
 
 @app.command()
 def serve(
+    context: typer.Context,
     run: RunFolder,
     host: Annotated[str, option("Address to listen on; other than this machine's own it needs a token.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
@@ -58,13 +59,7 @@ def serve(
     from rectiformer.serve.server import read_token
     from rectiformer.serve.server import serve as serve_until_stopped
 
-    limits = Limits(
-        max_header_bytes=max_header_bytes, max_connections=max_connections,
-        max_bytes=max_bytes, max_sentences=max_sentences, max_sentence_tokens=max_sentence_tokens,
-        max_tokens=max_tokens, max_beam=max_beam, max_nbest=max_nbest, max_heads=max_heads,
-        max_heads_tokens=max_heads_tokens, body_seconds=body_seconds, deadline=deadline, drain=drain,
-        queue_requests=queue_requests, queue_sentences=queue_sentences, batch_tokens=batch_tokens,
-    )  # fmt: skip
+    limits = Limits(**{limit.name: context.params[limit.name] for limit in fields(Limits)})
     limits, token = fit_files(limits, warn), read_token(host, token_file)
     with bind(host, port) as bound:  # a port that is taken shows before the model is read
         translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)

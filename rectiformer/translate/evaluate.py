@@ -46,18 +46,16 @@ def evaluate(
     batch_tokens: int = 4096,
     samples: int = 0,
     warn: Callable[[str], None] = warnings.warn,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Translate `sources` and score the result; a model that never ends stops at `options.extra_length`.
 
     Args:
         samples: bootstrap resamples for the 95 % interval of each score; 0 gives none.
         warn: told of each line that is too long to be translated as a whole.
-        progress: as in `Translator.translate`.
     """
     check_lines("sources", sources, references)
     start = time.perf_counter()
-    translations = translator.translate(sources, options, batch_tokens=batch_tokens, warn=warn, progress=progress)
+    translations = translator.translate(sources, options, batch_tokens=batch_tokens, warn=warn)
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     return Evaluation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,10 +61,7 @@ def evaluate_command(
     names = check_metrics(metrics)
     search = SearchOptions(beam=beam, length_penalty=length_penalty)
     segments = {"limit": segment, "overlap": overlap, "batch_tokens": batch_tokens}
-
-    def open_run(run: Path) -> Translator:
-        return open_translator(run, checkpoint, device, precision)
-
+    open_run = partial(open_translator, checkpoint=checkpoint, device=device, precision=precision)
     if agreement:
         if run is None or source or reference or hypothesis or baseline or baseline_hypothesis or out:
             raise ArgumentError("--agreement needs a RUN and no texts: it draws its own from the built-in grammar")
@@ -80,20 +78,16 @@ def evaluate_command(
         if run is None:
             return read_documents(file, documents)
         translator, sources = open_run(run), read_documents(source, documents)
-        if documents == "none":
-            return [translate_lines(translator, sources[0], references[0], search, batch_tokens)]
-        return translate_documents(translator, sources, references, search, segments, as_json)
+        if documents != "none":
+            return translate_documents(translator, sources, references, search, segments, as_json)
+        return [translate_lines(translator, sources[0], references[0], search, batch_tokens)]
 
     systems = {str(run or hypothesis): system_of(run, hypothesis)}
     if out is not None:
         write_all(joined_documents(systems[str(run)], documents), out)
     if other := baseline or baseline_hypothesis:
         systems = {f"{other} (baseline)": system_of(baseline, baseline_hypothesis)} | systems
-    for level, (lines, expected) in split_levels(systems, references, documents).items():
-        scores = score_level(lines, expected, names, samples)
-        named = [(name, replace(found, name=level + found.name), p_value) for name, found, p_value in scores]
-        print_scores(named, len(expected), as_json)
-    return None
+    return print_levels(systems, references, documents, names, samples, as_json)
 
 
 def check_metrics(text: str) -> list[str]:
@@ -133,16 +127,26 @@ def translate_documents(
     return [each.sentences for each in found]
 
 
-def split_levels(
-    systems: dict[str, list[list[str]]], references: list[list[str]], documents: str
-) -> dict[str, tuple[dict[str, list[str]], list[str]]]:
-    """What is scored at each level, of every system and of the references; without documents there is one level."""
+def print_levels(
+    systems: dict[str, list[list[str]]],
+    references: list[list[str]],
+    documents: str,
+    names: list[str],
+    samples: int,
+    as_json: bool,
+) -> None:
+    """Scores by each metric, of documents at both levels; with two systems, the second against the first."""
     if documents == "none":
-        return {"": ({name: lines for name, [lines] in systems.items()}, references[0])}
-    for name, found in systems.items():
-        check_documents(f"{name!r}", found, references)
-    right, cut = by_level(references), {name: by_level(found) for name, found in systems.items()}
-    return {level: ({name: found[level] for name, found in cut.items()}, right[level]) for level in right}
+        levels = {"": ({name: lines for name, [lines] in systems.items()}, references[0])}
+    else:
+        for name, found in systems.items():
+            check_documents(f"{name!r}", found, references)
+        right, cut = by_level(references), {name: by_level(found) for name, found in systems.items()}
+        levels = {level: ({name: found[level] for name, found in cut.items()}, right[level]) for level in right}
+    for level, (lines, expected) in levels.items():
+        scores = score_level(lines, expected, names, samples)
+        named = [(name, replace(found, name=level + found.name), p_value) for name, found, p_value in scores]
+        print_scores(named, len(expected), as_json)
 
 
 def score_level(

@@ -20,7 +20,7 @@ def test_list_shows_every_study(rectiformer):
         (["memory-swop"], "unknown study 'memory-swop'; did you mean 'memory-swap'?"),
         (["memory-swap"], "study 'memory-swap' needs --out, a folder for its trainings and results"),
         (["memory-swap", "--out", "OUT", "--scale", "smal"], "unknown value of --scale 'smal'; did you mean 'small'"),
-        (["memory-swap", "OUT", "--out", "OUT"], "only report does; name it with --out"),
+        (["memory-swap", "OUT", "--out", "OUT"], "only report takes a folder; name it with --out"),
         (["memory-swap", "--out", "OUT", "--only", "gelu"], "no training of memory-swap has 'gelu' in its name"),
         (
             ["memory-swap", "--out", "OUT", "--scale", "paper", "--data", "OUT/x"],

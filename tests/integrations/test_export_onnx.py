@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rectiformer.cli import app
 from rectiformer.errors import ArgumentError, CheckpointError
-from rectiformer.integrations.export import hash_file
+from rectiformer.files import hash_file
 from rectiformer.translate.evaluate import score_pairs
 from rectiformer.translate.options import SearchOptions
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rectiformer.text.lines import is_stream, read_lines
+from rectiformer.train.reporting import Reporter
 
 Item = TypeVar("Item")
 
@@ -49,8 +50,8 @@ def count_lines(file: str, out: Path | None) -> int | None:
     return sum(1 for _ in read_lines(file, "skip"))
 
 
-class Terminal:
-    """Where commands speak to people; also the `Reporter` of training. Leaving it clears whatever moves."""
+class Terminal(Reporter):
+    """Where commands speak to people. Leaving it clears whatever moves."""
 
     def __init__(self, stderr: bool = False) -> None:
         self.console = open_console(stderr)

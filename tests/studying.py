@@ -4,7 +4,7 @@ import sys
 
 from rectiformer.studies.running import run_studies
 from rectiformer.studies.single import describe
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 
 # What every training that is played begins with.
 PREAMBLE = """
@@ -26,7 +26,7 @@ def run_study(study, scale, out, **how):
     return run_studies([(study, scale)], out, **how)[0]
 
 
-class Telling(Silent):
+class Telling(Reporter):
     """Keeps what is said, and touches a file, so that trainings which are played can wait for it."""
 
     def __init__(self, told):

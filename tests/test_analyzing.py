@@ -1,6 +1,5 @@
 """`analyze` and `explore` as a user calls them: what they print and write, and one line for every mistake."""
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -148,9 +147,8 @@ def test_the_built_in_corpus_comes_with_links(world, rectiformer, monkeypatch):
 def test_a_run_of_other_text_is_not_measured_on_the_built_in_grammar(world, rectiformer, tmp_path):
     shutil.copytree(world / "rela-g", tmp_path / "run")
     for key, value, text in (("source", '["a.de", "b.de"]', "a.de, b.de"), ("stream", "true", "standard input")):
-        own = run_folder.read_record(world / "rela-g")
-        other = dataclasses.replace(own, config=override_config(own.config, [f"data.{key}={value}"]))
-        run_folder.change_record(tmp_path / "run", run_folder.read_record(tmp_path / "run"), other)
+        other = override_config(run_folder.open_run(world / "rela-g").config, [f"data.{key}={value}"])
+        run_folder.change_config(run_folder.open_run(tmp_path / "run"), other)
         found = rectiformer("analyze", world / "rela-g", "--compare", tmp_path / "run")
         line = f"{tmp_path / 'run'} was trained on {text}, not on the built-in grammar; name sentences of your own by "
         assert (found.code, found.out) == (2, "")

@@ -81,8 +81,9 @@ class Run:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of what the weights depend on; checkpoints carry them."""
+        model = json.dumps(dataclasses.asdict(self.config.model), sort_keys=True)
         return {
-            "config": hash_model(self.config),
+            "config": hashlib.sha256(model.encode()).hexdigest(),
             "data": self.data_hash,
             "source_vocabulary": self.source.sha256,
             "target_vocabulary": self.target.sha256,
@@ -94,17 +95,6 @@ class Run:
         return Transformer(self.config.model, self.source.size, self.target.size, self.target.bos, separators)
 
 
-@dataclass(frozen=True)
-class Record:
-    """What run.json says."""
-
-    identity: dict[str, str]
-    config: Config
-    replaced: Config | None = None
-    """The configuration before the latest change. config.toml still says this if the process was killed between the two
-    writes, or if a reader came between them; `config` holds all the same."""
-
-
 def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabulary, data_hash: str) -> Run:
     """Write a new run folder; CheckpointError where something is in it that an unfinished creation would not leave."""
     refuse_existing(folder, but=("run.lock", "data", "config.toml", "source.model", "target.model"))
@@ -114,7 +104,7 @@ def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabul
         replace_file(folder / "config.toml", to_toml(config).encode())  # whatever an unfinished creation left there
         source.save(folder / "source.model")
         target.save(folder / "target.model")
-        write_record(folder, Record(run.identity, config))
+        write_record(run)
     except OSError as error:
         raise write_failure(folder, error) from error
     return run
@@ -145,13 +135,13 @@ def open_run(folder: Path) -> Run:
             raise CheckpointError(
                 f"{folder} is no complete run folder: {name} is missing or not a file in it; put it back or train again"
             )
-    record = read_record(folder)
+    identity, config = read_record(folder)
     try:
-        source = Vocabulary.load(folder / "source.model", record.identity["source_vocabulary"])
-        target = Vocabulary.load(folder / "target.model", record.identity["target_vocabulary"])
+        source = Vocabulary.load(folder / "source.model", identity["source_vocabulary"])
+        target = Vocabulary.load(folder / "target.model", identity["target_vocabulary"])
     except (ConfigError, DataError) as error:
         raise CheckpointError(f"run folder {folder}: {error}") from error
-    return Run(folder, record.config, source, target, record.identity["data"])
+    return Run(folder, config, source, target, identity["data"])
 
 
 def runs_inside(folder: Path) -> list[str]:
@@ -171,50 +161,62 @@ def resume_run(run: Run, config: Config, data_hash: str) -> Run:
             f"cannot resume {run.path}: the data has hash {data_hash[:12]}, but it was trained on "
             f"{run.data_hash[:12]}; give it the same files, or train another run with --out"
         )
-    resumed = dataclasses.replace(run, config=config)
-    change_record(run.path, Record(run.identity, run.config), Record(resumed.identity, config))
-    return resumed
+    return change_config(run, config)
 
 
-def write_record(folder: Path, record: Record) -> None:
-    """Seal `record` as that of the run in `folder`: every key of every section, defaults too."""
-    sealed = {"format": RECORD_FORMAT, "identity": record.identity, "rectiformer": rectiformer.__version__}
-    sealed["config"] = dataclasses.asdict(record.config)
-    if record.replaced is not None:
-        sealed["replaced"] = dataclasses.asdict(record.replaced)
-    with writing(folder / "run.json"):
-        replace_file(folder / "run.json", seal(sealed))
+def change_config(run: Run, config: Config) -> Run:
+    """The run with another `config`, in its record, then in config.toml.
 
-
-def repeat_config(folder: Path, config: Config) -> None:
-    """Make config.toml say what the record does, unless it does already; comments that somebody added then stay."""
-    if read_copy(folder) != config:
-        with writing(folder / "config.toml"):
-            replace_file(folder / "config.toml", to_toml(config).encode())
-
-
-def change_record(folder: Path, old: Record, new: Record) -> None:
-    """Replace the record of a run, then config.toml; after a kill at any moment the run opens as the old or the new."""
-    repeat_config(folder, old.config)  # which may be missing, or older than the record, after a kill
-    if new.config != old.config:
-        write_record(folder, dataclasses.replace(new, replaced=old.config))
+    After a kill at any moment it opens as the old or the new.
+    """
+    changed = dataclasses.replace(run, config=config)
+    repeat_config(run)  # which may be missing, or older than the record, after a kill
+    if config != run.config:
+        write_record(changed, replaced=run.config)
         failpoint("before-config")
-        repeat_config(folder, new.config)
+        repeat_config(changed)
+    return changed
 
 
-def read_record(folder: Path) -> Record:
-    """The record of a run; CheckpointError where it is damaged, or where config.toml says anything else."""
+def write_record(run: Run, replaced: Config | None = None) -> None:
+    """Seal the record of a run: every key of every section, defaults too, and those that were `replaced`."""
+    sealed = {"format": RECORD_FORMAT, "identity": run.identity, "rectiformer": rectiformer.__version__}
+    sealed["config"] = dataclasses.asdict(run.config)
+    if replaced is not None:
+        sealed["replaced"] = dataclasses.asdict(replaced)
+    with writing(run.path / "run.json"):
+        replace_file(run.path / "run.json", seal(sealed))
+
+
+def repeat_config(run: Run) -> None:
+    """Make config.toml say what the record does, unless it does already; comments that somebody added then stay."""
+    if read_copy(run.path) != run.config:
+        with writing(run.path / "config.toml"):
+            replace_file(run.path / "config.toml", to_toml(run.config).encode())
+
+
+def read_record(folder: Path) -> tuple[dict[str, str], Config]:
+    """Identity and configuration of a run; CheckpointError where they are damaged, or config.toml says anything else.
+
+    It may say what was replaced last: a kill, or this reader, may have come between the two writes of `change_config`.
+    """
     # In this order: a reader who finds a new config.toml finds the new record too; with an old one it may be either.
-    found = read_copy(folder)
-    record = read_sealed_record(folder / "run.json")
-    if found is not None and found not in (record.config, record.replaced):
-        keys = changed_keys(record.config, found)
-        changes = [
-            f"{key} = {value_of(found, key)!r} (saved: {value_of(record.config, key)!r})" for key in keys[:KEYS_NAMED]
-        ]
+    found, path = read_copy(folder), folder / "run.json"
+    sealed = read_sealed(path, RECORD_LIMIT, RECORD_FORMAT)
+    identity = sealed.get("identity")
+    if not isinstance(identity, dict) or not all(isinstance(identity.get(name), str) for name in IDENTITY):
+        raise damaged(path, f"it lacks a hash of {', '.join(IDENTITY)}")
+    try:
+        config = build(Config, sealed.get("config"), "")
+        replaced = build(Config, sealed["replaced"], "") if "replaced" in sealed else None
+    except ConfigError as error:
+        raise damaged(path, f"its configuration is of another version of rectiformer ({error})") from error
+    if found is not None and found not in (config, replaced):
+        keys = changed_keys(config, found)
+        changes = [f"{key} = {value_of(found, key)!r} (saved: {value_of(config, key)!r})" for key in keys[:KEYS_NAMED]]
         changes += [f"and {len(keys) - KEYS_NAMED} more"] if len(keys) > KEYS_NAMED else []
         raise refused(folder, f"not as it was saved: {', '.join(changes)}")
-    return record
+    return identity, config
 
 
 def read_copy(folder: Path) -> Config | None:
@@ -237,18 +239,6 @@ def refused(folder: Path, why: str) -> CheckpointError:
     )
 
 
-def read_sealed_record(path: Path) -> Record:
-    sealed = read_sealed(path, RECORD_LIMIT, RECORD_FORMAT)
-    identity = sealed.get("identity")
-    if not isinstance(identity, dict) or not all(isinstance(identity.get(name), str) for name in IDENTITY):
-        raise damaged(path, f"it lacks a hash of {', '.join(IDENTITY)}")
-    try:
-        replaced = build(Config, sealed["replaced"], "") if "replaced" in sealed else None
-        return Record(identity, build(Config, sealed.get("config"), ""), replaced)
-    except ConfigError as error:
-        raise damaged(path, f"its configuration is of another version of rectiformer ({error})") from error
-
-
 def changed_keys(old: Config, new: Config) -> list[str]:
     """The dotted keys whose values differ, in the order of the configuration."""
     keys = [
@@ -262,11 +252,6 @@ def changed_keys(old: Config, new: Config) -> list[str]:
 def value_of(config: Config, key: str) -> Any:
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
-
-
-def hash_model(config: Config) -> str:
-    """SHA-256 of the section that decides which weights fit."""
-    return hashlib.sha256(json.dumps(dataclasses.asdict(config.model), sort_keys=True).encode()).hexdigest()
 
 
 def load_model(

@@ -24,7 +24,7 @@ from rectiformer.studies.plan import Scale, Study, Task, hash_config, portable
 from rectiformer.studies.results import Results, read_result, read_saved
 from rectiformer.studies.single import describe
 from rectiformer.toml import load_config
-from rectiformer.train.reporting import Reporter, Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.signals import STOPPED, StoppedError, StopRequest
 
 COMMAND = (sys.executable, "-m", "rectiformer", "study")
@@ -58,7 +58,7 @@ def run_studies(
             slash is matched against `study/key`.
         deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
     """
-    reporter = reporter or Silent()
+    reporter = reporter or Reporter()
     for study, scale in plans:
         if study.shows is not None:
             reporter.note(f"{study.name} shows what {study.shows.name} has measured; that is the study to run")

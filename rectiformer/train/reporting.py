@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rectiformer.runs.metrics import MetricsLog
 
 
-class Reporter(Protocol):
-    """Receives the progress of a training."""
+class Reporter:
+    """Receives the progress of a training, and shows nothing of it; subclasses show what they want to."""
 
     def note(self, text: str) -> None:
         """One line worth reading."""
@@ -32,18 +32,6 @@ class Reporter(Protocol):
 
     def end(self) -> None:
         """Training is over, for whatever reason."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def note(self, text: str) -> None: ...
-    def preparing(self, stage: str, count: int) -> None: ...
-    def begin(self, step: int, steps: int) -> None: ...
-    def advance(self, step: int) -> None: ...
-    def logged(self, record: Mapping[str, Any]) -> None: ...
-    def validated(self, record: Mapping[str, Any]) -> None: ...
-    def end(self) -> None: ...
 
 
 class Journal:

@@ -38,7 +38,7 @@ from rectiformer.text.stream import require_stream
 from rectiformer.text.vocabulary import Vocabulary, load_named
 from rectiformer.train.loop import Trainer
 from rectiformer.train.loss import require_weights
-from rectiformer.train.reporting import Reporter, Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.validation import require_validation
@@ -66,7 +66,7 @@ def train(
         data: a folder written by `prepare`; otherwise the text named in `config` is prepared inside `folder`.
     """
     with init_ranks(lambda: find_device(config.training.device)) as (ranks, device):
-        reporter = reporter if reporter is not None and ranks.is_rank0 else Silent()
+        reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
         announce(config, folder, resume, reporter)
         resume = ranks.on_rank0(lambda: begin(config, folder, data, resume, ranks))
         with StopRequest() as stop, ExitStack() as stack:

@@ -20,7 +20,7 @@ import torch._dynamo
 
 from rectiformer.errors import RectiformerError
 from rectiformer.toml import load_config
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.start import train
 
 
@@ -28,7 +28,7 @@ def answer(**line):
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
-class Moments(Silent):
+class Moments(Reporter):
     """Sends this process signals: after an update ("advance 37"), before a file is opened ("open valid/source.txt")."""
 
     def __init__(self, moments):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from rectiformer.errors import RectiformerError, is_from_other_rank
 from rectiformer.toml import load_config
 from rectiformer.train import fsdp  # noqa: F401  with FSDP2
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.start import train
 
 
@@ -29,7 +29,7 @@ def answer(**line):
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
-class Notes(Silent):
+class Notes(Reporter):
     def note(self, text):
         answer(note=text)
 

@@ -1,6 +1,5 @@
 """What goes wrong around a run: full disks, damage, changed files, a second process, folders made to harm."""
 
-import dataclasses
 import json
 import os
 import pickle
@@ -14,7 +13,7 @@ from end_to_end.tiny import outcome, overrides, steps_on_disk
 
 from rectiformer.errors import CheckpointError, DataError
 from rectiformer.runs.checkpoint import file_entry, seal
-from rectiformer.runs.folder import change_record, read_record
+from rectiformer.runs.folder import change_config, open_run
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.toml import load_config, override_config
 from rectiformer.train.start import train
@@ -219,10 +218,10 @@ def test_only_files_of_the_folder_itself_are_read(data, run, tmp_path, plant, na
 def test_paths_in_a_configuration_from_elsewhere_are_not_followed(run, tmp_path):
     """Translating needs none of the texts that a run was trained on."""
     os.mkfifo(tmp_path / "fifo")
-    record = read_record(run)
+    opened = open_run(run)
     planted = {"data.source": "../fifo", "data.valid_source": "../fifo", "vocabulary.source_model": "../fifo"}
-    config = override_config(record.config, [f"{key}={value}" for key, value in planted.items()])
-    change_record(run, record, dataclasses.replace(record, config=config))
+    config = override_config(opened.config, [f"{key}={value}" for key, value in planted.items()])
+    change_config(opened, config)
     assert (run / "config.toml").read_text().count("../fifo") == 3
     assert Translator.from_run(run, device="cpu").translate([""], SearchOptions())[0].text == ""
 

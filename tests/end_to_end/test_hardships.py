@@ -15,7 +15,7 @@ from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import Prepared
 from rectiformer.toml import load_config
 from rectiformer.train.loop import Trainer
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.signals import StopRequest
 
 PATIENCE = 120
@@ -42,7 +42,7 @@ def test_twenty_five_kills_at_random_moments_change_nothing(launcher, straight, 
     assert outcome(folder) == straight(**options)
 
 
-class Witness(Silent):
+class Witness(Reporter):
     def __init__(self):
         self.notes = []
 

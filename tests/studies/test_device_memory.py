@@ -11,7 +11,7 @@ from rectiformer.errors import DeviceMemoryError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, Task, find_task, seeded
 from rectiformer.studies.single import run_single
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 
 SEARCH, SMOKE = STUDIES["reluformer-search"], Scale("smoke")
 THREE = replace(SEARCH, trainings=lambda scale: seeded("rela-g", (1, 2, 3), SEARCH.trainings(scale)[0].config))
@@ -131,4 +131,4 @@ def test_too_little_memory_to_train_is_one_line_with_the_same_exit_code(tmp_path
 
 def test_other_errors_of_measuring_are_left_as_they_are(unmeasured):
     with pytest.raises(RuntimeError, match="sizes of tensors do not match"):
-        run_single(find_task(replace(SEARCH, measure=broken), SMOKE, unmeasured, "rela-g-seed1"), Silent())
+        run_single(find_task(replace(SEARCH, measure=broken), SMOKE, unmeasured, "rela-g-seed1"), Reporter())

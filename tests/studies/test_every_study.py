@@ -23,7 +23,7 @@ from rectiformer.studies.single import run_single
 from rectiformer.studies.sparsity import pairing_table
 from rectiformer.studies.translation_quality import PANELS, PENALTIES
 from rectiformer.text.prepared import Prepared
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.translate.align import alignment_table
 from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
@@ -41,7 +41,7 @@ def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("studies")
     for study in TRAINED:
         for training in study.trainings(SMOKE):
-            run_single(Task(study, SMOKE, folder, training), Silent())
+            run_single(Task(study, SMOKE, folder, training), Reporter())
     return folder
 
 

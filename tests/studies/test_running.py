@@ -21,7 +21,7 @@ from rectiformer.studies.report import write_report
 from rectiformer.studies.results import read_result
 from rectiformer.studies.running import load_results
 from rectiformer.studies.single import run_single
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.translate.translator import Translator
 
 pytestmark = pytest.mark.long
@@ -30,7 +30,7 @@ KEYS = ("rela-g-seed1", "post-rela-g-seed1")
 TIMES = ("valid_tokens_per_second", "training_tokens_per_second")
 
 
-class Notes(Silent):
+class Notes(Reporter):
     """Keeps what was said."""
 
     def __init__(self):
@@ -63,7 +63,7 @@ def straight(tmp_path_factory):
     torch.set_num_threads(1)  # as the processes have, or sums are rounded otherwise
     out = tmp_path_factory.mktemp("straight")
     for key in KEYS:
-        run_single(find_task(SEARCH, SMOKE, out, key), Silent())
+        run_single(find_task(SEARCH, SMOKE, out, key), Reporter())
     return out, load_results(SEARCH, SMOKE, out)
 
 

@@ -16,7 +16,7 @@ from rectiformer.terminal import Terminal
 from rectiformer.text.batches import collate
 from rectiformer.text.prepared import prepare
 from rectiformer.train.loop import Trainer
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.signals import StopRequest
 from rectiformer.train.validation import (
     SiteHealth,
@@ -140,7 +140,7 @@ def test_a_death_is_told_once():
     ]
 
 
-class Witness(Silent):
+class Witness(Reporter):
     def __init__(self):
         self.notes, self.records = [], []
 

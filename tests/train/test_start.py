@@ -11,7 +11,7 @@ from rectiformer.runs.folder import adopt_vocabularies, load_model, open_run, we
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
-from rectiformer.train.reporting import Silent
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.start import announce, describe_new_length, train
 
 SETTINGS = [
@@ -34,7 +34,7 @@ SETTINGS = [
 ]
 
 
-class Notes(Silent):
+class Notes(Reporter):
     def __init__(self):
         self.lines = []
 

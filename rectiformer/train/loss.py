@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,16 +17,6 @@ from rectiformer.ops.weights import RowStatistics
 
 EPSILON = 1e-8
 """Inside the logarithm of the row sum."""
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Sums over the tokens of one micro-batch; whoever adds micro-batches divides once, at the end."""
-
-    smoothed: Tensor
-    """What is minimized, before penalties: smoothed cross-entropy, each token weighed as `loss_mean` says."""
-    plain: Tensor
-    """Cross-entropy in nats without smoothing, detached: exp(plain / tokens) is the perplexity."""
 
 
 def token_losses(logits: Tensor, target: Tensor, config: TrainingConfig) -> tuple[Tensor, Tensor]:
@@ -51,13 +40,17 @@ def token_losses(logits: Tensor, target: Tensor, config: TrainingConfig) -> tupl
     return smoothed, plain
 
 
-def batch_losses(logits: Tensor, target: Tensor, lengths: Tensor, config: TrainingConfig) -> Losses:
-    """Sums over the real positions of a batch: logits [B, M, V], target [B, M], lengths [B]."""
+def batch_losses(logits: Tensor, target: Tensor, lengths: Tensor, config: TrainingConfig) -> tuple[Tensor, Tensor]:
+    """Sums over the real positions of a batch: logits [B, M, V], target [B, M], lengths [B].
+
+    First what is minimized, before penalties: smoothed cross-entropy, each token weighed as `loss_mean` says. Then,
+    detached, cross-entropy in nats without smoothing. Whoever adds micro-batches divides once, at the end.
+    """
     smoothed, plain = token_losses(logits, target, config)
     real = torch.arange(target.shape[1], device=target.device) < lengths[:, None]
     if config.loss_mean == "sentence":
         smoothed = smoothed / lengths.clamp_min(1)[:, None]
-    return Losses(torch.where(real, smoothed, 0).sum(), torch.where(real, plain, 0).sum().detach())
+    return torch.where(real, smoothed, 0).sum(), torch.where(real, plain, 0).sum().detach()
 
 
 def penalty_strength(config: TrainingConfig, step: int) -> float:

@@ -98,8 +98,3 @@ class MovingAverage:
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(zip(self.names, self.values, strict=True))
-
-    @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        for name, value in zip(self.names, self.values, strict=True):
-            value.copy_(tensors[name])

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +24,7 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import Run, load_tensors, load_weights, weights_of
 from rectiformer.text.batches import Batch
-from rectiformer.train.loss import (
-    Losses,
-    batch_losses,
-    collect_penalties,
-    is_penalized,
-    penalty_strength,
-    require_weights,
-)
+from rectiformer.train.loss import batch_losses, collect_penalties, is_penalized, penalty_strength, require_weights
 from rectiformer.train.optimizer import (
     MovingAverage,
     build_optimizer,
@@ -58,10 +52,6 @@ class Totals:
     grad_norm: float
     """Of the latest update."""
     tokens: int
-    updates: int
-    bad_step: int
-    """The first update whose loss or gradient was not finite, -1 if there was none. It changed nothing, nor did any
-    update after it."""
 
 
 def micro_seed(seed: int, step: int, index: int) -> int:
@@ -115,16 +105,16 @@ class Updater:
         self.step = torch.zeros((), dtype=torch.long, device=device)
         self.penalty_strength = torch.ones((), device=device)
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
+        """The first update whose loss or gradient was not finite, -1 if there was none. It changed nothing, nor did any
+        update after it."""
         self.optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
         self.tokens = self.updates = 0
-        self.losses: Callable[..., Losses] = batch_losses
-        if self.compiled:
-            self.losses = self._compile()
+        self.losses = self._compile() if self.compiled else batch_losses
         self.graphs: dict[tuple[object, ...], CapturedPass] = {}
         self.pool = GraphPool() if self.captured else None
         self.apply: Callable[[], None] = self._apply
 
-    def _compile(self) -> Callable[..., Losses]:
+    def _compile(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """Compile layer by layer, since all share one program; with penalties, which observe layers, only the loss."""
         # Sums over rows and columns in one kernel end in hundreds of small sums: 17.0 vs. 14.4 ms per step.
         torch._inductor.config.triton.mix_order_reduction = False
@@ -168,15 +158,13 @@ class Updater:
             self.sums.copy_(before + self.all_reduced[-3:])
 
     def _pass_for(self, batch: Batch, tensors: list[Tensor]) -> Callable[[list[Tensor], Tensor], None]:
-        full = batch.full
+        accumulate = partial(self._accumulate, full=batch.full)
         if self.pool is None:
-            return lambda inputs, divisor: self._accumulate(inputs, divisor, full)
-        key = (full, *batch.source.shape, *batch.target.shape)
+            return accumulate
+        key = (batch.full, *batch.source.shape, *batch.target.shape)
         if key not in self.graphs:
             held = self.sums.clone()
-            self.graphs[key] = CapturedPass(
-                lambda inputs, divisor: self._accumulate(inputs, divisor, full), tensors, self.pool
-            )
+            self.graphs[key] = CapturedPass(accumulate, tensors, self.pool)
             self.sums.copy_(held)  # the warm-up has added to it
         return self.graphs[key]
 
@@ -189,10 +177,10 @@ class Updater:
             penalties = collect_penalties(self.model, source_lengths, target_lengths, self.config)
         with penalties as found, self.autocast():
             logits = self.model(source, lengths, target_input)
-        losses = self.losses(logits, target, target_lengths, self.config)
+        smoothed, plain = self.losses(logits, target, target_lengths, self.config)
         penalty = self._penalty(found, target_lengths, divisor)
-        self._backward(losses.smoothed / divisor + penalty)
-        parts = (losses.smoothed.detach() / divisor, losses.plain, penalty.detach())
+        self._backward(smoothed / divisor + penalty)
+        parts = (smoothed.detach() / divisor, plain, penalty.detach())
         self.sums += torch.stack([part.double() for part in parts])
 
     def _backward(self, loss: Tensor) -> None:
@@ -263,7 +251,7 @@ class Updater:
         if checkpoint.step:
             restore_optimizer(self.optimizer, self.names, self._read(checkpoint, "optimizer"))
         if self.average is not None:
-            self.average.restore(self._read(checkpoint, "ema"))
+            load_tensors(self.average.tensors(), self._read(checkpoint, "ema"), str(checkpoint.path))
 
     def _read(self, checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
         return checkpoint.tensors(name)
@@ -280,15 +268,7 @@ class Updater:
         """Totals since the last call. This waits for the device."""
         smoothed, plain, penalty = self.sums.tolist()
         updates, tokens = max(1, self.updates), self.tokens
-        totals = Totals(
-            smoothed / updates,
-            plain / max(1, tokens),
-            penalty / updates,
-            self.grad_norm.item(),
-            tokens,
-            self.updates,
-            int(self.bad_step),
-        )
+        totals = Totals(smoothed / updates, plain / max(1, tokens), penalty / updates, self.grad_norm.item(), tokens)
         self.sums.zero_()
         self.tokens = self.updates = 0
         return totals

@@ -124,7 +124,8 @@ class Validator:
             batch = self.collate(pairs)
             with self.autocast():
                 logits = self.model(batch.source, batch.source_lengths, batch.target_input)
-            total += batch_losses(logits, batch.target, batch.target_lengths, self.config.training).plain.item()
+            _, plain = batch_losses(logits, batch.target, batch.target_lengths, self.config.training)
+            total += plain.item()
             tokens += batch.tokens
         return total / max(1, tokens)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rectiformer.config import TrainingConfig
+from rectiformer.runs.folder import load_tensors
 from rectiformer.train.optimizer import (
     MovingAverage,
     build_optimizer,
@@ -175,7 +176,7 @@ def test_a_moving_average_is_restored_by_name():
     model, average = build_average()
     saved = {name: torch.randn_like(tensor) for name, tensor in average.tensors().items()}
     before = copy.deepcopy(model.state_dict())
-    average.restore(dict(reversed(saved.items())))
+    load_tensors(average.tensors(), dict(reversed(saved.items())), "it")
     assert all(torch.equal(average.tensors()[name], saved[name]) for name in saved)
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
     assert all(tensor.data_ptr() != saved[name].data_ptr() for name, tensor in average.tensors().items())

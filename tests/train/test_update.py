@@ -176,7 +176,8 @@ def test_without_a_finite_gradient_nothing_is_updated_any_more(bad):
         before = weights(updater)
         updater.update(step, [FIRST, SECOND])
         assert torch.equal(weights(updater).nan_to_num(), before.nan_to_num())
-        assert updater.read().bad_step == 3
+        updater.read()
+        assert updater.bad_step == 3
     for name, tensor in optimizer_tensors(updater.optimizer, names).items():
         assert torch.equal(tensor, state[name]), name
 
@@ -203,10 +204,11 @@ def test_totals_are_means_since_they_were_read(mean):
         updater.update(step, [FIRST])
     smoothed, plain = (sum(values) / 3 for values in zip(*expected, strict=True))
     held = updater.sums_so_far()
+    assert (updater.updates, updater.bad_step) == (3, -1)
     totals = updater.read()
     assert totals.smoothed == pytest.approx(smoothed / (FIRST.tokens if mean == "token" else 3), rel=1e-5)
     assert totals.plain == pytest.approx(plain / FIRST.tokens, rel=1e-5)
-    assert (totals.penalty, totals.tokens, totals.updates, totals.bad_step) == (0.0, 3 * FIRST.tokens, 3, -1)
+    assert (totals.penalty, totals.tokens) == (0.0, 3 * FIRST.tokens)
     assert updater.read().tokens == updater.read().smoothed == 0
     updater.restore_sums(*held)
     assert updater.read() == totals

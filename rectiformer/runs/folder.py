@@ -26,7 +26,7 @@ from torch import Tensor
 import rectiformer
 from rectiformer.config import Config
 from rectiformer.errors import CheckpointError, ConfigError, DataError
-from rectiformer.files import damaged, failpoint, replace_file, write_failure, writing
+from rectiformer.files import damaged, failpoint, replace_file, writing
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import (
     Checkpoint,
@@ -99,14 +99,12 @@ def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabul
     """Write a new run folder; CheckpointError where something is in it that an unfinished creation would not leave."""
     refuse_existing(folder, but=("run.lock", "data", "config.toml", "source.model", "target.model"))
     run = Run(folder, config, source, target, data_hash)
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "config.toml", to_toml(config).encode())  # whatever an unfinished creation left there
         source.save(folder / "source.model")
         target.save(folder / "target.model")
         write_record(run)
-    except OSError as error:
-        raise write_failure(folder, error) from error
     return run
 
 

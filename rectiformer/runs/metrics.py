@@ -10,26 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from rectiformer.errors import DataError
-from rectiformer.files import replace_file, write_failure
+from rectiformer.files import replace_file, writing
 
 
 class MetricsLog:
-    """Records written one per line, each handed to the system before `write` returns.
+    """Records written one per line, each handed to the system before `write` returns, and to TensorBoard where wanted.
 
     A log that a killed process may have left with half a line must be rewound before it is written to.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tensorboard: bool = False) -> None:
         self.path = path
+        self.writer: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # seconds to import
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Append `record`; floats that are not finite, which JSON lacks, become "nan", "inf" or "-inf"."""
+            self.writer = SummaryWriter(str(path.with_name("tensorboard")))
+
+    def write(self, record: dict[str, Any], prefix: str = "train") -> None:
+        """Append `record`; floats that are not finite, which JSON lacks, become "nan", "inf" or "-inf".
+
+        TensorBoard has its numbers under `prefix`.
+        """
         line = json.dumps(spell_non_finite(record), allow_nan=False).encode() + b"\n"
-        try:
-            with open(self.path, "ab") as file:
-                file.write(line)
-        except OSError as error:
-            raise write_failure(self.path, error) from error
+        with writing(self.path), open(self.path, "ab") as file:
+            file.write(line)
+        if self.writer is not None:
+            for name, value in record.items():
+                if name != "step" and isinstance(value, int | float):
+                    self.writer.add_scalar(f"{prefix}/{name}", value, record["step"])
+            self.writer.flush()
 
     def rewind(self, step: int, undone: Collection[str] = ()) -> None:
         """Drop all records of steps after `step`, and half a line at the end; the rest stays byte for byte.
@@ -40,10 +50,8 @@ class MetricsLog:
         if not os.path.lexists(self.path):
             return
         kept = [line for line, record in parse_lines(self.path) if not after(record, step, undone)]
-        try:
+        with writing(self.path):
             replace_file(self.path, b"".join(line + b"\n" for line in kept))
-        except OSError as error:
-            raise write_failure(self.path, error) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

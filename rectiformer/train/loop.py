@@ -19,10 +19,11 @@ from rectiformer.errors import DataError, DeviceMemoryError, DivergedError
 from rectiformer.files import damaged, replace_file, require_space, writing
 from rectiformer.runs.checkpoint import Checkpoint, point_to
 from rectiformer.runs.folder import Run, inherit_weights, require_own, weights_of
+from rectiformer.runs.metrics import MetricsLog
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches
 from rectiformer.train.optimizer import learning_rate
-from rectiformer.train.reporting import Journal, Reporter
+from rectiformer.train.reporting import Reporter
 from rectiformer.train.saving import Saver, State, average_checkpoints
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.update import build_updater
@@ -67,7 +68,7 @@ class Trainer:
             self.validator = Validator(
                 self.updater.eval_model, prepared, self.config, self.updater.autocast, self._stop_if_requested_here
             )
-        self.journal = Journal(run.path, self.config.log.tensorboard and ranks.is_rank0, reporter)
+        self.metrics = MetricsLog(run.path / "metrics.jsonl", self.config.log.tensorboard and ranks.is_rank0)
         self.state = State()
         self.dead: dict[tuple[str, int], int] = {}
         self.since = time.perf_counter()
@@ -118,7 +119,7 @@ class Trainer:
 
     def _open_log(self) -> None:
         done = {"valid_loss": self.state.validated == self.state.step, "weights": self.state.finished}
-        self.journal.metrics.rewind(self.state.step, [key for key in done if not done[key]])
+        self.metrics.rewind(self.state.step, [key for key in done if not done[key]])
         size = 4 * 4 * self.parameters
         require_space(self.run_folder.path / "checkpoints", size, size)  # two checkpoints have to fit
 
@@ -207,7 +208,8 @@ class Trainer:
             "tokens_per_second": totals.tokens / max(1e-9, now - self.since),
         }
         self.since = now
-        self.ranks.on_rank0(lambda: self.journal.logged(record))
+        self.ranks.on_rank0(lambda: self.metrics.write(record, "train"))
+        self.reporter.logged(record)
 
     def _validate_and_save(self) -> None:
         """Validate, and save if it is the best or a save is due; stop early if patience is over."""
@@ -240,7 +242,8 @@ class Trainer:
         record = {"step": self.state.step, **{f"valid_{name}": value for name, value in metrics.items()}}
         if weights:
             record["weights"] = weights
-        self.journal.validated(record)
+        self.metrics.write(record, "valid")
+        self.reporter.validated(record)
         for phrase in newly_dead(found.health, self.dead):
             self.reporter.note(f"step {self.state.step}: {phrase}")
         return found.value(self.config.validation.metric)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -207,23 +206,6 @@ def name_start(store: dist.Store, rank: int, size: int) -> str:
             raise dist.DistStoreError(f"rank {missing[0]} has not come within {START_TIMEOUT}")
         time.sleep(START_POLL)
     return own
-
-
-class Restarts:
-    """Whether torchrun has restarted ranks that had begun with a folder; its store remembers."""
-
-    def __init__(self, folder: Path) -> None:
-        self.key = f"rectiformer begins {folder.absolute()}"
-        self.store = torchrun_store()
-
-    def begun(self) -> bool:
-        """Whether this is not the first start, and an earlier one got as far as `begin`."""
-        return self.store is not None and self.store.check([self.key])
-
-    def begin(self) -> None:
-        """From now on the folder is that of these ranks."""
-        if self.store is not None:
-            self.store.set(self.key, "yes")
 
 
 def device_of_rank(device: torch.device, local: int) -> torch.device:

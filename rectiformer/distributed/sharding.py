@@ -60,8 +60,14 @@ def count_tokens(plan: BatchPlan, index: int, pairs: np.ndarray) -> int:
     return len(pairs) + sum(len(corpus.target(int(pair))) for pair in pairs)
 
 
-def require_shares(grad_accumulation: int, world_size: int) -> None:
-    """ConfigError where the micro-batches of an update cannot be shared evenly."""
+def is_sharded(config: TrainingConfig, world_size: int) -> bool:
+    """Whether each rank holds some rows of every parameter."""
+    return world_size > 1 and config.parallel == "fsdp"
+
+
+def require_ranks(config: TrainingConfig, world_size: int) -> None:
+    """ConfigError where so many ranks cannot train a run, be it new or resumed."""
+    grad_accumulation = config.grad_accumulation
     if grad_accumulation % world_size:
         fitting = -(-grad_accumulation // world_size) * world_size
         raise ConfigError(
@@ -69,15 +75,6 @@ def require_shares(grad_accumulation: int, world_size: int) -> None:
             f"{fitting}, and training.batch_tokens lower to keep the size of an update, or start a different number of "
             "ranks"
         )
-
-
-def is_sharded(config: TrainingConfig, world_size: int) -> bool:
-    """Whether each rank holds some rows of every parameter."""
-    return world_size > 1 and config.parallel == "fsdp"
-
-
-def require_parallel(config: TrainingConfig, world_size: int) -> None:
-    """ConfigError where the model is to be sharded and compiled or captured, which does not go together."""
     if is_sharded(config, world_size) and config.compile in ("yes", "capture"):
         raise ConfigError(
             f'training.compile = "{config.compile}" and training.parallel = "fsdp" do not go together; '

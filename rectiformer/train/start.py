@@ -15,8 +15,8 @@ import torch
 
 from rectiformer.config import Config, TrainingConfig
 from rectiformer.distributed.pulse import Pulse
-from rectiformer.distributed.ranks import Ranks, Restarts, init_ranks, torchrun_store
-from rectiformer.distributed.sharding import require_parallel, require_shares
+from rectiformer.distributed.ranks import Ranks, init_ranks, torchrun_store
+from rectiformer.distributed.sharding import require_ranks
 from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.files import remove
 from rectiformer.model.transformer import Transformer
@@ -51,8 +51,6 @@ UNFINISHED = re.compile(
 
 FALLING = ("linear", "cosine", "wsd")
 """Schedules whose learning rate depends on `training.steps`."""
-Vocabularies = tuple[Vocabulary | None, Vocabulary | None]
-"""Of source and target; None where they are yet to be trained."""
 
 
 def train(
@@ -99,15 +97,17 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> 
 
 def begin(config: Config, folder: Path, data: Path | None, resume: bool, ranks: Ranks) -> bool:
     """Make a folder for the run, which must be new unless it resumes; returns whether it does, as after a restart."""
-    restarts = Restarts(folder)
-    resume = resume or restarts.begun()
+    store, key = torchrun_store(), f"rectiformer begins {folder.absolute()}"
+    resume = resume or (store is not None and store.check([key]))
     if not resume:
         refuse_existing(folder)
-    require_ranks(config, ranks.world_size)
+    require_ranks(config.training, ranks.world_size)
+    require_stream(config, ranks.world_size)
     if not is_created(folder):
         require_trainable(config, data)
     folder.mkdir(parents=True, exist_ok=True)
-    restarts.begin()
+    if store is not None:
+        store.set(key, "yes")  # from now on the folder is that of these ranks, also after a restart
     return resume
 
 
@@ -217,13 +217,6 @@ def describe_new_length(old: TrainingConfig, new: TrainingConfig) -> str:
     )
 
 
-def require_ranks(config: Config, world_size: int) -> None:
-    """ConfigError where so many ranks cannot train a run, be it new or resumed."""
-    require_shares(config.training.grad_accumulation, world_size)
-    require_parallel(config.training, world_size)
-    require_stream(config, world_size)
-
-
 def require_trainable(config: Config, data: Path | None) -> None:
     """Raise what a new run would fail with whatever its text says.
 
@@ -242,15 +235,18 @@ def require_trainable(config: Config, data: Path | None) -> None:
         require_training_text(config, prepared)
         require_validation(config, prepared.valid is not None)
         vocabularies = prepared.source, prepared.target
-    require_model(config, vocabularies)
+    require_model(config, *vocabularies)
     if config.training.init_from:
         require_fit(config, *vocabularies)
 
 
-def require_model(config: Config, vocabularies: Vocabularies) -> None:
-    """ConfigError, or the model's own, where it cannot be built; here it is built on torch's meta device."""
-    source, target = vocabularies
-    if config.model.tie_embeddings == "all" and not are_one(config, vocabularies):
+def require_model(config: Config, source: Vocabulary | None, target: Vocabulary | None) -> None:
+    """ConfigError, or the model's own, where it cannot be built; here it is built on torch's meta device.
+
+    A vocabulary is None where it is yet to be trained.
+    """
+    shared = source.sha256 == target.sha256 if source and target else config.vocabulary.shared
+    if config.model.tie_embeddings == "all" and not shared:
         raise ConfigError(
             'model.tie_embeddings = "all" needs one vocabulary, but source and target each have their own; use '
             'model.tie_embeddings = "target" or vocabulary.shared = true'
@@ -261,12 +257,6 @@ def require_model(config: Config, vocabularies: Vocabularies) -> None:
     with torch.device("meta"):
         model = Transformer(config.model, sizes[0], sizes[1], separators=(separators[0], separators[1]))
     require_weights(model, config.training)
-
-
-def are_one(config: Config, vocabularies: Vocabularies) -> bool:
-    """Whether source and target have the same vocabulary."""
-    source, target = vocabularies
-    return source.sha256 == target.sha256 if source and target else config.vocabulary.shared
 
 
 def require_same_segments(config: Config, prepared: Prepared) -> None:

@@ -36,7 +36,7 @@ def test_trainings_are_valid_and_have_unique_names(study, scale):
         assert training.key.replace("-", "").replace(".", "").isalnum()
         check_files(training.config.data)
     for config in {training.config.model: training.config for training in trainings}.values():
-        require_model(config, (None, None))  # refuses unknown variants and memories that do not fit
+        require_model(config, None, None)  # refuses unknown variants and memories that do not fit
 
 
 @pytest.mark.parametrize("study", TRAINED)

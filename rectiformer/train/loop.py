@@ -65,9 +65,7 @@ class Trainer:
         self.validates = prepared.valid is not None
         self.validator = None
         if self.validates and ranks.is_rank0:
-            self.validator = Validator(
-                self.updater.eval_model, prepared, self.config, self.updater.autocast, self._stop_if_requested_here
-            )
+            self.validator = Validator(self.updater.eval_model, prepared, self.config, self._stop_if_requested_here)
         self.metrics = MetricsLog(run.path / "metrics.jsonl", self.config.log.tensorboard and ranks.is_rank0)
         self.state = State()
         self.dead: dict[tuple[str, int], int] = {}

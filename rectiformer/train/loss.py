@@ -99,9 +99,9 @@ def require_weights(model: Transformer, config: TrainingConfig) -> None:
 def collect_penalties(
     model: Transformer, source_lengths: Tensor, target_lengths: Tensor, config: TrainingConfig
 ) -> Iterator[list[Tensor]]:
-    """While open, every attention of the model appends its penalty to the list that is yielded."""
+    """While open, every attention of the model appends its penalty, if it has one, to the list that is yielded."""
     found: list[Tensor] = []
-    sites = list(model.sites())
+    sites = list(model.sites()) if is_penalized(config) else []
     for site in sites:
         lengths = source_lengths if site.kind == "encoder" else target_lengths
         site.attention.row_observer = lambda stats, lengths=lengths: found.append(penalties(stats, lengths, config))

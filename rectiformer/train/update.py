@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectiformer.config import Config
+from rectiformer.config import Config, TrainingConfig
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.distributed.sharding import UpdateShare, is_sharded
 from rectiformer.model.transformer import Transformer
@@ -59,6 +59,11 @@ def micro_seed(seed: int, step: int, index: int) -> int:
     return int.from_bytes(digest[:7], "little")
 
 
+def autocast(config: TrainingConfig, device: torch.device) -> AbstractContextManager[object]:
+    """The precision of forward passes."""
+    return nullcontext() if config.precision == "fp32" else torch.autocast(device.type, torch.bfloat16)
+
+
 def device_inputs(batch: Batch, device: torch.device) -> list[Tensor]:
     tensors = [batch.source, batch.source_lengths, batch.target_input, batch.target, batch.target_lengths]
     if device.type == "cpu":
@@ -98,7 +103,6 @@ class Updater:
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient  # at one address for good: graphs and the optimizer find it there
         self.average = MovingAverage(model, self.config.ema) if self.config.ema else None
-        self.penalized = is_penalized(self.config)
         require_weights(model, self.config)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # smoothed, plain, penalty
         self.grad_norm = torch.zeros((), device=device)
@@ -119,7 +123,7 @@ class Updater:
         # Sums over rows and columns in one kernel end in hundreds of small sums: 17.0 vs. 14.4 ms per step.
         torch._inductor.config.triton.mix_order_reduction = False
         embeddings = [self.model.source_embedding, self.model.target_embedding]
-        if not self.penalized:
+        if not is_penalized(self.config):
             for part in [*embeddings, *self.model.encoder, *self.model.decoder]:
                 part.compile()
         return torch.compile(batch_losses)
@@ -172,10 +176,8 @@ class Updater:
         """Add the gradient of one micro-batch, divided by the tokens or pairs of the whole update."""
         source, source_lengths, target_input, target, target_lengths = inputs
         lengths = None if full else source_lengths
-        penalties: AbstractContextManager[list[Tensor]] = nullcontext([])
-        if self.penalized:
-            penalties = collect_penalties(self.model, source_lengths, target_lengths, self.config)
-        with penalties as found, self.autocast():
+        penalties = collect_penalties(self.model, source_lengths, target_lengths, self.config)
+        with penalties as found, autocast(self.config, self.device):
             logits = self.model(source, lengths, target_input)
         smoothed, plain = self.losses(logits, target, target_lengths, self.config)
         penalty = self._penalty(found, target_lengths, divisor)
@@ -197,11 +199,6 @@ class Updater:
             total = total + self.config.balance_penalty * sum(memory.balance() for memory in self.model.memories())
         counted = target_lengths.sum() if self.config.loss_mean == "token" else (target_lengths > 0).sum()
         return total * (counted / divisor)
-
-    def autocast(self) -> AbstractContextManager[object]:
-        if self.config.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
     @torch.no_grad()
     def _apply(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -25,6 +24,7 @@ from rectiformer.ops.weights import AttentionStats
 from rectiformer.text.batches import Batch, collate
 from rectiformer.text.prepared import Prepared
 from rectiformer.train.loss import batch_losses
+from rectiformer.train.update import autocast
 from rectiformer.translate.documents import translate_segments
 from rectiformer.translate.evaluate import symbols_of
 from rectiformer.translate.options import SearchOptions
@@ -77,19 +77,10 @@ class Validator:
         check: called between batches; what it raises ends the validation.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        prepared: Prepared,
-        config: Config,
-        autocast: Callable[[], AbstractContextManager[object]],
-        check: Callable[[], None],
-    ) -> None:
-        self.model, self.prepared, self.config = model, prepared, config
-        self.autocast, self.check = autocast, check
-        device = next(model.parameters()).device
-        precision = config.training.precision
-        self.translator = Translator(model, prepared.source, prepared.target, device=device, precision=precision)
+    def __init__(self, model: Transformer, prepared: Prepared, config: Config, check: Callable[[], None]) -> None:
+        self.model, self.prepared, self.config, self.check = model, prepared, config, check
+        self.device, precision = next(model.parameters()).device, config.training.precision
+        self.translator = Translator(model, prepared.source, prepared.target, device=self.device, precision=precision)
 
     def validate(self) -> Validation:
         start = time.perf_counter()
@@ -122,7 +113,7 @@ class Validator:
         for pairs in self.batches():
             self.check()
             batch = self.collate(pairs)
-            with self.autocast():
+            with autocast(self.config.training, self.device):
                 logits = self.model(batch.source, batch.source_lengths, batch.target_input)
             _, plain = batch_losses(logits, batch.target, batch.target_lengths, self.config.training)
             total += plain.item()
@@ -135,7 +126,7 @@ class Validator:
         if not batches:
             return ()
         batch = self.collate(batches[len(batches) // 2])
-        with self.autocast():
+        with autocast(self.config.training, self.device):
             return attention_health(self.model, batch)
 
     def batches(self) -> list[list[int]]:
@@ -150,9 +141,8 @@ class Validator:
         """A batch of some validation pairs, on the device of the model."""
         assert self.prepared.valid is not None
         batch = collate(self.prepared.valid, np.array(pairs), symbols_of(self.prepared))
-        device = next(self.model.parameters()).device
         tensors: dict[str, Any] = {
-            name: part.to(device) for name, part in vars(batch).items() if isinstance(part, Tensor)
+            name: part.to(self.device) for name, part in vars(batch).items() if isinstance(part, Tensor)
         }
         return replace(batch, **tensors)
 

@@ -1,7 +1,5 @@
 """Validation: a loss that batches cannot change, translations that end, and a model that trains on afterwards."""
 
-import contextlib
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,7 +30,7 @@ def build(prepared, check=lambda: None, tokens=200, precision="fp32", **validati
     )
     torch.manual_seed(0)
     model = Transformer(MODEL, prepared.source.size, prepared.target.size, bos=prepared.target.bos).train()
-    return Validator(model, prepared, config, contextlib.nullcontext, check)
+    return Validator(model, prepared, config, check)
 
 
 def loss_by_hand(model, prepared):

@@ -285,7 +285,7 @@ def test_validation_scores_segments_as_lines(segmented):
     words = segmented.target
     config = Config(training=TrainingConfig(batch_tokens=300), validation=ValidationConfig(sentences=20))
     model = Transformer(SMALL, words.size, words.size, bos=words.bos)
-    validator = Validator(model, segmented, config, torch.no_grad, lambda: None)
+    validator = Validator(model, segmented, config, lambda: None)
     hypotheses, references = validator.translate()
     assert len(hypotheses) == len(references) < segmented.valid.pairs
     assert 20 <= sum(len(sources) for sources, _ in segmented.valid_segments[: len(references)]) < 20 + 12

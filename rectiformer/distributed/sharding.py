@@ -49,15 +49,10 @@ def take_share(
         else:
             assert isinstance(plan, BatchPlan)  # a stream has one rank only
             pairs = plan.pairs_of(first + index)
-            tokens += count_tokens(plan, first + index, pairs)
+            corpus = plan.corpora[plan.locate(first + index)[0] % len(plan.corpora)]
+            tokens += len(pairs) + sum(len(corpus.target(int(pair))) for pair in pairs)  # each with its EOS
         all_pairs.append(pairs)
     return batches, UpdateShare(indices, tokens, sum(map(len, all_pairs))), all_pairs
-
-
-def count_tokens(plan: BatchPlan, index: int, pairs: np.ndarray) -> int:
-    """Target tokens of batch `index`, EOS included, without building it."""
-    corpus = plan.corpora[plan.locate(index)[0] % len(plan.corpora)]
-    return len(pairs) + sum(len(corpus.target(int(pair))) for pair in pairs)
 
 
 def is_sharded(config: TrainingConfig, world_size: int) -> bool:

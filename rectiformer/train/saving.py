@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Thread
 
 from torch import Tensor
 
@@ -51,8 +51,8 @@ class Saver:
     def __init__(self, run: Run, ranks: Ranks, sharded: bool) -> None:
         self.run, self.config, self.sharded = run, run.config.checkpoint, sharded
         self.ranks = ranks.new_group() if self.config.async_save else ranks
-        self.thread: Thread | None = None
-        self.failure: Exception | None = None
+        self.writer = ThreadPoolExecutor(1)
+        self.pending: Future[object] | None = None
 
     def save(self, state: State, tensors: Tensors, extra: Tensors, *, best: bool) -> Path:
         """Save `state`, `tensors`, of which each rank holds all or its shards, and `extra`, which rank 0 holds."""
@@ -77,30 +77,20 @@ class Saver:
             shards=tensors if self.sharded else None,
         )
         if self.config.async_save:
-            self.thread = Thread(target=self._run, args=(write,), daemon=True)
-            self.thread.start()
+            self.pending = self.writer.submit(write)
         else:
             write()
         return self.run.path / "checkpoints" / step_name(state.step)
 
     def finish(self) -> None:
         """Wait for what is being written; every rank raises what failed on any of them."""
-        self.close()
-        if self.failure is not None:
-            failure, self.failure = self.failure, None
-            raise failure
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
         """Wait for what is being written, at an end that has its own reason."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-
-    def _run(self, write: Callable[[], object]) -> None:
-        try:
-            write()
-        except Exception as error:  # raised by `finish`, in the thread that trains
-            self.failure = error
+        self.writer.shutdown()
 
 
 def average_checkpoints(folder: Path, steps: Collection[int], warn: Callable[[str], None]) -> dict[str, Tensor]:

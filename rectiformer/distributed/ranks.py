@@ -154,7 +154,10 @@ def init_ranks(find_device: Callable[[], torch.device]) -> Iterator[tuple[Ranks,
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     with Ranks(rank, size).error_guard():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store_of_start(rank, size), rank=rank, world_size=size)
+        store = torchrun_store()
+        if store is not None:  # ranks before a restart met there too, and left addresses: pytorch issue 135712
+            store = dist.PrefixStore(f"rectiformer start {name_start(store, rank, size)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         ranks = Ranks(rank, size).new_group()
     own = torch.device(ranks.all_gather_object(lambda: str(device_of_rank(find_device(), local)))[ranks.rank])
     if own.type == "cuda":
@@ -173,15 +176,6 @@ def torchrun_store() -> dist.Store | None:
     if not dist.is_torchelastic_launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, START_TIMEOUT)
-
-
-def store_of_start(rank: int, size: int) -> dist.Store | None:
-    """Where ranks find each other: not where those before a restart did, whose addresses are still there.
-
-    See pytorch issue 135712.
-    """
-    store = torchrun_store()
-    return store and dist.PrefixStore(f"rectiformer start {name_start(store, rank, size)}", store)
 
 
 def name_start(store: dist.Store, rank: int, size: int) -> str:

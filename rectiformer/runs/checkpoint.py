@@ -284,16 +284,11 @@ def list_checkpoints(folder: Path) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`, every file of it checked; CheckpointError where it is damaged."""
-    checkpoint = open_listed(path)
-    for name in checkpoint.manifest["files"]:
-        checkpoint.read(name)
-    return checkpoint
+def open_checkpoint(path: Path, verify: bool = True) -> Checkpoint:
+    """The checkpoint in the folder `path`; CheckpointError where it is damaged.
 
-
-def open_listed(path: Path) -> Checkpoint:
-    """The same with no file checked but its manifest; the others are when they are read."""
+    Its manifest is checked, and its other files too unless `verify` is off: then each is when it is read.
+    """
     if path.is_symlink() or not path.is_dir():
         why = "a link" if path.is_symlink() else "not a folder"
         raise CheckpointError(f"{path} is no checkpoint: {why}; ask for best, latest, a step that was saved, or a path")
@@ -301,7 +296,10 @@ def open_listed(path: Path) -> Checkpoint:
     match = STEP_NAME.fullmatch(path.name)
     if match and int(match[1]) != manifest["step"]:
         raise files.damaged(path / MANIFEST, f"it is that of step {manifest['step']}")
-    return Checkpoint(path, manifest["step"], manifest)
+    checkpoint = Checkpoint(path, manifest["step"], manifest)
+    for name in manifest["files"] if verify else ():
+        checkpoint.read(name)
+    return checkpoint
 
 
 def best_step(root: Path) -> int | None:

@@ -125,9 +125,11 @@ def open_run(folder: Path) -> Run:
         raise CheckpointError(f"there is no run folder {folder}; `rectiformer train` makes one")
     if (folder / "export.json").is_file():
         raise CheckpointError(f"{folder} is exported, and this needs the run folder it was made from; name that one")
-    if not is_created(folder) and (runs := runs_inside(folder)):
+    if not is_created(folder):
+        runs = sorted(str(path) for path in folder.iterdir() if is_created(path) or (path / "export.json").is_file())
         more = f" and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
-        raise CheckpointError(f"{folder} is no run but holds some; name one: {', '.join(runs[:RUNS_NAMED])}{more}")
+        if runs:
+            raise CheckpointError(f"{folder} is no run but holds some; name one: {', '.join(runs[:RUNS_NAMED])}{more}")
     for name in ("run.json", "source.model", "target.model"):
         if (folder / name).is_symlink() or not (folder / name).is_file():
             raise CheckpointError(
@@ -140,12 +142,6 @@ def open_run(folder: Path) -> Run:
     except (ConfigError, DataError) as error:
         raise CheckpointError(f"run folder {folder}: {error}") from error
     return Run(folder, config, source, target, identity["data"])
-
-
-def runs_inside(folder: Path) -> list[str]:
-    """The run folders, exported ones too, directly inside a folder."""
-    found = (path for path in folder.iterdir() if is_created(path) or (path / "export.json").is_file())
-    return sorted(map(str, found))
 
 
 def resume_run(run: Run, config: Config, data_hash: str) -> Run:

@@ -56,16 +56,14 @@ class Trainer:
         if fresh and self.config.training.init_from:
             ranks.on_rank0(lambda: inherit_weights(self.model, run, reporter.note))
         ranks.broadcast(weights_of(self.model).values())  # other processors may draw other numbers from the same seed
-        self.plan = plan_batches(
-            self.config, prepared, symbols_of(prepared), self._stop_if_requested_here, ranks.world_size
-        )
+        self.plan = plan_batches(self.config, prepared, symbols_of(prepared), stop.check, ranks.world_size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.updater = build_updater(run, self.model, device, ranks)
         self.saver = Saver(run, ranks, self.updater.sharded)
         self.validates = prepared.valid is not None
         self.validator = None
         if self.validates and ranks.is_rank0:
-            self.validator = Validator(self.updater.eval_model, prepared, self.config, self._stop_if_requested_here)
+            self.validator = Validator(self.updater.eval_model, prepared, self.config, stop.check)
         self.metrics = MetricsLog(run.path / "metrics.jsonl", self.config.log.tensorboard and ranks.is_rank0)
         self.state = State()
         self.dead: dict[tuple[str, int], int] = {}
@@ -109,7 +107,12 @@ class Trainer:
             self.saver.finish()
             self.ranks.on_rank0(lambda: self._raise_stopped(saved))
         except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(self._describe_memory()) from error
+            shapes = [f"{pairs} x {length}" for pairs, length in self.plan.shapes()]
+            raise DeviceMemoryError(
+                f"step {self.state.step + 1}: the device has no memory left; batches are {', '.join(shapes)} tokens; "
+                "lower training.batch_tokens and raise training.grad_accumulation as much; checkpoints are untouched, "
+                "go on with --resume"
+            ) from error
         finally:
             self.saver.close()
             self.reporter.end()
@@ -126,7 +129,8 @@ class Trainer:
             self._validate_and_save()  # stopped before it could
         try:
             while self.state.step < self.config.training.steps and not self.state.stopped_early:
-                self._stop_if_requested()
+                if self.ranks.any(self.stop.requested):
+                    raise InterruptedError  # on all ranks together
                 self._step()
         except StreamEndedError as end:
             if not self.state.step:
@@ -164,15 +168,6 @@ class Trainer:
 
     def _validation_due(self) -> bool:
         return self.validates and is_due(self.config.validation.every, self.state.step)
-
-    def _stop_if_requested(self) -> None:
-        """Leave together with all ranks, if one of them was asked to stop."""
-        if self.ranks.any(self.stop.requested):
-            raise InterruptedError
-
-    def _stop_if_requested_here(self) -> None:
-        if self.stop.requested:
-            raise InterruptedError
 
     def _refuse_non_finite(self) -> None:
         bad = int(self.updater.bad_step)
@@ -260,12 +255,8 @@ class Trainer:
         self.state.sums, self.state.tokens, self.state.updates = self.updater.sums_so_far()
         if isinstance(self.plan, StreamPlan):
             self.state.consumed = self.plan.consumed(self.state.step * self.config.training.grad_accumulation)
-        return self.saver.save(
-            self.state,
-            self.updater.tensors(),
-            {"averaged": averaged} if averaged else {},
-            best=best or not self.validates,
-        )
+        extra = {"averaged": averaged} if averaged else {}
+        return self.saver.save(self.state, self.updater.tensors(), extra, best=best or not self.validates)
 
     def _finish(self) -> None:
         """Average the newest checkpoints if so configured, and mark the run as complete."""
@@ -282,14 +273,6 @@ class Trainer:
                 best = self._is_best(self._validate(averaged, f"average of {count}"))
         self.state.finished = True
         self._save(best=best, averaged=averaged if best or not self.validates else None, planned=False)
-
-    def _describe_memory(self) -> str:
-        shapes = [f"{pairs} x {length}" for pairs, length in self.plan.shapes()]
-        return (
-            f"step {self.state.step + 1}: the device has no memory left; batches are {', '.join(shapes)} tokens; lower "
-            "training.batch_tokens and raise training.grad_accumulation as much; checkpoints are untouched, go on with "
-            "--resume"
-        )
 
 
 def is_due(every: int, step: int) -> bool:

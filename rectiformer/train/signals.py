@@ -35,6 +35,11 @@ class StopRequest:
         for number, handler in self.previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    def check(self) -> None:
+        """InterruptedError where this process was asked to stop."""
+        if self.requested:
+            raise InterruptedError
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             os._exit(128 + number)

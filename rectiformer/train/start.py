@@ -20,7 +20,7 @@ from rectiformer.distributed.sharding import require_ranks
 from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.files import remove
 from rectiformer.model.transformer import Transformer
-from rectiformer.runs.checkpoint import find_checkpoint, open_listed, step_folders
+from rectiformer.runs.checkpoint import find_checkpoint, open_checkpoint, step_folders
 from rectiformer.runs.folder import (
     Run,
     adopt_vocabularies,
@@ -74,7 +74,7 @@ def train(
             newest = ranks.on_rank0(lambda: find_newest(folder, reporter) if resume else "")
             trainer = Trainer(run, prepared, device, reporter, stop, ranks, fresh=not newest)
             if newest:
-                ranks.all_gather_object(lambda: trainer.restore(open_listed(Path(newest))))
+                ranks.all_gather_object(lambda: trainer.restore(open_checkpoint(Path(newest), verify=False)))
                 reporter.note(f"resumed at step {trainer.state.step}")
             reporter.note(
                 f"{trainer.plan.text}, vocabulary {run.target.size:,}, "

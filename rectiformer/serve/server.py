@@ -54,11 +54,10 @@ class DrainingServer(LimitedServer):
         if self._ending is not None:
             self.should_exit = True
             return
-        self.service.drain()
         self._ending = asyncio.create_task(self._end())
 
     async def _end(self) -> None:
-        await self.service.drained()
+        await self.service.drain()
         self.should_exit = True
 
 

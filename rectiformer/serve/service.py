@@ -70,12 +70,9 @@ class Service:
         self._fail_all()
         await asyncio.to_thread(self.worker.join)
 
-    def drain(self) -> None:
-        """Stop accepting requests."""
+    async def drain(self) -> None:
+        """Stop accepting requests, and wait until every accepted one is answered, for as long as the limits allow."""
         self.state = "draining"
-
-    async def drained(self) -> None:
-        """Wait until every accepted request is answered, for as long as the limits allow."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), self.limits.drain)
 

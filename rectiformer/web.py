@@ -191,12 +191,9 @@ class Guard:
         """Why a request is refused; None if it is not."""
         if self.token:
             given = headers.get("authorization", "")
-            known = hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
-            return (
-                None
-                if known
-                else RefusalError(UNAUTHORIZED, "send the header Authorization: Bearer TOKEN with this server's token")
-            )
+            if hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+                return None
+            return RefusalError(UNAUTHORIZED, "send the header Authorization: Bearer TOKEN with this server's token")
         host, origin = headers.get("host", ""), headers.get("origin")
         if host.rpartition(":")[0] not in self.hosts and host not in self.hosts:
             return RefusalError(

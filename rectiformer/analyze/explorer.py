@@ -91,11 +91,7 @@ def show(value: Any) -> str:
 
 
 class Answerer:
-    """A model that answers.
-
-    Args:
-        name: of the model, for the record.
-    """
+    """A model that answers; its records call it `name`."""
 
     def __init__(self, translator: Translator, name: str) -> None:
         self.translator = translator

@@ -73,11 +73,7 @@ def write_report(
 
 
 def live_html(models: Sequence[str]) -> str:
-    """The page as a server gives it, which loads its modules from the same server and calls api/translate.
-
-    Args:
-        models: names of the one or two models that answer.
-    """
+    """The page as a server gives it for models of these names: it loads modules from there and calls api/translate."""
     return fill((PAGE / "index.html").read_text(encoding="utf-8"), {"live": True, "models": list(models)}, "")
 
 
@@ -154,7 +150,12 @@ def cut_weights(weights: np.ndarray) -> np.ndarray:
 
 def leave_out(contents: list[dict[str, Any]]) -> list[str]:
     """Remove examples and sites from `contents` until they fit; return notes on which."""
-    kept, left = fitting_examples(contents)
+    kept, left = 0, BUDGET  # the texts of the examples, at least one, may take half of the budget
+    for column in zip_longest(*(content["examples"] for content in contents)):
+        texts = sum(size({**example, "sites": []}) for example in column if example)
+        if kept and left - texts < BUDGET // 2:
+            break
+        kept, left = kept + 1, left - texts
     most = max(len(content["examples"]) for content in contents)
     for content in contents:
         del content["examples"][kept:]
@@ -163,34 +164,22 @@ def leave_out(contents: list[dict[str, Any]]) -> list[str]:
     return [f"Left out to keep this file below {BUDGET / 1e6:g} MB: {note}." for note in notes]
 
 
-def fitting_examples(contents: list[dict[str, Any]]) -> tuple[int, int]:
-    """How many examples have texts that fit half the budget (at least one), and how many bytes they leave."""
-    kept, left = 0, BUDGET
-    for column in zip_longest(*(content["examples"] for content in contents)):
-        texts = sum(size({**example, "sites": []}) for example in column if example)
-        if kept and left - texts < BUDGET // 2:
-            break
-        kept, left = kept + 1, left - texts
-    return kept, left
-
-
 def leave_out_sites(contents: list[dict[str, Any]], left: int) -> list[str]:
     """Keep the sites that fit, cross-attention and first examples first; one note per site cut."""
     dropped: dict[str, set[int]] = {kind: set() for kind in SITES}
     candidates = [
-        (SITES.index(site["kind"]), index, site["layer"], record)
-        for record, content in enumerate(contents)
-        for index, example in enumerate(content["examples"])
+        (number, site, example["sites"])
+        for content in contents
+        for number, example in enumerate(content["examples"], 1)
         for site in example["sites"]
     ]
-    for kind, index, layer, record in sorted(candidates):
-        sites = contents[record]["examples"][index]["sites"]
-        site = next(each for each in sites if (each["kind"], each["layer"]) == (SITES[kind], layer))
+    candidates.sort(key=lambda each: (SITES.index(each[1]["kind"]), each[0], each[1]["layer"]))
+    for number, site, sites in candidates:
         if size(site) <= left:
             left -= size(site)
         else:
             sites.remove(site)
-            dropped[SITES[kind]].add(index + 1)
+            dropped[site["kind"]].add(number)
     return [
         f"layers of the {kind} attention of {'examples' if len(numbers) > 1 else 'example'} {ranges(sorted(numbers))}"
         for kind, numbers in dropped.items()

@@ -180,7 +180,8 @@ def write_record(record: AttentionRecord, path: str | Path) -> None:
     path = Path(path)
     content = to_json(record)
     # Level 1: the arrays are compressed already, and what base64 added goes at any level.
-    with replacing(path) as raw, gzip.GzipFile("", "wb", 1, raw, 0) if is_gzip(path) else nullcontext(raw) as file:
+    packed = path.suffix == ".gz"
+    with replacing(path) as raw, gzip.GzipFile("", "wb", 1, raw, 0) if packed else nullcontext(raw) as file:
         for part in json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode(content):
             file.write(part.encode("ascii"))
 
@@ -189,7 +190,7 @@ def read_record(path: str | Path) -> AttentionRecord:
     """Read a record; DataError, in one line, for anything that is not one."""
     path = Path(path)
     try:
-        with gzip.open(path) if is_gzip(path) else open(path, "rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             data = file.read(LARGEST_TEXT + 1)  # a small file can hold far more than there is memory
         if len(data) > LARGEST_TEXT:
             raise DataError(f"{path} holds more than {LARGEST_TEXT:,} bytes, which no attention record has")
@@ -203,10 +204,6 @@ def read_record(path: str | Path) -> AttentionRecord:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON, or not all of it; an attention record is one JSON object") from error
     return from_json(content, str(path))
-
-
-def is_gzip(path: Path) -> bool:
-    return path.suffix == ".gz"
 
 
 def to_json(record: AttentionRecord) -> dict[str, Any]:
@@ -336,37 +333,25 @@ def check_schema(value: Any, schema: dict[str, Any], where: str) -> None:
     allowed = [schema["const"]] if "const" in schema else schema.get("enum")
     if allowed is not None and value not in allowed:
         raise DataError(f"{where} is {shorten(value)}, but it must be {' or '.join(map(repr, allowed))}")
-    if "type" in schema and not has_type(value, schema["type"]):
+    if "type" in schema:
         types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        raise DataError(f"{where} is {shorten(value)}, but it must be of type {' or '.join(types)}")
+        if type(value) not in [TYPES[name] for name in types]:
+            raise DataError(f"{where} is {shorten(value)}, but it must be of type {' or '.join(types)}")
     if "minimum" in schema and not schema["minimum"] <= value <= schema["maximum"]:
         raise DataError(f"{where} is {shorten(value)}, but it must be from {schema['minimum']} to {schema['maximum']}")
     if isinstance(value, dict):
-        check_object(value, schema, where)
+        for name in schema.get("required", ()):
+            if name not in value:
+                raise DataError(f"{where} lacks {name!r}; it needs {', '.join(schema['required'])}")
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                check_schema(value[name], inner, f"{where}.{name}")
     elif isinstance(value, list):
-        check_array(value, schema, where)
-
-
-def check_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> None:
-    for name in schema.get("required", ()):
-        if name not in value:
-            raise DataError(f"{where} lacks {name!r}; it needs {', '.join(schema['required'])}")
-    for name, inner in schema.get("properties", {}).items():
-        if name in value:
-            check_schema(value[name], inner, f"{where}.{name}")
-
-
-def check_array(value: list[Any], schema: dict[str, Any], where: str) -> None:
-    if "minItems" in schema and not schema["minItems"] <= len(value) <= schema["maxItems"]:
-        raise DataError(f"{where} has {len(value)} items, but it must have {schema['minItems']}")
-    inner = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
-    for index, (item, wanted) in enumerate(zip(value, inner, strict=False)):
-        check_schema(item, wanted, f"{where}[{index}]")
-
-
-def has_type(value: Any, wanted: str | list[str]) -> bool:
-    names = wanted if isinstance(wanted, list) else [wanted]
-    return any(type(value) is TYPES[name] for name in names)
+        if "minItems" in schema and not schema["minItems"] <= len(value) <= schema["maxItems"]:
+            raise DataError(f"{where} has {len(value)} items, but it must have {schema['minItems']}")
+        items = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
+        for index, (item, inner) in enumerate(zip(value, items, strict=False)):
+            check_schema(item, inner, f"{where}[{index}]")
 
 
 def shorten(value: Any) -> str:

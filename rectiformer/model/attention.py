@@ -7,17 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ArgumentError, ConfigError, ShapeError
 from rectiformer.model.cache import KeyValueCache, StaticLayer
 from rectiformer.model.norms import EPSILON, RMSNorm, build_output_norm
-from rectiformer.model.projection import LearnedOption, Projections, build_learned, variance_scaling_
-from rectiformer.model.rotary import NO_ROTARY, SentenceRotary
+from rectiformer.model.projection import (
+    LearnedOption,
+    ScoreBias,
+    build_learned,
+    center_keys,
+    check_heads,
+    split_heads,
+    variance_scaling_,
+)
+from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
 from rectiformer.ops.attention import Window, check_call, run
 from rectiformer.ops.call import shown_by
 from rectiformer.ops.decode import decode_attention
-from rectiformer.ops.distributed import attention_to_shards, context_parallel_attention
+from rectiformer.ops.distributed import ContextGroup, attention_to_shards, context_parallel_attention
 from rectiformer.ops.norm import OutputNorm
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import (
@@ -56,8 +65,12 @@ class Observation:
         return visible_keys(self.q, self.k, self.variant, **self.call)
 
 
-class RectifiedAttention(Projections):
+class RectifiedAttention(nn.Module):
     """Project, attend as the variant says, norm over all heads, project back.
+
+    One matrix projects queries, keys and values, so self-attention is a single product. The ReLA authors initialize it
+    as a whole (limit sqrt(3 / 1024) at width 512), but the separate projections of cross-attention each by themselves
+    (limit sqrt(3 / 512)). Scores start smaller by that factor squared, which matters for a ReLU.
 
     Args:
         embed_dim: size of the residual stream; the heads share it equally.
@@ -84,6 +97,8 @@ class RectifiedAttention(Projections):
     """Handed an `Observation` of each call."""
     row_observer: Callable[[RowStatistics], None] | None
     """Handed statistics of each row of weights, with gradients, from the pass that mixes the values."""
+    context_group: ContextGroup | None = None
+    """The ranks that share the keys, each holding a part of them."""
 
     def __init__(
         self,
@@ -103,9 +118,16 @@ class RectifiedAttention(Projections):
         score_bias: float | None = None,
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads, cross=cross, bias=bias, center_keys=center_keys, score_bias=score_bias
-        )
+        super().__init__()
+        check_heads(embed_dim, num_heads, num_kv_heads)
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self.cross, self.center_keys = cross, center_keys
+        head_dim = embed_dim // num_heads
+        self.qkv_sizes = [embed_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+        self.score_bias = None if score_bias is None else ScoreBias(self.qkv_sizes, head_dim, score_bias)
+        self.input_weight = nn.Parameter(torch.empty(sum(self.qkv_sizes), embed_dim))
+        self.input_bias = nn.Parameter(torch.empty(sum(self.qkv_sizes))) if bias else None
+        self.folded: tuple[Tensor, Tensor | None] | None = None
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout = {dropout}, but it is a probability below 1")
         row = find_variant(variant)
@@ -117,6 +139,7 @@ class RectifiedAttention(Projections):
         self.norm = build_output_norm(output_norm or row.output_norm, embed_dim, num_heads)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.learned = build_learned(row, option_sharing, num_heads, self.options, option_init)
+        # Whether `learned` is folded into the query projection instead of being handed to the attention operator.
         self.scales_scores = self.learned is not None and row.row_scale is not None
         self.observer = None
         self.row_observer = None
@@ -124,10 +147,14 @@ class RectifiedAttention(Projections):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        super().reset_parameters()
+        for part in self.input_weight.split(self.qkv_sizes) if self.cross else [self.input_weight]:
+            variance_scaling_(part)
+        if self.score_bias is not None:
+            self.score_bias.reset(self.input_weight)
         variance_scaling_(self.output.weight)
-        if self.output.bias is not None:
-            nn.init.zeros_(self.output.bias)
+        for bias in (self.input_bias, self.output.bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
 
     def extra_repr(self) -> str:
         return (
@@ -195,6 +222,74 @@ class RectifiedAttention(Projections):
             **self.current_options(),
         )
         return self.combine_heads(mixed) if norm is None else self.output(mixed.transpose(1, 2).flatten(2))
+
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        cache: KeyValueCache | None,
+        key_lengths: Tensor | None = None,
+        rotary: SentenceRotary = NO_ROTARY,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, M, D] of x, and keys and values [B, K, N, D] of `context`, or of x where that is None."""
+        if context is None:
+            q, k, v = self._linear(x, 0, 3).split(self.qkv_sizes, -1)
+        else:
+            q = self._linear(x, 0, 1)
+            if cache is not None and cache.length:
+                return self._queries(q, rotary), cache.keys, cache.values
+            k, v = self._linear(context, 1, 3).chunk(2, -1)
+        k, v = self._keys(k, key_lengths, rotary), split_heads(v, self.num_kv_heads)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        return self._queries(q, rotary), k, v
+
+    def _queries(self, q: Tensor, rotary: SentenceRotary) -> Tensor:
+        return apply_rotary(split_heads(q, self.num_heads), rotary.queries)
+
+    def _keys(self, k: Tensor, lengths: Tensor | None, rotary: SentenceRotary) -> Tensor:
+        if self.center_keys:
+            k = center_keys(k, lengths, self.context_group)
+        if self.score_bias is not None:
+            k = self.score_bias.add_to_keys(k)
+        return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys)
+
+    def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Parts `first` to `last` of the query, key and value projections in one product."""
+        rows = slice(sum(self.qkv_sizes[:first]), sum(self.qkv_sizes[:last]))
+        if self.folded is None:
+            return F.linear(x, *self._fold(rows))
+        weight, bias = self.folded
+        return F.linear(x, weight[rows], None if bias is None else bias[rows])
+
+    def _fold(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """These rows of weight and bias, with the score bias and the learned scale folded in."""
+        weight, bias = self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows]
+        if self.score_bias is not None:
+            weight, bias = self.score_bias(weight, bias, rows)
+        if self.scales_scores and rows.start == 0:
+            scale = self.score_scales().repeat_interleave(self.embed_dim // self.num_heads).to(weight.dtype)
+            scale = F.pad(scale, (0, len(weight) - self.embed_dim), value=1.0)
+            weight, bias = weight * scale[:, None], None if bias is None else bias * scale
+        return weight, bias
+
+    def fold_projections(self) -> None:
+        """Fold score bias and learned scale into the projections for good, for a model that learns no more.
+
+        A decoding step would otherwise do it again, with several launches per attention.
+        """
+        if self.score_bias is not None or self.scales_scores:
+            with torch.no_grad():
+                self.folded = self._fold(slice(0, sum(self.qkv_sizes)))
+
+    def score_scales(self) -> Tensor:
+        """The factor [H] of each head's scores that stands for dividing its weights: [x / gamma]+ is [x]+ / gamma.
+
+        It scales rows of the projection, once, and its gradient comes with the matrix's own, where attention kernels
+        would have to sum it over all scores.
+        """
+        assert self.learned is not None
+        return self.learned().reciprocal().expand(self.num_heads)
 
     def combine_heads(self, mixed: Tensor) -> Tensor:
         """Mixed values [B, H, M, D] normed over all heads and projected back: [B, M, E]."""

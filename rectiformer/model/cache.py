@@ -64,30 +64,22 @@ class KeyValueCache:
 
 
 class StaticCache:
-    """Keys and values of all layers of `rows` hypotheses in one buffer of fixed size, for steps that are CUDA graphs.
+    """Keys and values of all layers and hypotheses in one buffer of fixed size, for steps that are CUDA graphs.
 
-    What is written is never moved. `parents` says, on the device, which hypothesis each continues; ancestors[r, n], in
-    which row position n of hypothesis r was written; sentence_positions[r], if `by_sentence`, the position of its last
-    token in its sentence and the index of that sentence.
+    `buffer` is [2 * layers, rows, heads, capacity, head_dim], and zero at first: without a kernel hidden cells still
+    pass through matrix products, and NaN times 0 is NaN. What is written is never moved. `parents` says, on the device,
+    which hypothesis each continues; ancestors[r, n], in which row position n of hypothesis r was written;
+    sentence_positions[r], if `by_sentence`, the position of its last token in its sentence and the index of that
+    sentence.
     """
 
-    def __init__(
-        self,
-        like: Tensor,
-        *,
-        layers: int,
-        rows: int,
-        heads: int,
-        capacity: int,
-        head_dim: int,
-        by_sentence: bool = False,
-    ) -> None:
-        # Zeros, because without a kernel hidden cells still pass through matrix products, and NaN times 0 is NaN.
-        self.buffer = torch.zeros((2 * layers, rows, heads, capacity, head_dim), dtype=like.dtype, device=like.device)
-        self.rows = torch.arange(rows, dtype=torch.int32, device=like.device)
+    def __init__(self, buffer: Tensor, by_sentence: bool = False) -> None:
+        _, rows, _, capacity, _ = buffer.shape
+        self.buffer = buffer
+        self.rows = torch.arange(rows, dtype=torch.int32, device=buffer.device)
         self.parents = self.rows.long()
         self.ancestors = self.rows[:, None].repeat(1, capacity)
-        self.sentence_positions = before_start(rows, like.device) if by_sentence else None
+        self.sentence_positions = before_start(rows, buffer.device) if by_sentence else None
 
     def reorder(self, position: Tensor) -> None:
         """Let hypothesis r continue what was hypothesis parents[r], and write at `position` [1] itself."""

@@ -1,4 +1,4 @@
-"""Queries, keys and values out of one matrix, and what a variant adds to it: a score bias, a learned gamma or alpha."""
+"""What a variant adds to the projections of attention: a score bias, a learned gamma or alpha, centered keys."""
 
 from __future__ import annotations
 
@@ -6,132 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
-from rectiformer.model.cache import KeyValueCache
-from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
 from rectiformer.ops.distributed import AllReduce, ContextGroup, own_lengths
 from rectiformer.ops.variants import Variant
 
 SHARING = ("head", "layer", "fixed")
-
-
-class Projections(nn.Module):
-    """The query, key and value projections of an attention.
-
-    One matrix holds all three, so self-attention is a single product. The ReLA authors initialize it as a whole (limit
-    sqrt(3 / 1024) at width 512), but the separate projections of cross-attention each by themselves (limit
-    sqrt(3 / 512)); `cross` says which of the two this is. Scores start smaller by that factor squared, which matters
-    for a ReLU.
-    """
-
-    learned: LearnedOption | None
-    """The variant's gamma or alpha."""
-    scales_scores: bool
-    """Whether `learned` is folded into the query projection instead of being handed to the attention operator."""
-    context_group: ContextGroup | None = None
-    """The ranks that share the keys, each holding a part of them."""
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        num_kv_heads: int,
-        *,
-        cross: bool,
-        bias: bool,
-        center_keys: bool,
-        score_bias: float | None,
-    ) -> None:
-        super().__init__()
-        check_heads(embed_dim, num_heads, num_kv_heads)
-        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
-        self.cross, self.center_keys = cross, center_keys
-        head_dim = embed_dim // num_heads
-        self.qkv_sizes = [embed_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
-        self.score_bias = None if score_bias is None else ScoreBias(self.qkv_sizes, head_dim, score_bias)
-        self.input_weight = nn.Parameter(torch.empty(sum(self.qkv_sizes), embed_dim))
-        self.input_bias = nn.Parameter(torch.empty(sum(self.qkv_sizes))) if bias else None
-        self.folded: tuple[Tensor, Tensor | None] | None = None
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        for part in self.input_weight.split(self.qkv_sizes) if self.cross else [self.input_weight]:
-            variance_scaling_(part)
-        if self.score_bias is not None:
-            self.score_bias.reset(self.input_weight)
-        if self.input_bias is not None:
-            nn.init.zeros_(self.input_bias)
-
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        cache: KeyValueCache | None,
-        key_lengths: Tensor | None = None,
-        rotary: SentenceRotary = NO_ROTARY,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, M, D] of x, and keys and values [B, K, N, D] of `context`, or of x where that is None."""
-        if context is None:
-            q, k, v = self._linear(x, 0, 3).split(self.qkv_sizes, -1)
-        else:
-            q = self._linear(x, 0, 1)
-            if cache is not None and cache.length:
-                return self._queries(q, rotary), cache.keys, cache.values
-            k, v = self._linear(context, 1, 3).chunk(2, -1)
-        k, v = self._keys(k, key_lengths, rotary), split_heads(v, self.num_kv_heads)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        return self._queries(q, rotary), k, v
-
-    def _queries(self, q: Tensor, rotary: SentenceRotary) -> Tensor:
-        return apply_rotary(split_heads(q, self.num_heads), rotary.queries)
-
-    def _keys(self, k: Tensor, lengths: Tensor | None, rotary: SentenceRotary) -> Tensor:
-        if self.center_keys:
-            k = center_keys(k, lengths, self.context_group)
-        if self.score_bias is not None:
-            k = self.score_bias.add_to_keys(k)
-        return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys)
-
-    def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Parts `first` to `last` of the query, key and value projections in one product."""
-        rows = slice(sum(self.qkv_sizes[:first]), sum(self.qkv_sizes[:last]))
-        if self.folded is None:
-            return F.linear(x, *self._fold(rows))
-        weight, bias = self.folded
-        return F.linear(x, weight[rows], None if bias is None else bias[rows])
-
-    def _fold(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """These rows of weight and bias, with the score bias and the learned scale folded in."""
-        weight, bias = self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows]
-        if self.score_bias is not None:
-            weight, bias = self.score_bias(weight, bias, rows)
-        if self.scales_scores and rows.start == 0:
-            scale = self.score_scales().repeat_interleave(self.embed_dim // self.num_heads).to(weight.dtype)
-            scale = F.pad(scale, (0, len(weight) - self.embed_dim), value=1.0)
-            weight, bias = weight * scale[:, None], None if bias is None else bias * scale
-        return weight, bias
-
-    def fold_projections(self) -> None:
-        """Fold score bias and learned scale into the projections for good, for a model that learns no more.
-
-        A decoding step would otherwise do it again, with several launches per attention.
-        """
-        if self.score_bias is not None or self.scales_scores:
-            with torch.no_grad():
-                self.folded = self._fold(slice(0, sum(self.qkv_sizes)))
-
-    def score_scales(self) -> Tensor:
-        """The factor [H] of each head's scores that stands for dividing its weights: [x / gamma]+ is [x]+ / gamma.
-
-        It scales rows of the projection, once, and its gradient comes with the matrix's own, where attention kernels
-        would have to sum it over all scores.
-        """
-        assert self.learned is not None
-        return self.learned().reciprocal().expand(self.num_heads)
 
 
 class ScoreBias(nn.Module):

@@ -179,16 +179,9 @@ class Transformer(nn.Module):
         Nothing in a step of this state depends on numbers held by Python, so it can be captured as a CUDA graph.
         """
         self.target_embedding.reserve(capacity)
-        heads, layers = self.config.num_heads, len(self.decoder)
-        static = StaticCache(
-            context.states,
-            layers=layers,
-            rows=len(context.states) * beam,
-            heads=heads,
-            capacity=capacity,
-            head_dim=self.config.hidden_size // heads,
-            by_sentence=self.target_embedding.separator is not None,
-        )
+        heads, layers, rows = self.config.num_heads, len(self.decoder), len(context.states) * beam
+        buffer = context.states.new_zeros(2 * layers, rows, heads, capacity, self.config.hidden_size // heads)
+        static = StaticCache(buffer, by_sentence=self.target_embedding.separator is not None)
         position = torch.zeros(1, dtype=torch.long, device=context.states.device)
         self_caches = [StaticLayer(static, layer) for layer in range(layers)]
         cross_caches = [KeyValueCache(*pair) for pair in self.project_context(context)]

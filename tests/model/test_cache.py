@@ -166,10 +166,7 @@ def write(cache, position, layer, new):
 
 
 def test_a_static_cache_follows_ancestors_without_moving_anything():
-    cache, held = (
-        StaticCache(torch.zeros(1), layers=2, rows=4, heads=2, capacity=9, head_dim=3),
-        torch.zeros(4, 2, 0, 3),
-    )
+    cache, held = StaticCache(torch.zeros(2 * 2, 4, 2, 9, 3)), torch.zeros(4, 2, 0, 3)
     address = cache.buffer.data_ptr()
     for position in range(9):
         parents, new = torch.randint(4, (4,)), torch.randn(4, 2, 3)
@@ -186,9 +183,7 @@ def test_a_static_cache_follows_ancestors_without_moving_anything():
 
 
 def test_a_larger_cache_takes_over_what_some_hypotheses_would_continue():
-    sizes = {"layers": 1, "heads": 1, "head_dim": 2}
-    cache = StaticCache(torch.zeros(1), rows=4, capacity=4, **sizes)
-    larger = StaticCache(torch.zeros(1), rows=2, capacity=8, **sizes)
+    cache, larger = StaticCache(torch.zeros(2, 4, 1, 4, 2)), StaticCache(torch.zeros(2, 2, 1, 8, 2))
     larger.buffer.fill_(torch.nan)  # of an earlier batch
     for position, parents in enumerate([[0, 1, 2, 3], [3, 3, 0, 1], [1, 0, 2, 2]]):
         cache.parents.copy_(torch.tensor(parents))

@@ -68,11 +68,7 @@ class AllSlots(Lookup):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, (settings.slots, settings.width))
-        self.keep = (
-            checked_keep(settings.keep, min(32, settings.slots), settings.slots, "slots")
-            if settings.memory.keeps
-            else None
-        )
+        self.keep = checked_keep(settings, settings.slots, min(32, settings.slots)) if settings.memory.keeps else None
 
     def forward(self, x: Tensor, values: Tensor) -> tuple[Tensor, Weights]:
         weights = self.weigh(F.linear(x, self.keys, self.key_bias))  # [T, N]
@@ -92,7 +88,7 @@ class ProductKeys(Lookup):
         near = " or ".join(str(even) for even in (width - 1, width + 1) if even)
         require(width % 2 == 0, f"width = {width} is odd, but {name!r} halves it; use {near}")
         super().__init__(settings, (2, side, settings.width // 2))
-        self.keep = checked_keep(settings.keep, min(32, settings.slots), settings.slots, "slots")
+        self.keep = checked_keep(settings, settings.slots, min(32, settings.slots))
         self.norm = nn.LayerNorm(settings.width)  # without it few slots are ever reached
 
     def forward(self, x: Tensor, values: Tensor) -> tuple[Tensor, Weights]:
@@ -122,7 +118,7 @@ class Experts(Lookup):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, (settings.slots, settings.width))
         self.experts = checked_experts(settings.experts, settings.slots)
-        self.keep = checked_keep(settings.keep, max(1, self.experts // 4), self.experts, "experts")
+        self.keep = checked_keep(settings, self.experts, max(1, self.experts // 4))
         self.expert_dropout, self.layers = settings.expert_dropout, settings.layers
         # The deviation of the keys, but rows of one norm: no expert starts ahead of the others.
         self.gate = nn.Parameter(
@@ -291,9 +287,8 @@ def check_settings(settings: Settings) -> None:
     for name in ("width", "slots", "layers"):
         require(getattr(settings, name) >= 1, f"{name} = {getattr(settings, name)} is below 1; use 1 or more")
     for name in ("dropout", "expert_dropout"):
-        require(
-            0 <= getattr(settings, name) < 1, f"{name} = {getattr(settings, name)} is outside [0, 1); use 0 for none"
-        )
+        share = getattr(settings, name)
+        require(0 <= share < 1, f"{name} = {share} is outside [0, 1); use 0 for none")
     given = {"keep": settings.keep, "experts": settings.experts, "expert_dropout": settings.expert_dropout or None}
     for name, value in given.items():
         takers = [row.name for row in MEMORIES.values() if row.keeps == "experts" or (name == "keep" and row.keeps)]
@@ -308,10 +303,10 @@ def require(holds: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def checked_keep(keep: int | None, default: int, limit: int, what: str) -> int:
-    """How many to keep; ConfigError where there are not so many."""
-    keep = default if keep is None else keep
-    require(1 <= keep <= limit, f"keep = {keep} is outside 1 to {limit}, the number of {what}")
+def checked_keep(settings: Settings, limit: int, default: int) -> int:
+    """How many to keep of `limit` slots or experts; ConfigError where there are not so many."""
+    keep = default if settings.keep is None else settings.keep
+    require(1 <= keep <= limit, f"keep = {keep} is outside 1 to {limit}, the number of {settings.memory.keeps}")
     return keep
 
 

@@ -46,10 +46,6 @@ class DocumentChunk:
     """Of its first sentence, over all documents."""
     documents: list[Sequence[str]]
 
-    def following(self) -> DocumentChunk:
-        """The empty chunk behind this one."""
-        return DocumentChunk(self.number + len(self.documents), self.line + sum(map(len, self.documents)), [])
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -153,7 +149,9 @@ def chunk_documents(documents: Iterable[Sequence[str]], most: int = 1000) -> Ite
         characters += sum(map(len, document))
         if sentences >= most or characters >= BUFFER_CHARACTERS:
             yield chunk
-            chunk, sentences, characters = chunk.following(), 0, 0
+            line = chunk.line + sum(map(len, chunk.documents))
+            chunk = DocumentChunk(chunk.number + len(chunk.documents), line, [])
+            sentences = characters = 0
     if chunk.documents:
         yield chunk
 

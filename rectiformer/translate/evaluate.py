@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,19 +42,18 @@ def evaluate(
     options: SearchOptions,
     metrics: Sequence[str] = ("bleu", "chrf"),
     *,
-    batch_tokens: int = 4096,
     samples: int = 0,
-    warn: Callable[[str], None] = warnings.warn,
+    **how: Any,
 ) -> Evaluation:
     """Translate `sources` and score the result; a model that never ends stops at `options.extra_length`.
 
     Args:
         samples: bootstrap resamples for the 95 % interval of each score; 0 gives none.
-        warn: told of each line that is too long to be translated as a whole.
+        how: as in `Translator.translate`.
     """
     check_lines("sources", sources, references)
     start = time.perf_counter()
-    translations = translator.translate(sources, options, batch_tokens=batch_tokens, warn=warn)
+    translations = translator.translate(sources, options, **how)
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     return Evaluation(
@@ -100,18 +98,16 @@ def evaluate_agreement(
     options: SearchOptions,
     *,
     seed: int = 1,
-    limit: int | None = None,
-    overlap: int = 2,
-    batch_tokens: int = 4096,
-    warn: Callable[[str], None] = warnings.warn,
     progress: Callable[[int, int], None] | None = None,
+    **how: Any,
 ) -> AgreementEvaluation:
-    """Translate `count` test documents of the built-in grammar and count the words that earlier sentences decide."""
+    """Translate `count` test documents of the built-in grammar and count the words that earlier sentences decide.
+
+    `how` as in `translate_documents`.
+    """
     documents = list(draw_documents(count, seed, "test"))
     sources = [[pair.source for pair in document] for document in documents]
-    found = translate_counted(
-        translator, sources, options, progress, limit=limit, overlap=overlap, batch_tokens=batch_tokens, warn=warn
-    )
+    found = translate_counted(translator, sources, options, progress, **how)
     hypotheses = [text for each in found for text in each.sentences]
     return AgreementEvaluation(
         counts=count_agreement(hypotheses, [pair.dependents for document in documents for pair in document]),

@@ -298,10 +298,11 @@ def draw_map(example: Example, layer: int | None = None) -> Figure | None:
 
 def choose_site(example: Example, layer: int | None) -> SiteRecord | None:
     """The attention to draw: cross-attention, or what else there is."""
-    present = {site.kind for site in example.sites}
-    kind = next((kind for kind in ("cross", "decoder", "encoder") if kind in present), None)
-    sites = sorted((site for site in example.sites if site.kind == kind), key=lambda site: site.layer)
-    return next((site for site in sites if site.layer == layer), sites[-1] if sites else None)
+    for kind in ("cross", "decoder", "encoder"):
+        sites = {site.layer: site for site in example.sites if site.kind == kind}
+        if sites:
+            return sites[layer if layer in sites else max(sites)]
+    return None
 
 
 def names_of(example: Example, site: SiteRecord) -> tuple[list[str], list[str]]:

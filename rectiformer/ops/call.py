@@ -27,6 +27,11 @@ def shown_by(bias: Tensor) -> Tensor:
     return ~(bias <= HIDING)
 
 
+def slice_rows(cells: Tensor | None, start: int, stop: int) -> Tensor | None:
+    """Rows `start` to `stop` of a mask or bias that broadcasts to [B, H, M, N]."""
+    return cells if cells is None or cells.shape[2] == 1 else cells[:, :, start:stop]
+
+
 @dataclass(frozen=True)
 class Visibility:
     """The keys that M queries see of N, for a whole call or, after `slice_queries`, for some of its queries."""
@@ -55,12 +60,8 @@ class Visibility:
 
     def slice_queries(self, start: int, stop: int) -> Visibility:
         """The same rule for queries `start` to `stop` only."""
-        mask = self.attn_mask
-        if mask is not None and mask.shape[2] > 1:
-            mask = mask[:, :, start:stop]
-        return Visibility(
-            stop - start, self.keys, self.left, self.right, self.key_lengths, mask, first=self.first + start
-        )
+        mask = slice_rows(self.attn_mask, start, stop)
+        return replace(self, queries=stop - start, attn_mask=mask, first=self.first + start)
 
     def mask(self, device: torch.device) -> Tensor | None:
         """True where a query sees a key, in four axes that broadcast to [B, H, M, N]; None when all is seen."""
@@ -124,26 +125,23 @@ class AttentionCall:
 
     def blocks(self, step: int) -> Iterator[tuple[slice, AttentionCall]]:
         """The call for `step` queries at a time: which queries, and the call for them."""
-        for block in query_blocks(self.visibility.queries, step):
+        for block in spans(self.visibility.queries, step):
             yield block, self.slice_queries(block.start, block.stop)
 
     def slice_queries(self, start: int, stop: int) -> AttentionCall:
         """The same call for queries `start` to `stop` only."""
-        attn_bias = self.attn_bias
-        if attn_bias is not None and attn_bias.shape[2] > 1:
-            attn_bias = attn_bias[:, :, start:stop]
-        origin = (self.origin[0] + start, self.origin[1])
-        return replace(self, visibility=self.visibility.slice_queries(start, stop), attn_bias=attn_bias, origin=origin)
+        seen, attn_bias = self.visibility.slice_queries(start, stop), slice_rows(self.attn_bias, start, stop)
+        return replace(self, visibility=seen, attn_bias=attn_bias, origin=(self.origin[0] + start, self.origin[1]))
 
 
 Run = Callable[[Tensor, Tensor, Tensor, AttentionCall], Tensor]
 """An implementation: q, k, v and the call to the mixed values [B, H, M, Dv] in the dtype of q."""
 
 
-def query_blocks(queries: int, step: int) -> Iterator[slice]:
-    """All queries, `step` at a time; one empty block where there are none."""
-    for start in range(0, max(1, queries), step):
-        yield slice(start, min(start + step, queries))
+def spans(size: int, step: int) -> Iterator[slice]:
+    """An axis of this size, `step` at a time; one empty span where the size is 0."""
+    for start in range(0, max(1, size), step):
+        yield slice(start, min(start + step, size))
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,18 @@ the backward pass rebuilds the block instead of keeping it. No more than `SCORE_
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rectiformer.ops.autograd import operator, recall, register_derivative, second_derivatives
-from rectiformer.ops.call import AttentionCall, Run, Visibility
+from rectiformer.ops.call import AttentionCall, Run, Visibility, spans
 from rectiformer.ops.dropout import keep_cells
 from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows
 from rectiformer.ops.variants import VARIANTS
@@ -29,15 +30,14 @@ ALONE = 512 * 1024
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@dataclass(frozen=True)
-class Block:
-    """A rectangle of cells, and where its (sequence, head) matrices lie once both axes are flattened."""
+class Block(NamedTuple):
+    """Cells of [B, H, M, N], and where their (sequence, head) matrices lie once both axes are flattened."""
 
     batch: slice
     heads: slice
-    flat: slice
     queries: slice
     keys: slice
+    flat: slice
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,16 @@ class Scores:
             return
         lengths = None if visibility.key_lengths is None else visibility.key_lengths.tolist()
         group, rows, columns = block_sizes(self, buffers)
-        for batch, heads in head_groups(self.batch, self.heads, group):
+        # Whole sequences, or some heads of one: either lies together once flattened.
+        groups = spans(self.batch, max(1, group // self.heads)), spans(self.heads, min(group, self.heads))
+        for batch, heads in itertools.product(*groups):
             flat = slice(batch.start * self.heads + heads.start, (batch.stop - 1) * self.heads + heads.stop)
             longest = visibility.keys if lengths is None else max(lengths[batch])
-            for start in range(0, visibility.queries, rows):
-                stop = min(start + rows, visibility.queries)
-                first_key = max(0, visibility.first + start - visibility.left)
-                last_key = min(longest, visibility.first + stop + visibility.right)
+            for queries in spans(visibility.queries, rows):
+                first_key = max(0, visibility.first + queries.start - visibility.left)
+                last_key = min(longest, visibility.first + queries.stop + visibility.right)
                 for key in range(first_key, last_key, columns):
-                    yield Block(batch, heads, flat, slice(start, stop), slice(key, min(key + columns, last_key)))
+                    yield Block(batch, heads, queries, slice(key, min(key + columns, last_key)), flat)
 
     def rectified(self, block: Block, buffer: Tensor, transposed: bool = False) -> Tensor:
         """[x]+ of one block with hidden and dropped cells exactly 0: [b * h, m, n], or [b * h, n, m]."""
@@ -122,8 +123,7 @@ class Scores:
             cells.masked_fill_(over_block(self.visibility.attn_mask, block).logical_not(), 0)
         if self.call.dropout_p:
             assert self.call.seed is not None
-            rectangle = block.batch, block.heads, block.queries, block.keys
-            cells.mul_(keep_cells(self.call.seed, self.call.dropout_p, *rectangle, self.heads, self.call.origin))
+            cells.mul_(keep_cells(self.call.seed, self.call.dropout_p, block[:4], self.heads, self.call.origin))
 
 
 def block_sizes(scores: Scores, buffers: int) -> tuple[int, int, int]:
@@ -151,24 +151,10 @@ def keep_triangle(cells: Tensor, lower: bool, diagonal: int) -> None:
         cells.mT.triu_(-diagonal) if lower else cells.mT.tril_(-diagonal)
 
 
-def head_groups(batch: int, heads: int, group: int) -> Iterator[tuple[slice, slice]]:
-    """Cut [batch, heads] into rectangles of about `group` matrices that lie together once flattened."""
-    if group >= heads:
-        step = group // heads
-        for start in range(0, batch, step):
-            yield slice(start, min(start + step, batch)), slice(0, heads)
-    else:
-        for sequence in range(batch):
-            for start in range(0, heads, group):
-                yield slice(sequence, sequence + 1), slice(start, min(start + group, heads))
-
-
 def over_block(broadcast: Tensor, block: Block) -> Tensor:
     """The part of a tensor with four axes, each full or 1, that lies over a block."""
-    spans = (block.batch, block.heads, block.queries, block.keys)
-    return broadcast[
-        tuple(span if size > 1 else slice(None) for span, size in zip(spans, broadcast.shape, strict=True))
-    ]
+    axes = zip(block[:4], broadcast.shape, strict=True)
+    return broadcast[tuple(span if size > 1 else slice(None) for span, size in axes)]
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Scores, Tensor]:

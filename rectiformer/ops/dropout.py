@@ -6,6 +6,8 @@ and drops the same ones. The hash is MurmurHash3's finalizer over 32-bit words.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -22,19 +24,13 @@ def drop_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
 
 
 def keep_cells(
-    seed: Tensor,
-    probability: float,
-    batch: slice,
-    heads: slice,
-    queries: slice,
-    keys: slice,
-    all_heads: int,
-    origin: tuple[int, int] = (0, 0),
+    seed: Tensor, probability: float, cells: Iterable[slice], all_heads: int, origin: tuple[int, int] = (0, 0)
 ) -> Tensor:
-    """True where a weight survives, for one rectangle of cells: [b, h, m, n], as long as the slices.
+    """True where a weight survives, for the cells in four slices of [B, H, M, N]: [b, h, m, n].
 
     `origin` is where query 0 and key 0 lie in the dropout pattern of a packed batch.
     """
+    batch, heads, queries, keys = cells
 
     def count(part: slice, first: int = 0) -> Tensor:
         return torch.arange(first + part.start, first + part.stop, device=seed.device, dtype=torch.int32)

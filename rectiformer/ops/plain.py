@@ -97,14 +97,7 @@ def rows_at_once(q: Tensor, v: Tensor, call: AttentionCall) -> int:
     return max(1, MOST_HELD // max(1, per_row))
 
 
-def by_rows(
-    function: Callable[[Tensor, Tensor, Tensor, AttentionCall], T],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    call: AttentionCall,
-    step: int,
-) -> list[T]:
+def by_rows(function: Callable[..., T], q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, step: int) -> list[T]:
     """What `function` makes of `step` query rows at a time, each computed again for its gradient."""
     # Dropout is a function of its seed, so there is no state of a generator to keep.
     again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)

@@ -81,8 +81,8 @@ def dropout_factor(call: AttentionCall, weights: Tensor) -> Tensor | None:
     if not call.dropout_p:
         return None
     assert call.seed is not None
-    batch, heads, queries, keys = (slice(0, size) for size in weights.shape)
-    keep = keep_cells(call.seed, call.dropout_p, batch, heads, queries, keys, weights.shape[1], call.origin)
+    cells = (slice(0, size) for size in weights.shape)
+    keep = keep_cells(call.seed, call.dropout_p, cells, weights.shape[1], call.origin)
     return keep.to(weights.dtype) / (1 - call.dropout_p)
 
 

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 def cells(seed, probability, batch=4, heads=8, queries=128, keys=128):
     rectangle = [slice(0, size) for size in (batch, heads, queries, keys)]
-    return keep_cells(drop_seed(seed, CPU), probability, *rectangle, all_heads=heads)
+    return keep_cells(drop_seed(seed, CPU), probability, rectangle, all_heads=heads)
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
@@ -34,7 +34,7 @@ def test_cells_are_independent_of_their_neighbors_and_of_other_seeds():
 
 def test_any_rectangle_is_a_part_of_the_whole():
     rectangle = slice(1, 3), slice(2, 5), slice(20, 40), slice(64, 128)
-    part = keep_cells(drop_seed(3, CPU), 0.3, *rectangle, all_heads=8)
+    part = keep_cells(drop_seed(3, CPU), 0.3, rectangle, all_heads=8)
     assert torch.equal(part, cells(3, 0.3)[1:3, 2:5, 20:40, 64:])
 
 

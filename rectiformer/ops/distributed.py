@@ -269,12 +269,6 @@ class ContextGroup:
         dist.reduce_scatter(total, list(shards.contiguous()), group=self.group)
         return total
 
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum over ranks of what each has."""
-        total = partial.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
-        return total
-
     def agree(self, names: Sequence[str], check: Callable[[], tuple[T, Mapping[str, float]]]) -> T:
         """What `check` returns, where it succeeds on every rank with the same facts; else an error on every rank.
 
@@ -371,12 +365,14 @@ class AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, partial, ranks):  # type: ignore[no-untyped-def]
         ctx.ranks = ranks
-        return ranks.all_reduce(partial)
+        total = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ranks.group)
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out):  # type: ignore[no-untyped-def]
-        return ctx.ranks.all_reduce(d_out), None
+        return AllReduce.apply(d_out, ctx.ranks), None
 
 
 def add_and_scatter(partials: Sequence[Tensor], ranks: ContextGroup, axis: int, firsts: Sequence[int]) -> Tensor:

@@ -35,15 +35,6 @@ def clear_padding(kv: Tensor, visibility: Visibility) -> Tensor:
     return torch.where(real[:, None, :, None], kv, 0)
 
 
-def row_context(call: AttentionCall, like: Tensor) -> tuple[Tensor | None, RowContext]:
-    """The visibility mask, and what weight functions may know of each row."""
-    visibility = call.seen
-    seen = visibility.mask(like.device)
-    safe = None if seen is None else seen | ~seen.any(-1, keepdim=True)
-    count = visibility.counts(like.device).clamp_min(1).to(like.dtype)[..., None]
-    return seen, RowContext(safe, count, call.options)
-
-
 def reference_weights(q: Tensor, k: Tensor, call: AttentionCall, precision: torch.dtype | None = None) -> Tensor:
     """Weights [B, H, M, N] before dropout, in `precision` (the working dtype of q unless given), whatever autocast."""
     precision = precision or working_dtype(q.dtype)
@@ -56,9 +47,12 @@ def weigh(x: Tensor, call: AttentionCall) -> Tensor:
     """Weights of scaled scores [B, H, M, N] by the variant's own formula, the bias added and hidden keys left out."""
     if call.attn_bias is not None:
         x = x + call.attn_bias.to(x.dtype)
-    seen, rows = row_context(call, x)
+    visibility = call.seen
+    seen = visibility.mask(x.device)
+    count = visibility.counts(x.device).clamp_min(1).to(x.dtype)[..., None]
     if seen is None:
-        return call.variant.weights(x, rows)
+        return call.variant.weights(x, RowContext(None, count, call.options))
+    rows = RowContext(seen | ~seen.any(-1, keepdim=True), count, call.options)
     return torch.where(seen, call.variant.weights(torch.where(seen, x, 0), rows), call.variant.hidden)
 
 

@@ -174,60 +174,6 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Score
     return Scores(q.flatten(0, 1), k, call, B, H, inner, outer), v
 
 
-def blocked_forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-    """sum over visible keys of [x]+ ** power v, without the row scale: [B, H, M, Dv]. The scale is not negative."""
-    scores, values = prepare(q, k, v, call)
-    power = call.variant.power
-    factor = scores.outer**power / (1 - call.dropout_p)
-    out = q.new_zeros(values.shape[0], q.shape[2], v.shape[3])
-    buffer = q.new_empty(0)
-    for block in scores.blocks(buffers=1):
-        buffer = grow_buffer(block, buffer)
-        weights = scores.rectified(block, buffer)
-        if power == 2:
-            weights.square_()
-        add_product(out[block.flat, block.queries], weights, values[block.flat, block.keys], factor)
-        del weights  # so that the next block takes its memory, still in the cache
-    return out.view(*q.shape[:3], v.shape[3])
-
-
-def blocked_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, ...]:
-    """Gradients of `blocked_forward` for q, k, v and the bias (empty without one). Needs nothing but its inputs.
-
-    Blocks are [n, m] here, keys first: four of the five matrix products then read them without a transpose.
-    """
-    scores, values = prepare(q, k, v, call)
-    d_out = d_out.flatten(0, 1)
-    power = call.variant.power
-    factor = scores.outer**power / (1 - call.dropout_p)
-    # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide. A row of d_q
-    # is one block's alone where blocks span all keys, as they do in 16 bits.
-    wide = torch.float32 if q.element_size() == 2 else q.dtype
-    # Contiguous, as the operator's fake implementation promises: zeros_like would keep the strides of the inputs.
-    d_q = q.new_zeros(scores.q.shape)
-    d_k, d_v = (q.new_zeros(tensor.shape, dtype=wide) for tensor in (scores.k, values))
-    d_bias = None if call.attn_bias is None else q.new_zeros(call.attn_bias.shape, dtype=wide)
-    buffer = other = q.new_empty(0)
-    for block in scores.blocks(buffers=2):
-        buffer, other = grow_buffer(block, buffer), grow_buffer(block, other)
-        rows, keys = (block.flat, block.queries), (block.flat, block.keys)
-        positive = scores.rectified(block, buffer, transposed=True)
-        d_weights = product(values[keys], d_out[rows], other)
-        d_scores, weights = through_relu(d_weights, positive, power)
-        add_product(d_v[keys], weights, d_out[rows], factor)
-        add_product(d_k[keys], d_scores, scores.q[rows], factor * power * scores.inner)
-        add_product(d_q[rows], d_scores.mT, scores.k[keys], factor * power * scores.inner)
-        if d_bias is not None:
-            target = over_block(d_bias, block)
-            cells = scores.cells(d_scores, block, transposed=True)
-            target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
-            del cells
-        del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
-    d_bias = q.new_zeros(0) if d_bias is None or call.attn_bias is None else d_bias.to(call.attn_bias.dtype)
-    d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
-    return d_q.view(q.shape), d_k, d_v, d_bias
-
-
 def through_relu(d_weights: Tensor, positive: Tensor, power: int) -> tuple[Tensor, Tensor]:
     """Gradient of the scores (but for constants) and the weights, each in place. Dropped cells are 0 in `positive`."""
     if power == 1:
@@ -325,14 +271,60 @@ def unflatten(q: Tensor, k: Tensor, arguments: Sequence[Any]) -> AttentionCall:
 
 @operator(f"rectified({ARGUMENTS}) -> Tensor")
 def rectified(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
-    """sum over visible keys of [scale q k + attn_bias]+ ** power v."""
-    return blocked_forward(q, k, v, unflatten(q, k, arguments))
+    """sum over visible keys of [scale q k + attn_bias]+ ** power v: [B, H, M, Dv]. The scale is not negative."""
+    call = unflatten(q, k, arguments)
+    scores, values = prepare(q, k, v, call)
+    power = call.variant.power
+    factor = scores.outer**power / (1 - call.dropout_p)
+    out = q.new_zeros(values.shape[0], q.shape[2], v.shape[3])
+    buffer = q.new_empty(0)
+    for block in scores.blocks(buffers=1):
+        buffer = grow_buffer(block, buffer)
+        weights = scores.rectified(block, buffer)
+        if power == 2:
+            weights.square_()
+        add_product(out[block.flat, block.queries], weights, values[block.flat, block.keys], factor)
+        del weights  # so that the next block takes its memory, still in the cache
+    return out.view(*q.shape[:3], v.shape[3])
 
 
 @operator(f"rectified_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Gradients of `rectified` for q, k, v and attn_bias; the last is empty without one."""
-    return blocked_backward(d_out, q, k, v, unflatten(q, k, arguments))
+    """Gradients of `rectified` for q, k, v and the bias (empty without one). Needs nothing but its inputs.
+
+    Blocks are [n, m] here, keys first: four of the five matrix products then read them without a transpose.
+    """
+    call = unflatten(q, k, arguments)
+    scores, values = prepare(q, k, v, call)
+    d_out = d_out.flatten(0, 1)
+    power = call.variant.power
+    factor = scores.outer**power / (1 - call.dropout_p)
+    # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide. A row of d_q
+    # is one block's alone where blocks span all keys, as they do in 16 bits.
+    wide = torch.float32 if q.element_size() == 2 else q.dtype
+    # Contiguous, as the operator's fake implementation promises: zeros_like would keep the strides of the inputs.
+    d_q = q.new_zeros(scores.q.shape)
+    d_k, d_v = (q.new_zeros(tensor.shape, dtype=wide) for tensor in (scores.k, values))
+    d_bias = None if call.attn_bias is None else q.new_zeros(call.attn_bias.shape, dtype=wide)
+    buffer = other = q.new_empty(0)
+    for block in scores.blocks(buffers=2):
+        buffer, other = grow_buffer(block, buffer), grow_buffer(block, other)
+        rows, keys = (block.flat, block.queries), (block.flat, block.keys)
+        positive = scores.rectified(block, buffer, transposed=True)
+        d_weights = product(values[keys], d_out[rows], other)
+        d_scores, weights = through_relu(d_weights, positive, power)
+        add_product(d_v[keys], weights, d_out[rows], factor)
+        add_product(d_k[keys], d_scores, scores.q[rows], factor * power * scores.inner)
+        add_product(d_q[rows], d_scores.mT, scores.k[keys], factor * power * scores.inner)
+        if d_bias is not None:
+            target = over_block(d_bias, block)
+            cells = scores.cells(d_scores, block, transposed=True)
+            target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
+            del cells
+        del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
+    d_bias = q.new_zeros(0) if d_bias is None or call.attn_bias is None else d_bias.to(call.attn_bias.dtype)
+    d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
+    return d_q.view(q.shape), d_k, d_v, d_bias
 
 
 @torch.library.register_fake("rectiformer::rectified")

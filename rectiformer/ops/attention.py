@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
 Window = int | tuple[int, int]
-SHARED = ("causal", "key_lengths", "attn_mask", "attn_bias", "window_size", "scale", "dropout_p", "seed")
-"""Arguments of `attention` that are no options of a variant."""
+WEIGHT_ARGUMENTS = ("causal", "key_lengths", "attn_mask", "attn_bias", "window_size", "scale")
+"""Arguments of `attention` that decide the weights and are no options of a variant."""
 ARGUMENT_WORDS = {
     "is_causal": "causal",
     "mask": "attn_mask",
@@ -360,7 +360,7 @@ def explain(
     q: Tensor, k: Tensor, v: Tensor, variant: str = "rela", *, backend: str = "auto", **arguments: Any
 ) -> Explanation:
     """Which implementation `attention` takes for these arguments, which are its own, and why; nothing is computed."""
-    shared = {name: arguments.pop(name) for name in SHARED if name in arguments}
+    shared = {name: arguments.pop(name) for name in (*WEIGHT_ARGUMENTS, "dropout_p", "seed") if name in arguments}
     call = check_call(q, k, v, variant, options=arguments, **shared)
     taken, _ = choose(q, k, v, call, backend)
     auto = backend == "auto"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.activations import Value
-from rectiformer.ops.attention import Window, check_call, transform_obstacle
+from rectiformer.ops.attention import WEIGHT_ARGUMENTS, Window, check_call, transform_obstacle
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.plain import by_rows
 from rectiformer.ops.reference import mix_values, reference_weights, scale_rows
 
+Statistics = TypeVar("Statistics", "AttentionStats", "RowStatistics")
 BLOCK_CELLS = 1 << 20
 """Weights computed at once where not all are kept."""
 
@@ -70,7 +71,18 @@ def attention_weights(
     Dense: [B, H, M, N], with gradients. Sparse: a `torch.sparse_csr` matrix of B * H * M rows and N columns that holds
     the non-zero weights only, without gradients, built from a few rows at a time.
     """
-    call = _check(q, k, variant, causal, key_lengths, attn_mask, attn_bias, window_size, scale, **options)
+    call = _check(
+        q,
+        k,
+        variant,
+        causal=causal,
+        key_lengths=key_lengths,
+        attn_mask=attn_mask,
+        attn_bias=attn_bias,
+        window_size=window_size,
+        scale=scale,
+        **options,
+    )
     if not sparse:
         return _weights(q, k, call)
     with torch.no_grad():
@@ -84,8 +96,7 @@ def attention_stats(q: Tensor, k: Tensor, variant: str = "rela", **arguments: An
     """
     call = _check(q, k, variant, **arguments)
     with torch.no_grad():
-        parts = [_describe(part, block) for _, part, block in _row_blocks(q, k, call)]
-    return AttentionStats(*(torch.cat([getattr(part, field.name) for part in parts], -1) for field in fields(parts[0])))
+        return join([_describe(part, block) for _, part, block in _row_blocks(q, k, call)])
 
 
 def weight_blocks(
@@ -106,32 +117,10 @@ def visible_keys(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) 
     return call.seen.counts(q.device)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    variant: str,
-    causal: bool = False,
-    key_lengths: Tensor | Sequence[int] | None = None,
-    attn_mask: Tensor | None = None,
-    attn_bias: Tensor | None = None,
-    window_size: Window | None = None,
-    scale: float | None = None,
-    **options: Value,
-) -> AttentionCall:
-    call = check_call(
-        q,
-        k,
-        None,
-        variant,
-        causal=causal,
-        key_lengths=key_lengths,
-        attn_mask=attn_mask,
-        attn_bias=attn_bias,
-        window_size=window_size,
-        scale=scale,
-        options=options,
-        function=attention_weights,
-    )
+def _check(q: Tensor, k: Tensor, variant: str, **arguments: Any) -> AttentionCall:
+    """The call whose weights are asked for, with the arguments of `attention_weights`."""
+    shared = {name: arguments.pop(name) for name in WEIGHT_ARGUMENTS if name in arguments}
+    call = check_call(q, k, None, variant, options=arguments, function=attention_weights, **shared)
     if not call.variant.has_weights:
         raise ArgumentError(f"variant {variant!r} subtracts instead of weighing, so it has no weights to look at")
     return call
@@ -213,7 +202,10 @@ def attention_with_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) ->
     if not (row_sums_obstacle(q, k, v, call) or transform_obstacle()):
         return fused_rows(q, k, v, call)
     step = _step(q, k, BLOCK_CELLS)
-    return plain_rows(q, k, v, call) if step >= q.shape[2] else join(by_rows(plain_rows, q, k, v, call, step))
+    if step >= q.shape[2]:
+        return plain_rows(q, k, v, call)
+    outs, rows = zip(*by_rows(plain_rows, q, k, v, call, step), strict=True)
+    return torch.cat(outs, 2), join(rows)
 
 
 def fused_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
@@ -241,8 +233,7 @@ def nonzero(values: Tensor) -> Tensor:
     return torch.where(values > 0, values, 1)
 
 
-def join(parts: list[tuple[Tensor, RowStatistics]]) -> tuple[Tensor, RowStatistics]:
-    """Rows that follow each other as one."""
-    outs, rows = zip(*parts, strict=True)
-    fields = [[each.mass for each in rows], [each.entropy for each in rows], [each.visible for each in rows]]
-    return torch.cat(outs, 2), RowStatistics(*(torch.cat(field, 2) for field in fields))
+def join(parts: Sequence[Statistics]) -> Statistics:
+    """Statistics of rows that follow each other as one."""
+    names = [field.name for field in fields(parts[0])]
+    return type(parts[0])(**{name: torch.cat([getattr(part, name) for part in parts], 2) for name in names})

@@ -108,19 +108,19 @@ class Scores:
     def hide(self, cells: Tensor, block: Block) -> None:
         """Zero the cells that are not visible or were dropped. Padding needs nothing unless `prepare` says so: its
         keys are zero, so their scores are."""
-        rows, columns = cells.shape[2:]
-        corner = self.visibility.first + block.queries.start - block.keys.start
-        last_seen_by_all = corner + self.visibility.right
-        first_seen_by_all = corner + rows - 1 - self.visibility.left
+        seen, (rows, columns) = self.visibility, cells.shape[2:]
+        corner = seen.first + block.queries.start - block.keys.start
+        last_seen_by_all = corner + seen.right
+        first_seen_by_all = corner + rows - 1 - seen.left
         if last_seen_by_all < columns - 1:
             # Only a part of the columns needs it, but a part has gaps, which cost a copy: worth it for a small one.
             start = last_seen_by_all + 1 if 2 * last_seen_by_all > columns else 0
             keep_triangle(cells[..., start:], lower=True, diagonal=last_seen_by_all - start)
         if first_seen_by_all > 0:
             stop = first_seen_by_all if 2 * first_seen_by_all < columns else columns
-            keep_triangle(cells[..., :stop], lower=False, diagonal=corner - self.visibility.left)
-        if self.visibility.attn_mask is not None:
-            cells.masked_fill_(over_block(self.visibility.attn_mask, block).logical_not(), 0)
+            keep_triangle(cells[..., :stop], lower=False, diagonal=corner - seen.left)
+        if seen.attn_mask is not None:
+            cells.masked_fill_(over_block(seen.attn_mask, block).logical_not(), 0)
         if self.call.dropout_p:
             assert self.call.seed is not None
             cells.mul_(keep_cells(self.call.seed, self.call.dropout_p, block[:4], self.heads, self.call.origin))
@@ -310,10 +310,11 @@ def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *argument
     for block in scores.blocks(buffers=2):
         buffer, other = grow_buffer(block, buffer), grow_buffer(block, other)
         rows, keys = (block.flat, block.queries), (block.flat, block.keys)
+        d_rows = d_out[rows]
         positive = scores.rectified(block, buffer, transposed=True)
-        d_weights = product(values[keys], d_out[rows], other)
+        d_weights = product(values[keys], d_rows, other)
         d_scores, weights = through_relu(d_weights, positive, power)
-        add_product(d_v[keys], weights, d_out[rows], factor)
+        add_product(d_v[keys], weights, d_rows, factor)
         add_product(d_k[keys], d_scores, scores.q[rows], factor * power * scores.inner)
         add_product(d_q[rows], d_scores.mT, scores.k[keys], factor * power * scores.inner)
         if d_bias is not None:

@@ -3,9 +3,6 @@
 Rectified partial results simply add: a row is its scale times the sum over ranks of [q k]+ ** power v, with no maximum
 or normalizer to carry from rank to rank. So the queries travel, keys and values stay where they are, every rank adds
 its part to every row, and a reduce-scatter leaves each rank its own rows.
-
-Of W ranks, rank r holds chunks r and 2W - 1 - r of 2W equal ones. Under causal order early keys are seen by many
-queries and late ones by few; a chunk from either end makes the work of all ranks equal.
 """
 
 from __future__ import annotations
@@ -50,9 +47,10 @@ def context_parallel_attention(
     """This rank's rows of `rectiformer.attention`, for rectified variants and sequences sharded across ranks.
 
     Every rank of `group` calls it with its shards, as `shard_sequence` cuts them: of W ranks, rank r holds chunks r and
-    2W - 1 - r of 2W equal ones, so that causal order leaves every rank the same work. Where neither causal order nor
-    key lengths tell positions apart, any other equal division gives the same. Shards of different shapes, or
-    arguments that one rank refuses, are an error on every rank.
+    2W - 1 - r of 2W equal ones. Under causal order early keys are seen by many queries and late ones by few: a chunk
+    from either end makes the work of all ranks equal. Where neither causal order nor key lengths tell positions apart,
+    any other equal division gives the same. Shards of different shapes, or arguments that one rank refuses, are an
+    error on every rank.
 
     Bytes that a rank sends, of W ranks, M queries in all, and b bytes per number (partial sums are float32):
 

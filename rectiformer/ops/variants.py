@@ -1,8 +1,7 @@
 """THE table of attention variants. A variant is one row; everything that lists variants reads this table.
 
-A row says how a query and a key make a score, how a row of scores becomes weights, how weights and values are mixed,
-which norm the output wants, and what its options are. Rules that hold for every row, kept by `reference.py`: a hidden
-key weighs exactly 0, a row that sees no key is exactly 0, and n is the number of keys *that row sees*.
+Rules that hold for every row, kept by `reference.py`: a hidden key weighs exactly 0, a row that sees no key is exactly
+0, and n is the number of keys *that row sees*.
 """
 
 from __future__ import annotations

@@ -194,27 +194,22 @@ class RowStatistics:
 def attention_with_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
     """What `attention.run` returns, and the statistics of each row of weights; both are differentiable.
 
-    Rectified variants on a GPU get both from one pass of the fused kernels. Others, and the CPU, get them from the
-    reference, a few rows at a time, which are computed again for the gradients.
+    Rectified variants on a GPU get both from one pass of the long kernels, whatever the length. Others, and the CPU,
+    get them from the reference, a few rows at a time, which are computed again for the gradients.
     """
     if not call.variant.has_weights:
         raise ArgumentError(f"variant {call.variant.name!r} subtracts instead of weighing, so its rows have no sums")
     if not (row_sums_obstacle(q, k, v, call) or transform_obstacle()):
-        return fused_rows(q, k, v, call)
+        from rectiformer.ops.gpu.long import row_sums_attention
+
+        out, total, entropy = row_sums_attention(q, k, v, call)
+        visible = call.seen.counts(q.device)
+        return out, RowStatistics(scale_rows(total[..., None], call, visible).squeeze(-1), entropy, visible)
     step = _step(q, k, BLOCK_CELLS)
     if step >= q.shape[2]:
         return plain_rows(q, k, v, call)
     outs, rows = zip(*by_rows(plain_rows, q, k, v, call, step), strict=True)
     return torch.cat(outs, 2), join(rows)
-
-
-def fused_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:
-    """By the kernels for long sequences, whatever the length."""
-    from rectiformer.ops.gpu.long import row_sums_attention
-
-    out, total, entropy = row_sums_attention(q, k, v, call)
-    visible = call.seen.counts(q.device)
-    return out, RowStatistics(scale_rows(total[..., None], call, visible).squeeze(-1), entropy, visible)
 
 
 def plain_rows(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, RowStatistics]:

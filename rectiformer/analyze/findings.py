@@ -268,12 +268,9 @@ def survey_model(
 def describe_site(observer: SiteObserver) -> SiteFindings:
     site = observer.site
     return SiteFindings(
-        kind=site.kind,
-        layer=site.layer,
-        heads=site.attention.num_heads,
-        diversity=observer.diversity.result(),
+        kind=site.kind, layer=site.layer, heads=site.attention.num_heads, diversity=observer.diversity.result(),
         **vars(observer.heads.result()),
-    )
+    )  # fmt: skip
 
 
 def describe_cross(observers: Sequence[HeadObserver]) -> CrossFindings:

@@ -340,14 +340,9 @@ def draw_head(axis: Axes, site: SiteRecord, head: int, colors: dict[str, Any]) -
     x = site.columns[starts[0] : starts[-1]].astype(int)
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
     cells = PolyCollection(
-        np.stack([x, y], -1)[:, None] + corners,
-        array=site.weights[starts[0] : starts[-1]],
-        edgecolors="face",
-        linewidths=0.1,
-        rasterized=len(x) > 10_000,
-        gid=f"weights-{head}",
-        **colors,
-    )
+        np.stack([x, y], -1)[:, None] + corners, array=site.weights[starts[0] : starts[-1]], edgecolors="face",
+        linewidths=0.1, rasterized=len(x) > 10_000, gid=f"weights-{head}", **colors,
+    )  # fmt: skip
     axis.add_collection(cells)
     nulls = [Rectangle((0, int(row)), site.keys, 1) for row in np.flatnonzero(site.null[rows])]
     axis.add_collection(

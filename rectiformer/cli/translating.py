@@ -332,14 +332,9 @@ def run_job(job: Job, translator: Translator, ranks: Ranks, out: Path | None, sh
     elif ranks.world_size > 1:
         run_shared(job, translator, ranks, out)
     else:
-        run_alone(job, translator, out)
-
-
-def run_alone(job: Job, translator: Translator, out: Path | None) -> None:
-    """Translate and write as lines come."""
-    texts = chain.from_iterable(chunk() for chunk in job.cut(translator, read_lines(job.file, job.bad_utf8)))
-    total = count_lines(job.file, out) if job.documents == "none" else None
-    write_all(with_progress(texts, "translating", total), out)
+        texts = chain.from_iterable(chunk() for chunk in job.cut(translator, read_lines(job.file, job.bad_utf8)))
+        total = count_lines(job.file, out) if job.documents == "none" else None
+        write_all(with_progress(texts, "translating", total), out)
 
 
 def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None) -> None:

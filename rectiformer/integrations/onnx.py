@@ -4,12 +4,7 @@
     OnnxTranslator("tiny-onnx").translate(["Der Hund schläft."], SearchOptions())
 
 Attention is the reference's formula, so the graphs contain ONNX's own operators only. Batch, beam and lengths are free.
-
-    encoder: source [batch, source_length], source_lengths [batch]
-             -> source_keys.i, source_values.i [batch, heads, source_length, size] of every decoder layer i
-    decoder: tokens [batch, beam], source_lengths, source_keys.i, source_values.i,
-             past_keys.i, past_values.i [batch, beam, heads, past_length, size], `past_length` being 0 at first
-             -> logits [batch, beam, vocabulary], present_keys.i, present_values.i with one position more
+docs/export.md lists the inputs and outputs of both graphs.
 """
 
 from __future__ import annotations

@@ -135,17 +135,10 @@ def mask(
     full = allow_is_bidirectional_skip and local_size is None
     if not (banded or full) or (real is not None and real.shape[1] != kv_length):
         return sdpa_mask(
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            attention_mask=attention_mask,
-            local_size=local_size,
-            allow_is_causal_skip=allow_is_causal_skip,
-            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-            config=config,
-            **others,
-        )
+            q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+            attention_mask=attention_mask, local_size=local_size, allow_is_causal_skip=allow_is_causal_skip,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip, config=config, **others,
+        )  # fmt: skip
     # a causal window counts the query itself, a two-sided window does not
     window = None if local_size is None or kv_length <= local_size else local_size - allow_is_causal_skip
     lengths, seen = describe_padding(real)

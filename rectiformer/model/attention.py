@@ -211,16 +211,9 @@ class RectifiedAttention(nn.Module):
         if isinstance(self.norm, RMSNorm):
             norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
         mixed = decode_attention(
-            q,
-            cache.keys,
-            cache.values,
-            self.variant,
-            key_lengths=key_lengths,
-            new_kv=(k, v),
-            ancestors=cache.ancestors,
-            norm=norm,
-            **self.current_options(),
-        )
+            q, cache.keys, cache.values, self.variant, key_lengths=key_lengths, new_kv=(k, v),
+            ancestors=cache.ancestors, norm=norm, **self.current_options(),
+        )  # fmt: skip
         return self.combine_heads(mixed) if norm is None else self.output(mixed.transpose(1, 2).flatten(2))
 
     def project(

@@ -178,10 +178,6 @@ def _softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=_wide(scores)).to(scores.dtype)
 
 
-def _squared_relu(scores: Tensor) -> Tensor:
-    return scores.relu().square()
-
-
 @dataclass(frozen=True)
 class Memory:
     """One way from a token's scores to the mix of values it gets."""
@@ -207,7 +203,7 @@ MEMORIES: dict[str, Memory] = {
         Memory("softmax-ln", "LayerNorm(softmax(x K^T + b1) V + b2)", "Shen et al. 2023",
                "For competing slots whose output keeps its scale.", AllSlots, _softmax, output_norm=True),
         Memory("relu2", "relu(x K^T + b1)^2 V + b2", "So et al. 2021",
-               "For sharper weights than relu at the same cost.", AllSlots, _squared_relu),
+               "For sharper weights than relu at the same cost.", AllSlots, lambda scores: scores.relu().square()),
         Memory("topk", "top_K(relu(x K^T + b1)) V + b2", "Csordas et al. 2023",
                "For a fixed number of active slots per token.", AllSlots, F.relu, keeps="slots"),
         Memory("product-softmax", "softmax(top_K(u)) V + b2, u_i = u_b[i div S] + u_a[i mod S]", "Lample et al. 2019",

@@ -22,13 +22,8 @@ class ScoreBias(nn.Module):
     can close for a query, or open further. Keys hold sqrt(head_dim), which the scores are divided by. No kernel, cache
     or export has to know of it.
 
-    A softmax is (1 + x)/n to first order in its scores x, less their mean: it begins with a mean of all values, and
-    every key has a gradient. Rectified attention cuts half of the keys before anything is learned. With its power p as
-    the bias it is [x + p]+^p, to first order (1 + x) times a constant too, and cuts a key once its score has fallen by
-    p. Squared it is 1.5-entmax with a threshold that is learned, not solved for so that weights add up to 1.
-
-    A bias that starts at 0 is a threshold alone. Of centered keys half have scores above 0, in a segment of a document
-    as in a sentence; to look at few of them a query has to subtract something from all.
+    With the power p of the variant as its start, [x + p]+^p begins like a softmax, with a gradient for every key; started
+    at 0 it is a learned threshold (docs/variants.md, Score bias).
 
     Args:
         qkv_sizes: widths of queries, keys and values.

@@ -106,20 +106,9 @@ def attention(
             on a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
     """
     call = check_call(
-        q,
-        k,
-        v,
-        variant,
-        causal=causal,
-        key_lengths=key_lengths,
-        attn_mask=attn_mask,
-        attn_bias=attn_bias,
-        window_size=window_size,
-        scale=scale,
-        dropout_p=dropout_p,
-        seed=seed,
-        options=options,
-    )
+        q, k, v, variant, causal=causal, key_lengths=key_lengths, attn_mask=attn_mask, attn_bias=attn_bias,
+        window_size=window_size, scale=scale, dropout_p=dropout_p, seed=seed, options=options,
+    )  # fmt: skip
     return run(q, k, v, call, backend)
 
 

@@ -52,15 +52,7 @@ def context_parallel_attention(
     any other equal division gives the same. Shards of different shapes, or arguments that one rank refuses, are an
     error on every rank.
 
-    Bytes that a rank sends, of W ranks, M queries in all, and b bytes per number (partial sums are float32):
-
-        forward   (W - 1) / W  B H M (b D + 4 Dv)    queries gathered, partial outputs reduced and scattered
-        backward  (W - 1) / W  B H M (b Dv + 4 D)    gradients of outputs gathered, of queries reduced and scattered
-
-    and 8 * 13 (W - 1) bytes to compare shapes. Gathering keys and values instead sends (W - 1) / W  B K N b (D + Dv)
-    forward and (W - 1) / W  B K N 4 (D + Dv) backward: as much in self-attention with H = K, more for a short target
-    that reads a long source, less where few key heads serve many query heads.
-
+    Queries are gathered and partial outputs reduced, which docs/scaling.md compares with gathering keys and values.
     Autograd keeps the gathered queries for the backward pass. `torch.utils.checkpoint` around the layer gathers
     them again instead. There is no second derivative. Partial sums are not scaled by the number of keys before they
     are rounded to the dtype of q: over very many keys, prefer bfloat16 to float16.

@@ -59,18 +59,9 @@ def attention_varlen(
         )
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, total, D]
     call = check_call(
-        q,
-        k,
-        v,
-        variant,
-        causal=causal,
-        window_size=window_size,
-        scale=scale,
-        dropout_p=dropout_p,
-        seed=seed,
-        options=options,
-        function=attention_varlen,
-    )
+        q, k, v, variant, causal=causal, window_size=window_size, scale=scale, dropout_p=dropout_p, seed=seed,
+        options=options, function=attention_varlen,
+    )  # fmt: skip
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return run_packed(q, k, v, call, packing, backend)[0].transpose(0, 1)
 

@@ -72,17 +72,9 @@ def attention_weights(
     the non-zero weights only, without gradients, built from a few rows at a time.
     """
     call = _check(
-        q,
-        k,
-        variant,
-        causal=causal,
-        key_lengths=key_lengths,
-        attn_mask=attn_mask,
-        attn_bias=attn_bias,
-        window_size=window_size,
-        scale=scale,
-        **options,
-    )
+        q, k, variant, causal=causal, key_lengths=key_lengths, attn_mask=attn_mask, attn_bias=attn_bias,
+        window_size=window_size, scale=scale, **options,
+    )  # fmt: skip
     if not sparse:
         return _weights(q, k, call)
     with torch.no_grad():

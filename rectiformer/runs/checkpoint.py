@@ -6,10 +6,8 @@ with size and SHA-256 of each. `checkpoints/latest` and `checkpoints/best` hold 
 
 A manifest is trusted only as far as it fits the files and itself. Where several ranks hold shards of the tensors, each
 of them writes a file: that of rank r of n is `model.r-of-n.safetensors`. A tensor is its shards concatenated, so any
-number of ranks can read what any other number wrote; a scalar is the same in every shard.
-
-torch.distributed.checkpoint is not used. Its own format has a pickled index. Its safetensors can be resharded too, but
-it opens files by name after they were checked, where ours are parsed from the very bytes whose hash was right.
+number of ranks can read what any other number wrote; a scalar is the same in every shard. docs/scaling.md says why
+torch.distributed.checkpoint is not used.
 """
 
 from __future__ import annotations

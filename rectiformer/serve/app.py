@@ -173,14 +173,10 @@ def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
     """The path that describes the model."""
     card = maker.card
     answer = ModelAnswer(
-        name=card.name,
-        variants=card.variants,
-        layers=card.layers,
-        heads=card.heads,
-        segment=served.translator.segment_length,
-        aligns=maker.align is not None,
+        name=card.name, variants=card.variants, layers=card.layers, heads=card.heads,
+        segment=served.translator.segment_length, aligns=maker.align is not None,
         limits=dataclasses.asdict(served.limits),
-    )
+    )  # fmt: skip
 
     @app.get("/v1/model")
     async def model() -> ModelAnswer:

@@ -176,11 +176,6 @@ def any_in_tile(cells: Tensor, height: int, width: int) -> Tensor:
     return padded.unflatten(-1, (-1, width)).any(-1).unflatten(-2, (-1, height)).any(-2)
 
 
-def describe_findings(found: Findings) -> dict[str, Any]:
-    """What is kept of an analysis: sites and layers, pairing of sources and targets, source lengths."""
-    return {**describe_sites(found), **describe_pairing(found), **describe_lengths(found)}
-
-
 def describe_sites(found: Findings) -> dict[str, Any]:
     """Every layer of each site, means over heads; and for each site the mean over its layers."""
     sites: list[dict[str, Any]] = [

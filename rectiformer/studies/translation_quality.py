@@ -84,7 +84,8 @@ def measure_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[str, An
     """All measures of attention under forced decoding, by site and layer, by shape and by length."""
     found = analyze(translator, pairs, quality=False, warn=lambda _: None)
     shapes = measures.measure_shapes(translator, forced_batches(translator, pairs))
-    return {**measures.describe_findings(found), "shapes": shapes}
+    described = measures.describe_sites(found) | measures.describe_pairing(found) | measures.describe_lengths(found)
+    return {**described, "shapes": shapes}
 
 
 def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 Nothing is remembered between batches, so a run that resumes at batch i reads what an uninterrupted run would have read.
 
 A corpus of weight w contributes w times its pairs to each epoch, those of every padded length in proportion: of the n
-pairs it has of one length, floor(w * n * e) are drawn before epoch e. They are drawn from an endless sequence of
-shuffled passes, so none is drawn again before all others were. Weight 1 is each pair once per epoch, weight 3 three
-times, weight 0.5 every other epoch.
+pairs it has of one length, floor(w * n * e) are drawn before epoch e, from an endless sequence of shuffled passes.
 """
 
 from __future__ import annotations

@@ -64,13 +64,9 @@ def translate_line_chunk(
 ) -> Iterator[Translation]:
     """A translation of each line of a chunk; `how` as in `Translator.translate`."""
     translations = translator.translate(
-        [line or "" for line in chunk.lines],
-        options,
-        prefixes=chunk.prefixes,
-        first_line=chunk.first_line,
-        warn=warn,
+        [line or "" for line in chunk.lines], options, prefixes=chunk.prefixes, first_line=chunk.first_line, warn=warn,
         **how,
-    )
+    )  # fmt: skip
     for line, translation in zip(chunk.lines, translations, strict=True):
         if line is None:
             note = "not UTF-8, so its translation is empty"

@@ -54,17 +54,9 @@ def fused_rms_norm_backward(
     d_vectors = torch.empty_like(partial[0])
     with torch.cuda.device_of(z):
         rms_norm_backward_kernel[(programs,)](
-            d_out,
-            z,
-            *vector_pointers(gain, gate),
-            d_z,
-            partial,
-            count,
-            width,
-            epsilon,
-            GATED=gate is not None,
+            d_out, z, *vector_pointers(gain, gate), d_z, partial, count, width, epsilon, GATED=gate is not None,
             **blocks,
-        )
+        )  # fmt: skip
         column_sums_kernel[(-(-parts * width // 16),)](
             partial, d_vectors, programs, parts * width, BLOCK_ROWS=128, BLOCK_COLUMNS=16
         )

@@ -1,7 +1,5 @@
 """What a run can be told: one frozen dataclass per section, with a sentence for each key whose name is not enough."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

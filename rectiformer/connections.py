@@ -3,8 +3,6 @@
 uvicorn limits neither, and answers in plain text what it cannot read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource

@@ -4,8 +4,6 @@ Both are trained by `rectiformer train` in processes of their own, each on its s
 model costs no time. What is printed and drawn comes from sentences that neither of them has seen.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The errors a user can cause. Each message is one line: what clashed, both values, what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

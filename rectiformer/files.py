@@ -1,7 +1,5 @@
 """Files on disk: after a kill at any moment they are the old ones or the new ones, never half of either."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """TOML into the dataclasses of config.py and back, strictly: an unknown key is an error that names the nearest one."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

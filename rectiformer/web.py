@@ -4,8 +4,6 @@ Any page in a browser can send requests to a loopback port. Without a token, tho
 rebinding) or from another page are refused, and no header allows other pages to read an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Everything that is measured of a model on a test set, and its JSON file."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

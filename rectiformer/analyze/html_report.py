@@ -4,8 +4,6 @@ The page is that of the explorer, in rectiformer/analyze/page. There its modules
 script, each in a scope of its own, that the page's policy allows by its hash. Texts are data, never markup.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The attention of any model: `with rectiformer.observe(model) as seen: model(...)`, then arrays, records, a report."""
 
-from __future__ import annotations
-
 import html
 import inspect
 import sys

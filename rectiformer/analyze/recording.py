@@ -1,7 +1,5 @@
 """Attention records of a translator: sentence pairs and documents under forced decoding, one batch at a time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

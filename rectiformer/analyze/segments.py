@@ -1,7 +1,5 @@
 """Documents as a document model reads them: the sentences of a segment in one sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 

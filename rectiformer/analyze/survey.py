@@ -3,8 +3,6 @@
 Observations are summed up at once, so nothing of a batch is kept, however long its sentences are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Heads switched off: their output is zero before the norm and the output projection."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The command line: one function per command, which parses, calls one function and prints."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

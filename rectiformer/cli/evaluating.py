@@ -1,7 +1,5 @@
 """The command that measures translations: of lines, of documents, and of what agrees across sentences."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command that writes a trained model for other engines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

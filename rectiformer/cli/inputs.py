@@ -1,7 +1,5 @@
 """What commands read: runs, lines, pairs and their links, documents, layers and heads."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """What commands give out: lines and files, tables for people, and how far they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

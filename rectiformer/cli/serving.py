@@ -1,7 +1,5 @@
 """Commands that answer a browser or a client: serve, explore."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated

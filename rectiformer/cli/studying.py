@@ -1,7 +1,5 @@
 """The command of studies: run one, list them, render a report."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

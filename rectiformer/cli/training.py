@@ -1,7 +1,5 @@
 """Commands up to a trained model: generate, prepare, train."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

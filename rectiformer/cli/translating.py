@@ -1,7 +1,5 @@
 """Commands of a trained model: translate, score, align."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ ReLU memories become feed-forward layers, and the learned bias of an embedding i
 layers are fixed, so only softmax attention can be exported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

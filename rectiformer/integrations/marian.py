@@ -7,8 +7,6 @@ What our layers have and Marian's lack is folded into matrices: the bias of an e
 queries, the gain of a norm into the output projection. Our positional encodings differ, so they are exported too.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

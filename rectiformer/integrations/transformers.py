@@ -5,8 +5,6 @@ mask. Without the second it passes no mask at all, and padding and future tokens
 Masks of a known pattern are passed as a `Band`, without an [M, N] matrix; any other mask is the boolean one of "sdpa".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn

@@ -1,7 +1,5 @@
 """Word alignments: file formats, links out of attention weights, symmetrization, and the alignment error rate."""
 
-from __future__ import annotations
-
 import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

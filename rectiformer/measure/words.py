@@ -1,7 +1,5 @@
 """Subwords to words: where the words of a line are, which pieces they contain, and merging links and weights."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """RectifiedAttention: multi-head attention of any variant, with a key/value cache and observers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

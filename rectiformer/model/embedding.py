@@ -1,7 +1,5 @@
 """Subwords to vectors, with signals of their position: in the sequence, or in their sentence of a segment."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Encoder and decoder layers: attention and memory inside residual connections, normed after the sum or before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """A drop-in for `torch.nn.MultiheadAttention`: its constructor, shapes, masks and state dict, with any variant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn
 

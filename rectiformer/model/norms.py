@@ -4,8 +4,6 @@ The ReLA authors norm the concatenated heads once. A null row stays exactly zero
 one head is null the others are scaled up by the joint root mean square. Inside, everything is float32 or wider.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a variant adds to the projections of attention: a score bias, a learned gamma or alpha, centered keys."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -22,8 +20,8 @@ class ScoreBias(nn.Module):
     can close for a query, or open further. Keys hold sqrt(head_dim), which the scores are divided by. No kernel, cache
     or export has to know of it.
 
-    With the power p of the variant as its start, [x + p]+^p begins like a softmax, with a gradient for every key; started
-    at 0 it is a learned threshold (docs/variants.md, Score bias).
+    With the power p of the variant as its start, [x + p]+^p begins like a softmax, with a gradient for every key;
+    started at 0 it is a learned threshold (docs/variants.md, Score bias).
 
     Args:
         qkv_sizes: widths of queries, keys and values.

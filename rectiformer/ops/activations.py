@@ -4,8 +4,6 @@ x is a block of scores [B, H, M, N] in which hidden cells hold 0. What a functio
 matter, as long as it is finite: `reference.py` overwrites them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

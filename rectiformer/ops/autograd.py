@@ -3,8 +3,6 @@
 Second derivatives come from the reference's own backward pass, a few query rows at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ the backward pass rebuilds the block instead of keeping it. No more than `SCORE_
 `torch.compile` either pass is one operator, `rectiformer::rectified` and its backward.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

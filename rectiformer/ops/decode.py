@@ -4,8 +4,6 @@ For inference only. The newest key and value are written to the cache on the way
 theirs by an index of ancestors, so that nothing in the cache ever moves.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -4,8 +4,6 @@ No state and no generator order: any implementation may visit the cells in any o
 and drops the same ones. The hash is MurmurHash3's finalizer over 32-bit words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Norms of rows: their definition in plain torch, and the kernels where they can run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ float32, and torch.compile makes one kernel of it. Calls whose scores, kept unti
 go a few query rows at a time, each computed again for its gradient: a third more work, and any length fits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar

@@ -3,8 +3,6 @@
 Whatever is faster elsewhere is compared with this file, value and gradients, over the whole table.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Named axes, checked at the boundary, so that every operation speaks of shapes in the same words."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

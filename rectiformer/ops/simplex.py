@@ -5,8 +5,6 @@ formula of the scores. First and second derivatives and forward mode follow from
 gathered or bisected in the graph. Hidden cells arrive as any finite number; every row must have one visible cell.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

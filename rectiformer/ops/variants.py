@@ -4,8 +4,6 @@ Rules that hold for every row, kept by `reference.py`: a hidden key weighs exact
 0, and n is the number of keys *that row sees*.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

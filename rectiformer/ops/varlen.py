@@ -1,7 +1,5 @@
 """Attention over packed sequences of different lengths, with no padding between them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Looking at attention: the weights of a call, dense or sparse, and row statistics that never hold M x N of them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields

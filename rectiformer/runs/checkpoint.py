@@ -10,8 +10,6 @@ number of ranks can read what any other number wrote; a scalar is the same in ev
 torch.distributed.checkpoint is not used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

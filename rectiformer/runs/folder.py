@@ -9,8 +9,6 @@ whenever the run is opened: a value that was edited or damaged there is refused,
 may change comes from the command line or the file given to it, and goes into the record first, then into config.toml.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """One process at a time in a run folder."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The log of a run's metrics: one JSON object per line, appended, and truncated where a run resumes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

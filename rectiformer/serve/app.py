@@ -1,7 +1,5 @@
 """The HTTP application: each path answers in JSON or serves a file of the page."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

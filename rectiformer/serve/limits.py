@@ -1,7 +1,5 @@
 """Limits of a server; the defaults are small."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from rectiformer.errors import ArgumentError

@@ -1,7 +1,5 @@
 """Metrics for Prometheus."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

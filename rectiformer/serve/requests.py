@@ -1,7 +1,5 @@
 """Requests to translate: what they look like, what comes back, and how one becomes a job within the limits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The server process: it runs the application and, when stopped, finishes every accepted request."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import ipaddress

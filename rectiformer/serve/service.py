@@ -3,8 +3,6 @@
 Everything runs in the event loop; only tasks and their outcomes cross to the model's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress

@@ -5,8 +5,6 @@ it of the same request ended, and the earliest start is next. A later sentence t
 document, which still never starves. Tasks of similar length join the next one until the batch is full.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Ablations of ReLA on a narrow model: norms, activations, sites, norm placement, number of heads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rectiformer.studies import measures

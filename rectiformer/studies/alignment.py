@@ -1,7 +1,5 @@
 """Word alignment by cross-attention: error by layer in four panels, and the lowest vs. a statistical aligner."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rectiformer.studies.corpora import Gold, find_corpus

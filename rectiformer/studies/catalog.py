@@ -1,7 +1,5 @@
 """The table of studies, which commands, documents and tests read."""
 
-from __future__ import annotations
-
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.studies.ablations import ABLATIONS
 from rectiformer.studies.alignment import ALIGNMENT

@@ -1,7 +1,5 @@
 """The texts of the studies: corpora and their recipes, test sets, gold alignments, and the form these are in."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Whole documents: translation quality by segment length, for several variants."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from itertools import chain, islice, product

@@ -1,7 +1,5 @@
 """Efficiency: how fast every variant trains and decodes compared with softmax, and how fast it trains by length."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Peak learning rate and warm-up of each variant, by norm placement: what the comparisons of other studies rest on."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

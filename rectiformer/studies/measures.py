@@ -1,7 +1,5 @@
 """What several studies measure of a trained model: translations and their significance, attention, memories, speed."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Feed-forward layers as key-value memories: what weighs the slots, how many there are, and what they do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace

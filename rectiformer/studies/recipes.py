@@ -1,7 +1,5 @@
 """The settings of each scale: the built-in grammar, Multi30k, IWSLT 2014, WMT, Europarl."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Hyperparameter search for a ReLUFormer that trains: few updates per row, validation data only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

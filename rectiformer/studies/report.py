@@ -1,7 +1,5 @@
 """The report: one Markdown page about all studies in a folder, with tables, figures, commands and origins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 OUT/<study>/<scale>/<training>/ holds the run, its log and, once it is measured, result.json; OUT/data/ prepared text.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

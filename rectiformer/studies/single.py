@@ -1,7 +1,5 @@
 """One training of a study, from its configuration to its result on disk: begun, resumed or only measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

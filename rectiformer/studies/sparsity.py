@@ -1,7 +1,5 @@
 """Sparsity: zeros, queries that attend to nothing and head diversity by site and layer; zeros by shape and length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Translation quality: every variant on every corpus, and all that other studies show of these models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ A corpus of weight w contributes w times its pairs to each epoch, those of every
 pairs it has of one length, floor(w * n * e) are drawn before epoch e, from an endless sequence of shuffled passes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

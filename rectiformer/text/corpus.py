@@ -1,7 +1,5 @@
 """Parallel text: sentence pairs of the configured files or of the built-in grammar, and where documents start."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Documents: where they start, speeches joined into debates, and segments of whole sentences cut out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, cycle, groupby, pairwise, takewhile

@@ -9,8 +9,6 @@ NAME is a folder written by `save_to_disk`, a parquet, JSON or CSV file, or a na
 cell, as `translation.de` does; `split` defaults to "train", `config` to the dataset's own default.
 """
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import os

@@ -5,8 +5,6 @@ of prepared text. The same lines give the same batches, however fast they arrive
 how many lines were read, and how many batches were made of them, before the current window of pairs.
 """
 
-from __future__ import annotations
-
 import os
 import select
 from bisect import bisect_right

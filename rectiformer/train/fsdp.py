@@ -4,8 +4,6 @@ Adam, the moving average and the checkpoints work on this rank's rows as plain t
 is compiled here, since the collectives run inside the forward and backward passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The training loop: updates, validations, checkpoints; it can end at any moment and lose no more than time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """The translation loss with label smoothing, and the penalties on attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

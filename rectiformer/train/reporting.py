@@ -1,7 +1,5 @@
 """What training reports while it runs; the command line turns it into a progress bar or plain lines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

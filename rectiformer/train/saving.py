@@ -1,7 +1,5 @@
 """Checkpoints of a run in training: written while it waits or, with `checkpoint.async_save`, while it goes on."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ Preparing text may take hours, and the folder of a refused run would be in the w
 can be refused for is refused before anything of it is made: see `require_trainable`.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ The random numbers of a micro-batch are seeded by (seed, step, micro-batch), so 
 be kept. On a GPU a micro-batch is one replay of a CUDA graph, captured once for each of the few shapes there are.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A rectified head can die: when none of its queries has a positive score, it adds nothing and gets no gradient.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Word alignments from cross-attention: every layer, every head, both ways to read the decoder's steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

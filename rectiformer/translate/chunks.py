@@ -5,8 +5,6 @@ does. A finished chunk is a file that appears at once. So there is nothing to cl
 again does the chunks that are missing, and so does any process that is still there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import json

@@ -4,8 +4,6 @@ A document goes through the model in segments, sentences with separators between
 separators. Where that does not give a translation for each sentence, the segment is halved, down to single sentences.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """How good translations are: metrics of a test set, and how probable given translations are under forced decoding."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What decoding is told, and what it gives back."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Translations as JSON records, with alignments and the weights of all heads if asked for."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """From encoded sources to the best target ids: the one entry, and the driver that runs anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

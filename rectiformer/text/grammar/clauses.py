@@ -3,8 +3,6 @@
 Every word carries keys; words of the two languages that share a key translate each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Documents of the grammar: topics are introduced, then mentioned by a pronoun or term that only context decides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Nouns, verbs, adjectives and adverbials are TSV files next to this one.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random sentences: phrases, clauses, and statements, questions and commands made of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -21,6 +21,10 @@ Weights = Callable[[], Tensor]
 """Called only when an observer asks; zero where a slot was not used."""
 
 
+def _squared_relu(scores: Tensor) -> Tensor:
+    return scores.relu().square()
+
+
 @dataclass(frozen=True)
 class MemoryObservation:
     """What one forward pass did; still part of its graph, so detach what is kept."""
@@ -203,7 +207,7 @@ MEMORIES: dict[str, Memory] = {
         Memory("softmax-ln", "LayerNorm(softmax(x K^T + b1) V + b2)", "Shen et al. 2023",
                "For competing slots whose output keeps its scale.", AllSlots, _softmax, output_norm=True),
         Memory("relu2", "relu(x K^T + b1)^2 V + b2", "So et al. 2021",
-               "For sharper weights than relu at the same cost.", AllSlots, lambda scores: scores.relu().square()),
+               "For sharper weights than relu at the same cost.", AllSlots, _squared_relu),
         Memory("topk", "top_K(relu(x K^T + b1)) V + b2", "Csordas et al. 2023",
                "For a fixed number of active slots per token.", AllSlots, F.relu, keeps="slots"),
         Memory("product-softmax", "softmax(top_K(u)) V + b2, u_i = u_b[i div S] + u_a[i mod S]", "Lample et al. 2019",

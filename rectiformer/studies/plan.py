@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rectiformer.config import Config, DataConfig
+from rectiformer.config import Config, DataConfig, Files
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.files import parse_object, read_regular
 from rectiformer.runs.folder import adopt_vocabularies, changed_keys, is_created, value_of
@@ -18,7 +18,7 @@ from rectiformer.toml import load_config
 RUN = "run"
 """The folder of a run inside that of its training."""
 COST, SMALL_FILE = "cost.json", 2**16
-FILE_KEYS = tuple(item.name for item in fields(DataConfig) if item.type == "Files")
+FILE_KEYS = tuple(item.name for item in fields(DataConfig) if item.type == Files)
 """The keys of [data] that name files."""
 
 

@@ -184,7 +184,7 @@ EXAMPLES = [  # pair, German, English, sure links, possible links
             "location",
             subject=the("Ball", 20),
             verb=verb("gelegen"),
-            location=Location(30, lexicon.PLACES["in"], the("Garten", 40, adjective=adjective("klein"))),
+            location=Location(30, lexicon.LOCATIONS["in"], the("Garten", 40, adjective=adjective("klein"))),
         ),
         "Im kleinen Garten liegt der Ball.",
         "The ball lies in the small garden.",

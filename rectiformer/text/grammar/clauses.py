@@ -199,7 +199,7 @@ class Clause:
         return Word(form, (self.key + VERB,)), [Word(verb.prefix, (self.key + PREFIX,))]
 
     def _constituents(self) -> Iterator[tuple[str, Words]]:
-        """The constituents around the verb, in German order: pronouns, times, nouns, places."""
+        """The constituents around the verb, in German order: pronouns, times, nouns, locations."""
         objects = [("indirect", self.indirect, "dat"), ("direct", self.direct, "acc" if self.verb else "nom")]
         if self.mode != "imperative":
             yield "subject", self.subject.german("nom")

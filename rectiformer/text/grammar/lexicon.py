@@ -19,7 +19,7 @@ class Noun:
     english: str
     english_plural: str
     kind: str
-    place: str = ""  # preposition that makes it a location
+    preposition: str = ""  # that makes it a location
     weak: bool = False  # takes the plural's form in every case but the nominative
 
 
@@ -158,7 +158,7 @@ NUMBERS = (
     Determiner("vier", "number", "four", "four"),
 )
 
-PLACES = {
+LOCATIONS = {
     "in": Preposition("in", "in", "dat"),
     "an": Preposition("an", "at", "dat"),
     "auf": Preposition("auf", "on", "dat"),

@@ -19,7 +19,7 @@ PLURAL = (*DEFINITE, *lexicon.NUMBERS)
 FRAMES = ("acc",) * 7 + ("dat acc",) * 2 + ("none", "dat", "goal", "reflexive", "be", "passive", "passive", "place")
 SHORT_FRAMES = ("acc",) * 5 + ("none", "none", "dat", "goal", "reflexive", "be", "be")
 PREDICATE_FRAMES = ("be", "be", "passive")  # all that a thing can do
-SITES = tuple(noun for noun in lexicon.NOUNS if noun.place)
+SITES = tuple(noun for noun in lexicon.NOUNS if noun.preposition)
 MODES = ("present", "perfect", "modal")
 GOALS = (lexicon.TO, lexicon.INTO)
 SPEAKERS = (lexicon.FIRST, lexicon.FIRST_PLURAL)
@@ -133,13 +133,13 @@ def draw_object(dice: Dice, kinds: str, subject: Phrase, determiners: Sequence[l
 def draw_goal(dice: Dice) -> Location:
     """Where to: "ins Haus", "zur Schule"."""
     phrase = draw_noun_phrase(dice, SITES, DEFINITE, 0.2)
-    return Location(dice.key(), dice.pick(GOALS if phrase.noun.place == "in" else (lexicon.TO,)), phrase)
+    return Location(dice.key(), dice.pick(GOALS if phrase.noun.preposition == "in" else (lexicon.TO,)), phrase)
 
 
 def draw_location(dice: Dice) -> Location:
     """Where: in, at or on a place, or in front of or behind a building."""
     phrase = draw_noun_phrase(dice, SITES, SINGULAR, 0.2)
-    own = lexicon.PLACES[phrase.noun.place]
+    own = lexicon.LOCATIONS[phrase.noun.preposition]
     around = (lexicon.BEFORE, lexicon.BEHIND) if phrase.noun.kind == "building" else ()
     return Location(dice.key(), dice.pick((own, own, *around)), phrase)
 

@@ -13,7 +13,7 @@ from rectiformer.integrations.export import CAN_RUN, FORMATS, NORMS, placements,
 from rectiformer.ops.variants import VARIANTS, find_variant
 
 ROOT = Path(__file__).parent.parent.parent
-PLACES = [(variant, format, norm) for variant in VARIANTS for format in FORMATS for norm in ("post", "pre")]
+CASES = [(variant, format, norm) for variant in VARIANTS for format in FORMATS for norm in ("post", "pre")]
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_help_and_readme_say_what_each_format_takes(rectiformer):
 
 
 def test_a_refusal_says_where_else_a_model_can_go():
-    for variant, format, norm in PLACES:
+    for variant, format, norm in CASES:
         config = ModelConfig(variant=variant, norm=norm)
         elsewhere = [
             other

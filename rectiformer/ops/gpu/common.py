@@ -27,6 +27,8 @@ ARGUMENTS = (
     "float row_exponent, float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys"
 )
 """What every operator of the short and long kernels takes: the fields of `KernelCall`, as torch names them."""
+TENSORS, FIRST_TABLE = 10, 5
+"""How many of them are tensors, and from which on these are read by address alone."""
 NO_GRADIENT = [None] * 13
 """Of the arguments from key_lengths on."""
 
@@ -58,6 +60,12 @@ class KernelCall:
     window_right: int
     max_queries: int
     max_keys: int
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The first `TENSORS` fields."""
+        tables = (self.head_factors, self.key_lengths, self.seed, self.cu_seqlens_q, self.cu_seqlens_k)
+        return self.q, self.k, self.v, self.attn_bias, self.attn_mask, *tables
 
     @property
     def packed(self) -> bool:
@@ -173,7 +181,7 @@ def empty_heads_last(like: Tensor, head_dim: int) -> Tensor:
     """Uninitialized [B, H, length, head_dim] in the memory order [B, length, H, head_dim]: joining heads moves
     nothing."""
     B, H, length, _ = like.shape
-    return like.new_empty(B, length, H, head_dim).transpose(1, 2)
+    return like.new_empty_strided((B, H, length, head_dim), (length * H * head_dim, head_dim, H * head_dim, 1))
 
 
 def pointer(tensor: Tensor | None, unread: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ which also sums up each row of weights, and the backward of either.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rectiformer.ops.autograd import operator, recall, register_derivative, remember
 from rectiformer.ops.call import AttentionCall, Packing, Visibility
@@ -32,7 +32,6 @@ from rectiformer.ops.gpu.common import (
     key_range,
     load_tile,
     locate_sequence,
-    pointer,
     rectified_powers,
     row_gain,
     row_scale_parts,
@@ -41,6 +40,8 @@ from rectiformer.ops.gpu.common import (
     store_tile,
     with_positive_scale,
 )
+from rectiformer.ops.gpu.launch import Launch
+from rectiformer.ops.gpu.plans import KernelPlan, PlanCache, is_aligned, open_call, run_kernels
 from rectiformer.ops.reference import scale_rows
 
 
@@ -112,7 +113,7 @@ def long_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
     """
     q, call = with_positive_scale(q, call)
-    return scale_late(long(q, k, v, *long_arguments(q, k, call, packing)), k, call)
+    return scale_late(run_kernels(LongPlan, (q, k, v, *long_arguments(q, k, call, packing))), k, call)
 
 
 def row_sums_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,52 +149,84 @@ def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     return out
 
 
+class LongPlan(KernelPlan):
+    """One launch forward; backward one for keys and values, one for queries, and more where a call asks for them."""
+
+    def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
+        super().__init__(tensors, numbers)
+        self.launch: Launch | None = None
+        self.gradients: PlanCache[Callable[..., tuple[Tensor, Tensor, Tensor]]] = PlanCache()
+
+    def forward(self, tensors: Sequence[Any]) -> Tensor:
+        q, k, v = tensors[:3]
+        out = empty_heads_last(q, v.shape[3])
+        held = [q, k, v, out, *tables_of(tensors)]
+        if self.launch is None:
+            call = KernelCall(*tensors, *self.numbers)
+            self.launch = prepare(long_forward_kernel, "forward", call, held, 3, 1, [gain_of(call)])
+        self.launch(*held)
+        return out
+
+    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        from rectiformer.ops.gpu.long_backward import LongGradients, bias_gradient  # which launch by this file
+
+        layout = d_out.stride(), is_aligned(d_out)
+        gradients = self.gradients.get(layout)
+        if gradients is None:
+            gradients = self.gradients.keep(layout, LongGradients(KernelCall(*tensors, *self.numbers), d_out))
+        d_q, d_k, d_v = gradients(d_out, tensors)
+        v, attn_bias, head_factors = tensors[2], tensors[3], tensors[5]
+        bias = v.new_empty(0) if attn_bias is None else bias_gradient(KernelCall(*tensors, *self.numbers), d_out)
+        return d_q, d_k, d_v, bias, factor_gradients(v, head_factors, d_v)
+
+
 @operator(f"long({ARGUMENTS}) -> Tensor")
 def long(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` of rectified rows."""
-    call = KernelCall(*inputs)
-    out = empty_heads_last(call.q, call.v.shape[3])
-    launch(long_forward_kernel, "forward", call, [call.q, call.k, call.v], [out], [gain_of(call)], None)
-    return out
+    plan, tensors = open_call(LongPlan, inputs)
+    return plan.forward(tensors)
+
+
+@operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
+    plan, tensors = open_call(LongPlan, inputs)
+    return plan.backward(d_out, tensors)
+
+
+LongPlan.operator, LongPlan.backward_operator = long, long_backward
+LongPlan.gradient_of = {0: 0, 1: 1, 2: 2, 3: 3, 5: 4}
 
 
 @operator(f"long_rows({ARGUMENTS}) -> (Tensor, Tensor)")
 def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
     """`long` without a bias; and of each row of x = [q k]+ ** power the sum R and the entropy H of the row divided by
     R: float32 [B, H, M, 2]. In float16 they are of [scale q k]+ ** power."""
-    call = KernelCall(*inputs)
+    plan, tensors = open_call(LongPlan, inputs)
+    call = KernelCall(*tensors, *plan.numbers)
     out = empty_heads_last(call.q, call.v.shape[3])
     rows = call.q.new_empty(*call.q.shape[:3], 2, dtype=torch.float32)
-    launch(long_forward_kernel, "rows", call, [call.q, call.k, call.v], [out], [gain_of(call)], rows)
+    held = [call.q, call.k, call.v, out, *tables_of(tensors, rows)]
+    prepare(long_forward_kernel, "rows", call, held, 3, 1, [gain_of(call)], stats=True)(*held)
     return out, rows
-
-
-@operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
-    from rectiformer.ops.gpu.long_backward import bias_gradient, long_gradients  # which launches by this file
-
-    call = KernelCall(*inputs)
-    d_q, d_k, d_v = long_gradients(call, d_out)
-    d_bias = call.q.new_empty(0) if call.attn_bias is None else bias_gradient(call, d_out)
-    return d_q, d_k, d_v, d_bias, factor_gradients(call, d_v)
 
 
 @operator(f"long_rows_backward(Tensor d_out, Tensor slopes, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long_rows` for q, k, v and head_factors; the last is empty without them. See `row_slopes`."""
-    from rectiformer.ops.gpu.long_backward import long_gradients
+    from rectiformer.ops.gpu.long_backward import LongGradients
 
-    call = KernelCall(*inputs)
-    d_q, d_k, d_v = long_gradients(call, d_out, slopes)
-    return d_q, d_k, d_v, factor_gradients(call, d_v)
+    plan, tensors = open_call(LongPlan, inputs)
+    call = KernelCall(*tensors, *plan.numbers)
+    d_q, d_k, d_v = LongGradients(call, d_out, stats=True)(d_out, tensors, slopes.contiguous())
+    return d_q, d_k, d_v, factor_gradients(call.v, call.head_factors, d_v)
 
 
-def factor_gradients(call: KernelCall, d_v: Tensor) -> Tensor:
+def factor_gradients(v: Tensor, head_factors: Tensor | None, d_v: Tensor) -> Tensor:
     """Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head."""
-    if call.head_factors is None:
+    if head_factors is None:
         return d_v.new_empty(0, dtype=torch.float32)
-    return (d_v.float() * call.v.float()).sum((0, 2, 3)) / call.head_factors
+    return (d_v.float() * v.float()).sum((0, 2, 3)) / head_factors
 
 
 def row_slopes(d_rows: Tensor, rows: Tensor) -> Tensor:
@@ -262,35 +295,48 @@ register_derivative(long_backward, _differentiate_twice)
 register_derivative(long_rows, _differentiate_rows, _remember_rows)  # once only
 
 
-def launch(
+def prepare(
     kernel: Any,
     name: str,
     call: KernelCall,
-    read: list[Tensor],
-    written: list[Tensor],
+    tensors: list[Tensor],
+    read: int,
+    written: int,
     gains: list[float],
-    rows: Tensor | None,
-) -> None:
-    """Run a kernel of `TILINGS`, one program per tile of keys ("keys") or of queries, head and sequence.
+    stats: bool = False,
+) -> Launch:
+    """The launch of a kernel of `TILINGS`, one program per tile of keys ("keys") or of queries, head and sequence.
 
-    `rows` [B, H, M, 2] holds what is known of each row of weights, if it is asked for: sums and entropies, or slopes.
+    The first `read` and `written` tensors are read and written by strides; `tables_of` gives the rest.
     """
     tiling = find_tiling(name, call.q, call.v, any(hidden_sides(call)))
-    tma = all(copy_engine_reads(tensor) for tensor in read)
+    tma = all(copy_engine_reads(tensor) for tensor in tensors[:read])
     heights = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
-    sources = [descriptor(tensor, size) if tma else tensor for tensor, size in zip(read, heights, strict=False)]
-    tables = (call.head_factors, call.key_lengths, call.seed, call.cu_seqlens_q, call.cu_seqlens_k, rows)
+    tiles = [
+        [1, 1, height, block_size(tensor.shape[3])] if tma else None
+        for tensor, height in zip(tensors[:read], heights, strict=False)
+    ]
     length, size, owner = (
         (call.max_keys, tiling.keys, call.k) if name == "keys" else (call.max_queries, tiling.queries, call.q)
     )
     more = {"GROUP": call.q.shape[1] // call.k.shape[1]} if name == "keys" else {}
-    with torch.cuda.device_of(call.q):  # Triton launches on the current device
-        kernel[tile_grid(call, length, size, owner.shape[1])](
-            *sources, *read, *written, *(pointer(tensor, call.q) for tensor in tables), *mask_args_of(call),
-            *(tensor.stride() for tensor in (*read, *written)), (call.window_left, call.window_right),
-            *shape_args(call), call.scale, *gains, call.row_exponent, call.dropout_threshold,
-            **long_flags(call, tiling), **more, STATS=rows is not None, TMA=tma,
-        )  # fmt: skip
+    strides = [tensor.stride() for tensor in tensors[: read + written]]
+    numbers = (
+        *mask_strides(call), *strides, (call.window_left, call.window_right), *shape_args(call), call.scale, *gains,
+        call.row_exponent, call.dropout_threshold,
+    )  # fmt: skip
+    flags = long_flags(call, tiling) | more | {"STATS": stats, "TMA": tma}
+    grid = tile_grid(call, length, size, owner.shape[1])
+    return Launch(kernel, grid, tensors, numbers, flags, tiles)
+
+
+def tables_of(tensors: Sequence[Any], rows: Tensor | None = None) -> list[Tensor]:
+    """What the kernels read by address: tables, what is known of each row of weights if `rows` [B, H, M, 2] says it
+    (sums and entropies, or slopes), bias and mask. In place of what is not there anything: a flag keeps it unread."""
+    q, _, _, attn_bias, attn_mask, head_factors, key_lengths, seed, cu_seqlens_q, cu_seqlens_k = tensors
+    attn_mask = None if attn_mask is None else attn_mask.view(torch.uint8)
+    held = (head_factors, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, rows, attn_bias, attn_mask)
+    return [q if tensor is None else tensor for tensor in held]
 
 
 def tile_grid(call: KernelCall, length: int, size: int, heads: int) -> tuple[int, int]:
@@ -324,12 +370,13 @@ def shape_args(call: KernelCall) -> list[int]:
     return [H, H // K, M, N, D, call.v.shape[3]]
 
 
-def mask_args_of(call: KernelCall) -> list[Any]:
-    """Pointers to bias and mask, and their strides; broadcast axes have stride 0."""
+def mask_strides(call: KernelCall) -> list[tuple[int, ...]]:
+    """Strides of bias and mask; broadcast axes have stride 0."""
     shape = (*call.q.shape[:3], call.k.shape[2])
-    held = [call.q if tensor is None else tensor.expand(shape) for tensor in (call.attn_bias, call.attn_mask)]
-    held = [tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor for tensor in held]
-    return [*held, *(tensor.stride() for tensor in held)]
+    return [
+        call.q.stride() if tensor is None else tensor.expand(shape).stride()
+        for tensor in (call.attn_bias, call.attn_mask)
+    ]
 
 
 def long_flags(call: KernelCall, tiling: Tiling) -> dict[str, Any]:
@@ -357,13 +404,6 @@ def copy_engine_reads(tensor: Tensor) -> bool:
     unit = 16 // tensor.element_size()
     aligned = tensor.data_ptr() % 16 == 0 and all(stride % unit == 0 for stride in tensor.stride()[:-1])
     return aligned and tensor.stride(-1) == 1 and tensor.shape[-1] >= unit
-
-
-def descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """What the tensor copy engine loads tiles of `rows` rows from."""
-    return TensorDescriptor(
-        tensor, list(tensor.shape), list(tensor.stride()), [1, 1, rows, block_size(tensor.shape[3])]
-    )
 
 
 @triton.jit

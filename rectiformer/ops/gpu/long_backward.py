@@ -13,6 +13,9 @@ slopes, which are divided by what the results are multiplied with in the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -26,7 +29,6 @@ from rectiformer.ops.gpu.common import (
     key_range,
     load_tile,
     locate_sequence,
-    pointer,
     rectified_powers,
     relu,
     row_gain,
@@ -35,46 +37,84 @@ from rectiformer.ops.gpu.common import (
     seen_scores,
     store_tile,
 )
+from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.long import (
     SCALING,
     find_tiling,
     gain_of,
     hidden_sides,
-    launch,
     long_flags,
-    mask_args_of,
+    mask_strides,
+    prepare,
     scales_inside,
     shape_args,
+    tables_of,
     tile_grid,
 )
 
 
-def long_gradients(call: KernelCall, d_out: Tensor, slopes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v. With `slopes` a, b [B, H, M, 2], that of a weight x has a + b log x more."""
-    q, k, v = call.q, call.k, call.v
-    d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
-    # The scaled d_out may lie where d_q will be: the kernel that reads it ends before the one that writes d_q begins.
-    scaled = scale_rows(call, d_out, d_q) if call.row_exponent and any(hidden_sides(call)) else d_out
-    gain = gain_of(call)
-    score_gain = gain * (call.scale if scales_inside(call) else 1.0)
-    launch(long_dkdv_kernel, "keys", call, [q, k, v, scaled], [d_k, d_v], [gain, score_gain], slopes)
-    launch(long_dq_kernel, "queries", call, [q, k, v, d_out], [d_q], [score_gain], slopes)
-    return d_q, d_k, d_v
+class LongGradients:
+    """The launches that make the gradients of q, k and v, for calls of one layout with a d_out of one layout."""
+
+    def __init__(self, call: KernelCall, d_out: Tensor, stats: bool = False) -> None:
+        q, k, v = call.q, call.k, call.v
+        tables = tables_of(call.tensors)
+        d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
+        self.scaling: Launch | None = None
+        scaled = d_out
+        if call.row_exponent and any(hidden_sides(call)):
+            scaled = self.scaled_like(d_out, d_q)
+            self.scaling = prepare_scaling(call, d_out, scaled)
+        gain = gain_of(call)
+        score_gain = gain * (call.scale if scales_inside(call) else 1.0)
+        held = [q, k, v, scaled, d_k, d_v, *tables]
+        self.keys = prepare(long_dkdv_kernel, "keys", call, held, 4, 2, [gain, score_gain], stats)
+        self.queries = prepare(
+            long_dq_kernel, "queries", call, [q, k, v, d_out, d_q, *tables], 4, 1, [score_gain], stats
+        )
+
+    def __call__(
+        self, d_out: Tensor, tensors: Sequence[Any], slopes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """With `slopes` a, b [B, H, M, 2], the gradient of a weight x has a + b log x more."""
+        q, k, v = tensors[:3]
+        tables = tables_of(tensors, slopes)
+        d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
+        scaled = d_out
+        if self.scaling is not None:
+            scaled = self.scaled_like(d_out, d_q)
+            self.scaling(d_out, scaled, *scaling_tables(tensors))
+        self.keys(q, k, v, scaled, d_k, d_v, *tables)
+        self.queries(q, k, v, d_out, d_q, *tables)
+        return d_q, d_k, d_v
+
+    @staticmethod
+    def scaled_like(d_out: Tensor, d_q: Tensor) -> Tensor:
+        """Where the scaled d_out is held: where d_q will be, if it fits, since the kernel that reads it ends before the
+        one that writes d_q begins."""
+        return d_q if d_q.shape == d_out.shape else empty_heads_last(d_out, d_out.shape[3])
 
 
-def scale_rows(call: KernelCall, d_out: Tensor, d_q: Tensor) -> Tensor:
-    """`d_out` with each row scaled by its count of keys, in the memory of `d_q` if it fits there."""
-    scaled = d_q if d_q.shape == d_out.shape else empty_heads_last(d_out, d_out.shape[3])
+def prepare_scaling(call: KernelCall, d_out: Tensor, scaled: Tensor) -> Launch:
+    """The launch that scales each row of `d_out` by its count of keys."""
     H, _, M, N, _, Dv = shape_args(call)
-    tables = (call.key_lengths, call.cu_seqlens_q, call.cu_seqlens_k)
-    with torch.cuda.device_of(call.q):
-        scale_rows_kernel[tile_grid(call, call.max_queries, SCALING.queries, H)](
-            d_out, scaled, *(pointer(tensor, call.q) for tensor in tables), d_out.stride(), scaled.stride(),
-            (call.window_left, call.window_right), H, M, N, Dv, call.row_exponent,
-            ROW_SCALE=row_scale_flag(call.row_exponent), RAGGED=call.key_lengths is not None, PACKED=call.packed,
-            BLOCK_M=SCALING.queries, BLOCK_DV=block_size(Dv), num_warps=SCALING.warps,
-        )  # fmt: skip
-    return scaled
+    tensors = [d_out, scaled, *scaling_tables(call.tensors)]
+    window = (call.window_left, call.window_right)
+    numbers = (d_out.stride(), scaled.stride(), window, H, M, N, Dv, call.row_exponent)
+    flags = {
+        "ROW_SCALE": row_scale_flag(call.row_exponent),
+        "RAGGED": call.key_lengths is not None,
+        "PACKED": call.packed,
+        "BLOCK_M": SCALING.queries,
+        "BLOCK_DV": block_size(Dv),
+        "num_warps": SCALING.warps,
+    }
+    return Launch(scale_rows_kernel, tile_grid(call, call.max_queries, SCALING.queries, H), tensors, numbers, flags)
+
+
+def scaling_tables(tensors: Sequence[Any]) -> list[Tensor]:
+    q, *_, key_lengths, _, cu_seqlens_q, cu_seqlens_k = tensors
+    return [q if table is None else table for table in (key_lengths, cu_seqlens_q, cu_seqlens_k)]
 
 
 def bias_gradient(call: KernelCall, d_out: Tensor) -> Tensor:
@@ -87,14 +127,14 @@ def bias_gradient(call: KernelCall, d_out: Tensor) -> Tensor:
     for fixed in ("PACKED", "BIAS", "SCALE_INSIDE", "ASM"):
         del flags[fixed]
     read = [call.q, call.k, call.v, d_out]
-    tables = [pointer(tensor, call.q) for tensor in (call.head_factors, call.key_lengths, call.seed)]
+    factors, lengths, seed, _, _, _, *masks = tables_of(call.tensors)
+    numbers = (
+        *mask_strides(call), *(tensor.stride() for tensor in read), (call.window_left, call.window_right), tuple(shape),
+        call.q.shape[0], *shape_args(call), call.scale, gain_of(call), call.row_exponent, call.dropout_threshold,
+    )  # fmt: skip
     grid = (-(-shape[2] // tiling.queries), -(-shape[3] // tiling.keys), shape[0] * shape[1])
-    with torch.cuda.device_of(call.q):
-        long_dbias_kernel[grid](
-            *read, d_bias, *tables, *mask_args_of(call), *(tensor.stride() for tensor in read),
-            (call.window_left, call.window_right), tuple(shape), call.q.shape[0], *shape_args(call), call.scale,
-            gain_of(call), call.row_exponent, call.dropout_threshold, **flags,
-        )  # fmt: skip
+    tensors = [*read, d_bias, factors, lengths, seed, *masks]
+    Launch(long_dbias_kernel, grid, tensors, numbers, flags)(*tensors)
     return d_bias.to(call.attn_bias.dtype)
 
 

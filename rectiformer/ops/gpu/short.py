@@ -12,7 +12,7 @@ scale are one number per row, multiplied once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,14 +32,16 @@ from rectiformer.ops.gpu.common import (
     dropout_keeps,
     empty_heads_last,
     flatten,
-    pointer,
     relu,
     row_gain,
     row_scale_parts,
     visible,
     with_positive_scale,
 )
+from rectiformer.ops.gpu.launch import Launch
+from rectiformer.ops.gpu.plans import KernelPlan, PlanCache, open_call, run_kernels
 
+Launches = list[Launch]
 BUCKETS = (32, 64, 128)
 """Packed sequences are taken to be as long as one of these, so that few lengths are compiled for."""
 
@@ -55,7 +57,7 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packin
         assert packing.max_seqlen_q is not None
         assert packing.max_seqlen_k is not None
         max_queries, max_keys = bucket(packing.max_seqlen_q), bucket(packing.max_seqlen_k)
-    return short(q, k, v, *flatten(call, packing, row_scale_parts(q, call), max_queries, max_keys))
+    return run_kernels(ShortPlan, (q, k, v, *flatten(call, packing, row_scale_parts(q, call), max_queries, max_keys)))
 
 
 def bucket(length: int) -> int:
@@ -117,48 +119,82 @@ def short_flags(call: KernelCall) -> dict[str, Any]:
     }
 
 
-def launch(
-    kernel: Any, call: KernelCall, heads: int, strided: list[Tensor], addressed: list[Tensor], backward: bool
-) -> None:
-    """Run a kernel, one program per sequence and head, on tensors read by strides and tensors read by address alone."""
+def prepare(kernel: Any, call: KernelCall, heads: int, tensors: list[Tensor], strided: int, backward: bool) -> Launches:
+    """Launches of a kernel, one program per sequence and head; `strided` of its tensors are read by strides."""
     q = call.q
-    tables = (call.cu_seqlens_q, call.cu_seqlens_k, call.head_factors, call.key_lengths, call.seed)
-    pointers = [pointer(tensor, q) for tensor in tables]
-    strides = [stride for tensor in strided for stride in tensor.stride()]
+    strides = [stride for tensor in tensors[:strided] for stride in tensor.stride()]
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
     gain = (call.row_factor * call.scale**call.power if call.power else 1.0) / (1 - call.dropout_p)
     sizes = (q.shape[1], call.max_queries, call.max_keys, q.shape[3], call.v.shape[3])
-    numbers = (call.scale * math.log2(math.e), gain, call.row_exponent, call.dropout_threshold)
-    flags = short_flags(call)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        for config in launch_configs(call, backward):
-            kernel[(call.sequences * heads,)](
-                *strided, *addressed, *pointers, *strides, *sizes, call.window_left, call.window_right, *numbers,
-                **flags, **config, num_stages=2,
-            )  # fmt: skip
+    scales = (call.scale * math.log2(math.e), gain, call.row_exponent, call.dropout_threshold)
+    numbers = (*strides, *sizes, call.window_left, call.window_right, *scales)
+    return [
+        Launch(kernel, (call.sequences * heads,), tensors, numbers, short_flags(call) | config | {"num_stages": 2})
+        for config in launch_configs(call, backward)
+    ]
+
+
+class ShortPlan(KernelPlan):
+    """One launch each way, or two where packed sequences are of very different lengths."""
+
+    def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
+        super().__init__(tensors, numbers)
+        self.launches: Launches = []
+        self.gradients: PlanCache[Launches] = PlanCache()
+
+    def forward(self, tensors: Sequence[Any]) -> Tensor:
+        q, k, v = tensors[:3]
+        out = empty_heads_last(q, v.shape[3])
+        read = [q, k, v, out, *tables_of(tensors)]
+        if not self.launches:
+            call = KernelCall(*tensors, *self.numbers)
+            self.launches = prepare(short_forward_kernel, call, q.shape[1], read, 4, backward=False)
+        for launch in self.launches:
+            launch(*read)
+        return out
+
+    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        q, k, v, _, _, head_factors = tensors[:6]
+        d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
+        by_sequence = q  # not written to
+        if head_factors is not None:
+            bounds = tensors[8]
+            shape = (len(q) if bounds is None else len(bounds) - 1, q.shape[1])
+            # Packed sequences that are empty on both sides add nothing, and nothing is written for them.
+            by_sequence = (q.new_empty if bounds is None else q.new_zeros)(shape, dtype=torch.float32)
+        read = [d_out, q, k, v, d_q, d_k, d_v, by_sequence, *tables_of(tensors)]
+        launches = self.gradients.get(d_out.stride())
+        if launches is None:
+            call = KernelCall(*tensors, *self.numbers)
+            launches = prepare(short_backward_kernel, call, k.shape[1], read, 7, backward=True)
+            self.gradients.keep(d_out.stride(), launches)
+        for launch in launches:
+            launch(*read)
+        return d_q, d_k, d_v, q.new_empty(0, dtype=torch.float32) if head_factors is None else by_sequence.sum(0)
+
+
+def tables_of(tensors: Sequence[Any]) -> list[Tensor]:
+    """What the kernels read by address alone; in place of what is not there anything, as a flag keeps it unread."""
+    q, _, _, _, _, head_factors, key_lengths, seed, cu_seqlens_q, cu_seqlens_k = tensors
+    return [q if table is None else table for table in (cu_seqlens_q, cu_seqlens_k, head_factors, key_lengths, seed)]
 
 
 @operator(f"short({ARGUMENTS}) -> Tensor")
 def short(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` without bias or mask."""
-    call = KernelCall(*inputs)
-    out = empty_heads_last(call.q, call.v.shape[3])
-    launch(short_forward_kernel, call, call.q.shape[1], [call.q, call.k, call.v, out], [], backward=False)
-    return out
+    plan, tensors = open_call(ShortPlan, inputs)
+    return plan.forward(tensors)
 
 
 @operator(f"short_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
-def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `short` for q, k, v and head_factors; the last is empty without them."""
-    call = KernelCall(*inputs)
-    q, k, v = call.q, call.k, call.v
-    d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
-    # Packed sequences that are empty on both sides add nothing, and nothing is written for them.
-    new = q.new_zeros if call.packed else q.new_empty
-    by_sequence = new((call.sequences, q.shape[1]) if call.head_factors is not None else (0, 0), dtype=torch.float32)
-    strided = [d_out, q, k, v, d_q, d_k, d_v]
-    launch(short_backward_kernel, call, k.shape[1], strided, [by_sequence], backward=True)
-    return d_q, d_k, d_v, by_sequence.sum(0)
+    plan, tensors = open_call(ShortPlan, inputs)
+    return plan.backward(d_out, tensors)
+
+
+ShortPlan.operator, ShortPlan.backward_operator = short, short_backward
+ShortPlan.gradient_of = {0: 0, 1: 1, 2: 2, 5: 3}
 
 
 @torch.library.register_fake("rectiformer::short")

@@ -1,0 +1,125 @@
+"""Kernel launches that are prepared once and repeated at little cost.
+
+Triton binds, specializes and looks up a kernel at every launch: 16 us for 20 arguments on the host of an H200, longer
+than many of our kernels run. Everything but the addresses is the same for all calls of one layout, so a `Launch` lets
+Triton do that once and hands later calls to the compiled kernel, 5 us.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+ALIGNMENT = 15
+"""Bits of an address that are 0 in what a kernel was specialized for: Triton tells multiples of 16 from the rest."""
+
+
+class Launch:
+    """One launch of a kernel with everything fixed but the addresses: for tensors of one layout on one device.
+
+    Every kernel takes its tensors first, then numbers, then compile-time flags. With `tiles`, the first tensors come
+    twice: before all others they are descriptors for the tensor copy engine, which loads tiles of these shapes, or, for
+    None, addresses once more.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        tensors: Sequence[Tensor],
+        numbers: Sequence[Any],
+        flags: Mapping[str, Any],
+        tiles: Sequence[list[int] | None] = (),
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.flags, self.tiles = kernel, tuple(grid), tuple(numbers), flags, tiles
+        self.device = tensors[0].get_device()
+        self.layouts = [(list(tensor.shape), list(tensor.stride())) for tensor in tensors[: len(tiles)]]
+        self.compiled: Any = None
+        """The compiled kernel, once Triton has launched it with aligned addresses."""
+        self.arguments: tuple[Any, ...] = ()
+        """What the compiled kernel takes after addresses: numbers, then flags in the kernel's own order."""
+
+    def __call__(self, *tensors: Tensor) -> None:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        low_bits = 0
+        for address in addresses:
+            low_bits |= address
+        if self.compiled is None or low_bits & ALIGNMENT or is_watched():
+            self.launch_by_triton(tensors, bool(low_bits & ALIGNMENT))
+        elif torch._C._cuda_getDevice() == self.device:
+            self.launch_compiled(tensors, addresses)
+        else:
+            with torch.cuda.device(self.device):
+                self.launch_compiled(tensors, addresses)
+
+    def launch_compiled(self, tensors: Sequence[Tensor], addresses: list[int]) -> None:
+        """What Triton's own `run` ends with; nothing is looked up, and addresses are not checked again."""
+        compiled, (x, y, z) = self.compiled, (*self.grid, 1, 1)[:3]
+        sources = [
+            address if tile is None else Described(tensor, *layout)
+            for tensor, address, layout, tile in zip(tensors, addresses, self.layouts, self.tiles, strict=False)
+        ]
+        compiled.run(
+            x, y, z, torch._C._cuda_getCurrentRawStream(self.device), compiled.function, compiled.packed_metadata,
+            None, None, None, *sources, *addresses, *self.arguments,
+        )  # fmt: skip
+
+    def launch_by_triton(self, tensors: Sequence[Tensor], unaligned: bool) -> None:
+        """Launch, compiling if need be, and keep the compiled kernel if later calls may go straight to it."""
+        sources = [
+            tensor if tile is None else TensorDescriptor(tensor, *layout, tile)
+            for tensor, layout, tile in zip(tensors, self.layouts, self.tiles, strict=False)
+        ]
+        with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
+            compiled = self.kernel[self.grid](*sources, *tensors, *self.numbers, **self.flags)
+        if compiled is not None and not unaligned and not launch_obstacle():
+            names = self.kernel.arg_names[len(sources) + len(tensors) + len(self.numbers) :]
+            self.arguments = (*self.numbers, *(self.flags[name] for name in names))
+            self.compiled = compiled
+
+
+class Described:
+    """As much of a `TensorDescriptor` as a compiled kernel's launcher reads, without the checks of its layout."""
+
+    __slots__ = ("base", "padding", "shape", "strides")
+
+    def __init__(self, base: Tensor, shape: list[int], strides: list[int]) -> None:
+        self.base, self.shape, self.strides, self.padding = base, shape, strides, "zero"
+
+
+def is_watched() -> bool:
+    """Whether a profiler asks Triton to tell it of launches."""
+    runtime = triton.knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
+@cache
+def launch_obstacle() -> str:
+    """Why compiled kernels cannot be launched without Triton's own `run`; empty where its private parts are those that
+    this file knows (Triton 3.6). Without them every launch goes through Triton: slower, and as right."""
+    try:
+        from triton.backends.nvidia.driver import CudaLauncher, make_tensordesc_arg
+        from triton.compiler.compiler import CompiledKernel
+        from triton.knobs import HookChain
+
+        found = list(inspect.signature(CudaLauncher.__call__).parameters)
+        if found != ["self", "gridX", "gridY", "gridZ", "stream", "function", "args"]:
+            return f"CudaLauncher takes {', '.join(found)}"
+        source = inspect.getsource(CompiledKernel.__getitem__)
+        passed = "stream, self.function, self.packed_metadata, launch_metadata"
+        if passed not in " ".join(source.split()):
+            return f"CompiledKernel no longer passes {passed}"
+        read = set(re.findall(r"\barg\.(\w+)", inspect.getsource(make_tensordesc_arg)))
+        if unknown := read - set(Described.__slots__):
+            return f"a descriptor's {', '.join(sorted(unknown))} is read"
+        return "" if hasattr(HookChain(), "calls") else "HookChain has no list of calls"
+    except (ImportError, AttributeError, TypeError, OSError) as error:
+        return f"{type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ from rectiformer.model.projection import (
     variance_scaling_,
 )
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
-from rectiformer.ops.attention import Window, check_call, run
+from rectiformer.ops.attention import Window, attention, check_call
 from rectiformer.ops.call import shown_by
 from rectiformer.ops.decode import decode_attention
 from rectiformer.ops.distributed import ContextGroup, attention_to_shards, context_parallel_attention
@@ -192,10 +192,10 @@ class RectifiedAttention(nn.Module):
             "window_size": window_size,
         }
         dropout_p = self.dropout if self.training else 0.0
-        call = check_call(q, k, v, self.variant, **arguments, dropout_p=dropout_p, options=options)
         if self.row_observer is None:
-            mixed = run(q, k, v, call, "auto")
+            mixed = attention(q, k, v, self.variant, **arguments, dropout_p=dropout_p, **options)
         else:
+            call = check_call(q, k, v, self.variant, **arguments, dropout_p=dropout_p, options=options)
             mixed, rows = attention_with_rows(q, k, v, call)
             self.row_observer(rows)
         if self.observer is not None:
@@ -255,7 +255,9 @@ class RectifiedAttention(nn.Module):
 
     def _fold(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """These rows of weight and bias, with the score bias and the learned scale folded in."""
-        weight, bias = self.input_weight[rows], None if self.input_bias is None else self.input_bias[rows]
+        weight, bias = self.input_weight, self.input_bias
+        if rows != slice(0, len(weight)):  # slicing has a gradient of its own, as large as the whole
+            weight, bias = weight[rows], None if bias is None else bias[rows]
         if self.score_bias is not None:
             weight, bias = self.score_bias(weight, bias, rows)
         if self.scales_scores and rows.start == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +15,22 @@ from rectiformer.ops.activations import Value
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility
 from rectiformer.ops.cpu import choose_blocked
 from rectiformer.ops.dropout import drop_seed
-from rectiformer.ops.gpu import choose_kernels, transforms_active
+from rectiformer.ops.gpu import choose_kernels, on_device, transforms_active
+from rectiformer.ops.gpu.plans import PlanCache, is_aligned, is_intercepted, layout
 from rectiformer.ops.plain import by_rows, choose_products, choose_sdpa, rows_at_once
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import Variant, find_variant, is_finite, is_readable
 
 if TYPE_CHECKING:
-    from rectiformer.ops.gpu.long import Tiling  # which imports Triton
+    from rectiformer.ops.gpu.common import AttentionPlan  # which imports Triton
+    from rectiformer.ops.gpu.long import Tiling
 
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
+SHORTCUTS: PlanCache[AttentionPlan | None] = PlanCache()
+"""Plans by all that decides them: an eager call that was checked once, and differs in its numbers only, goes straight
+to its kernels."""
 Window = int | tuple[int, int]
 WEIGHT_ARGUMENTS = ("causal", "key_lengths", "attn_mask", "attn_bias", "window_size", "scale")
 """Arguments of `attention` that decide the weights and are no options of a variant."""
@@ -105,11 +110,44 @@ def attention(
             tensors, one number or one per head, and receive gradients. A number out of range is refused; in a tensor
             on a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
     """
+    chosen = (variant, causal, window_size, scale, dropout_p, backend)
+    key = shortcut_key(chosen, options, q, k, v, key_lengths, attn_mask, attn_bias)
+    if key is not None and (plan := SHORTCUTS.get(key)) is not None:
+        drop = drop_seed(seed, q.device) if dropout_p else None
+        return plan.attend(q, k, v, attn_bias, attn_mask, key_lengths, drop)  # type: ignore[arg-type]
     call = check_call(
         q, k, v, variant, causal=causal, key_lengths=key_lengths, attn_mask=attn_mask, attn_bias=attn_bias,
         window_size=window_size, scale=scale, dropout_p=dropout_p, seed=seed, options=options,
     )  # fmt: skip
+    if key is not None and key not in SHORTCUTS:
+        SHORTCUTS.keep(key, find_plan(q, k, v, call, backend))
     return run(q, k, v, call, backend)
+
+
+def shortcut_key(
+    chosen: tuple[Any, ...], options: dict[str, Value], q: Tensor, k: Tensor, v: Tensor, *tables: Any
+) -> Hashable:
+    """All that decides how an eager call on a GPU runs and whether it is refused; None where a look is not enough.
+
+    `tables` are lengths, masks and the like, None for each that is not given.
+    """
+    given = [table for table in tables if table is not None]
+    if not on_device(q) or is_intercepted(q, k, v, *given) or transforms_active():
+        return None
+    for table in given:
+        if table.dim() not in (1, 4) or is_readable(table) or (table.dim() == 1 and not table.is_contiguous()):
+            return None  # what can be checked is, and kernels take masks with four axes and lengths without gaps
+    for value in (*chosen, *options.values()):
+        if isinstance(value, (Tensor, list)):
+            return None
+    return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v), *map(layout, tables)
+
+
+def find_plan(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> AttentionPlan | None:
+    """The plan that later calls of this layout may go straight to: that of the fused kernels, if these are chosen."""
+    taken, _ = choose(q, k, v, call, backend)
+    kernels = choose_kernels(q, k, v, call) if taken.name == "fused" else ""
+    return None if isinstance(kernels, str) else kernels.plan(q, k, v, call)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ def rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float) -> Te
     """[sigmoid(gate z)] gain z / sqrt(mean(z^2) + epsilon) over the last axis, by the kernels where they can run."""
     if not rms_norm_suits(z, gain, gate) or transforms_active():
         return plain_rms_norm(z, gain, gate, epsilon)
-    from rectiformer.ops.gpu.norm import fused_rms_norm
+    from rectiformer.ops.gpu.norm import run_rms_norm
 
-    return fused_rms_norm(z, gain, gate, epsilon)
+    return run_rms_norm(z, gain, gate, epsilon)
 
 
 def norm_heads(out: Tensor, norm: OutputNorm) -> Tensor:

@@ -1,16 +1,27 @@
 """Attention over packed sequences of different lengths, with no padding between them."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
-from rectiformer.ops.attention import Window, cannot_run, check_call, run, transform_obstacle
+from rectiformer.ops.attention import Window, cannot_run, check_call, run, shortcut_key, transform_obstacle
 from rectiformer.ops.call import AttentionCall, Packing, Visibility
-from rectiformer.ops.gpu import choose_kernels
+from rectiformer.ops.dropout import drop_seed
+from rectiformer.ops.gpu import FusedKernels, choose_kernels
+from rectiformer.ops.gpu.plans import PlanCache
 from rectiformer.ops.shapes import match_shapes
+
+if TYPE_CHECKING:
+    from rectiformer.ops.gpu.common import PackedPlan  # which imports Triton
+
+SHORTCUTS: PlanCache[PackedPlan | None] = PlanCache()
+"""As for `attention`."""
 
 
 def attention_varlen(
@@ -47,6 +58,10 @@ def attention_varlen(
             undefined; on the CPU and outside `torch.compile` it is refused.
         max_seqlen_k: the same for keys.
     """
+    chosen = (variant, causal, window_size, scale, dropout_p, backend, max_seqlen_q, max_seqlen_k)
+    key = shortcut_key(chosen, options, q, k, v, cu_seqlens_q, cu_seqlens_k)
+    if key is not None and (plan := SHORTCUTS.get(key)) is not None:
+        return plan.attend(q, k, v, (cu_seqlens_q, cu_seqlens_k), drop_seed(seed, q.device) if dropout_p else None)
     match_shapes(q=(q, "M H D"), k=(k, "N K D"), v=(v, "N K Dv"))
     check_cu_seqlens("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     check_cu_seqlens("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
@@ -61,17 +76,40 @@ def attention_varlen(
         options=options, function=attention_varlen,
     )  # fmt: skip
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if key is not None and key not in SHORTCUTS:
+        SHORTCUTS.keep(key, find_plan(q, k, v, call, packing, backend))
     return run_packed(q, k, v, call, packing, backend)[0].transpose(0, 1)
+
+
+def find_plan(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing, backend: str
+) -> PackedPlan | None:
+    """The plan that later calls of this layout may go straight to: that of the fused kernels, if these are chosen."""
+    kernels = choose_packed(q, k, v, call, packing, backend)
+    plan = None if isinstance(kernels, str) else kernels.plan(q, k, v, call, packing)
+    if plan is None:
+        return None
+    from rectiformer.ops.gpu.common import PackedPlan
+
+    return PackedPlan(plan, dropout=call.dropout_p > 0)
+
+
+def choose_packed(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing, backend: str
+) -> FusedKernels | str:
+    """The kernels that take all sequences at once, or why none do."""
+    if backend == "fused" or (backend == "auto" and q.device.type == "cuda"):
+        return transform_obstacle() or choose_kernels(q, k, v, call, packing)
+    return "another backend is asked for"
 
 
 def run_packed(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing, backend: str) -> Tensor:
     """Hand a checked call over [1, H, total, D] to the implementation that `backend` names or that suits it best."""
-    if backend == "fused" or (backend == "auto" and q.device.type == "cuda"):
-        kernels = transform_obstacle() or choose_kernels(q, k, v, call, packing)
-        if not isinstance(kernels, str):
-            return kernels.run(q, k, v, call, packing)
-        if backend == "fused":
-            raise ArgumentError(cannot_run(backend, kernels))
+    kernels = choose_packed(q, k, v, call, packing, backend)
+    if not isinstance(kernels, str):
+        return kernels.run(q, k, v, call, packing)
+    if backend == "fused":
+        raise ArgumentError(cannot_run(backend, kernels))
     if torch.compiler.is_compiling():  # lengths are not known while compiling: one call, other sequences hidden
         seen = Visibility(q.shape[2], k.shape[2], attn_mask=own_keys(call, packing), first=k.shape[2] - q.shape[2])
         return run(q, k, v, replace(call, visibility=seen), backend)

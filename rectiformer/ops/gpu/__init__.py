@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rectiformer.ops.call import AttentionCall, Packing
+from rectiformer.ops.gpu.plans import open_plan
+
+if TYPE_CHECKING:
+    from rectiformer.ops.gpu.common import AttentionPlan  # which imports Triton
 
 TRITON = find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,6 +52,21 @@ class FusedKernels:
         from rectiformer.ops.gpu.long import long_attention
 
         return long_attention(q, k, v, call, packing)
+
+    def plan(
+        self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
+    ) -> AttentionPlan | None:
+        """The plan of all calls of this layout; None where kernels are not all that a call takes."""
+        late = call.counts_cells and call.variant.row_scale is not None
+        if late or call.scale < 0 or any(isinstance(value, Tensor) for value in call.options.values()):
+            return None
+        from rectiformer.ops.gpu.long import LongPlan, long_inputs
+        from rectiformer.ops.gpu.short import ShortPlan, short_inputs
+
+        kind, inputs = (ShortPlan, short_inputs) if self.name == "short" else (LongPlan, long_inputs)
+        plan, _ = open_plan(kind, inputs(q, k, v, call, packing))
+        assert isinstance(plan, kind)
+        return plan
 
 
 def choose_kernels(

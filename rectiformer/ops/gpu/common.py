@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -19,6 +19,7 @@ from torch import Tensor
 from rectiformer.ops.activations import RowScale
 from rectiformer.ops.autograd import recall, second_derivatives
 from rectiformer.ops.call import HIDING, AttentionCall, Packing, Visibility
+from rectiformer.ops.gpu.plans import KernelPlan
 from rectiformer.ops.variants import VARIANTS
 
 ARGUMENTS = (
@@ -27,8 +28,6 @@ ARGUMENTS = (
     "float row_exponent, float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys"
 )
 """What every operator of the short and long kernels takes: the fields of `KernelCall`, as torch names them."""
-TENSORS, FIRST_TABLE = 10, 5
-"""How many of them are tensors, and from which on these are read by address alone."""
 NO_GRADIENT = [None] * 13
 """Of the arguments from key_lengths on."""
 
@@ -63,7 +62,7 @@ class KernelCall:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The first `TENSORS` fields."""
+        """The first fields, up to the numbers."""
         tables = (self.head_factors, self.key_lengths, self.seed, self.cu_seqlens_q, self.cu_seqlens_k)
         return self.q, self.k, self.v, self.attn_bias, self.attn_mask, *tables
 
@@ -101,6 +100,62 @@ class KernelCall:
         row = RowScale(lambda options: self.row_exponent, lambda options: factor)
         variant = replace(VARIANTS["rela"], power=self.power, row_scale=row) if self.power else VARIANTS["softmax"]
         return AttentionCall(variant, visibility, {}, self.scale, dropout_p=self.dropout_p, seed=self.seed)
+
+
+class AttentionPlan(KernelPlan):
+    """The launches of a `KernelCall`."""
+
+    num_tensors, first_table = 10, 5
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_bias: Tensor | None,
+        attn_mask: Tensor | None,
+        key_lengths: Tensor | None,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """Run a call of this layout that has no factors of heads."""
+        return self([q, k, v, attn_bias, attn_mask, None, key_lengths, seed, None, None])
+
+
+class PackedPlan(KernelPlan):
+    """An `AttentionPlan` for tensors [total, H, D] of packed sequences: autograd has no views of them to go through."""
+
+    gradient_of: ClassVar = {0: 0, 1: 1, 2: 2}
+
+    def __init__(self, inner: AttentionPlan, dropout: bool) -> None:
+        self.inner, self.numbers = inner, ()
+        self.present, self.absent = ([0, 1, 2, 3, 4, 5], 0) if dropout else ([0, 1, 2, 4, 5], 1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], seed: Tensor | None) -> Tensor:
+        return self([q, k, v, seed, *bounds])
+
+    def forward(self, tensors: Sequence[Any]) -> Tensor:
+        return unpacked_view(self.inner.forward(self.inner_tensors(tensors)))
+
+    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        found = self.inner.backward(packed_view(d_out), self.inner_tensors(tensors))
+        return tuple(unpacked_view(grad) for grad in found[:3])
+
+    def differentiable_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        found = self.inner.differentiable_backward(packed_view(d_out), self.inner_tensors(tensors))
+        return tuple(unpacked_view(grad) for grad in found[:3])
+
+    def inner_tensors(self, tensors: Sequence[Any]) -> list[Any]:
+        q, k, v, seed, *bounds = tensors
+        return [*map(packed_view, (q, k, v)), None, None, None, None, seed, *bounds]
+
+
+def packed_view(tensor: Tensor) -> Tensor:
+    """[total, H, D] as [1, H, total, D]."""
+    return tensor.transpose(0, 1).unsqueeze(0)
+
+
+def unpacked_view(tensor: Tensor) -> Tensor:
+    return tensor.squeeze(0).transpose(0, 1)
 
 
 def flatten(

@@ -19,6 +19,7 @@ search reorders that index and never moves the cache.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ from rectiformer.ops.gpu.common import (
     row_scale_parts,
     with_positive_scale,
 )
+from rectiformer.ops.gpu.launch import Launch
+from rectiformer.ops.gpu.plans import KernelPlan, is_intercepted, open_plan
 from rectiformer.ops.gpu.simplex import simplex_weights
 from rectiformer.ops.norm import OutputNorm, norm_heads
 from rectiformer.ops.plain import plain_weights
@@ -123,7 +126,7 @@ def fused_decoding(
     gain, gate, epsilon = (norm.gain, norm.gate, norm.epsilon) if norm is not None and together else (None, None, 0.0)
     new_key, new_value = new or (None, None)
     seen = call.visibility
-    out = decode(
+    out = run_decode(
         q, keys, values, new_key, new_value, seen.key_lengths, ancestors, head_factors, gain, gate,
         call.variant.power, call.scale, exponent, factor, epsilon, seen.left, splits, skip, together,
     )  # fmt: skip
@@ -151,50 +154,98 @@ def count_sms(q: Tensor) -> int:
     return torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
 
 
+class DecodePlan(KernelPlan):
+    """One launch and, where splits share the keys of a head, another that merges what they leave. No gradient."""
+
+    num_tensors, first_table = 10, 5
+
+    def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
+        super().__init__(tensors, numbers)
+        power, *_, self.splits, _, _ = numbers
+        self.softmax = power == 0
+        self.launches: list[Launch] = []
+
+    def forward(self, tensors: Sequence[Any]) -> Tensor:
+        q, keys, values, new_key, new_value, lengths, *tables = tensors
+        (R, H, Q, _), Dv = q.shape, values.shape[3]
+        splits = self.splits
+        out = empty_heads_last(q, Dv)
+        # Rows of parts and of a softmax's sums lie in the order of the output's memory.
+        parts = out if splits == 1 else q.new_empty((splits, R, Q, H, Dv), dtype=torch.float32).transpose(2, 3)
+        sums = q.new_empty((2, splits, R * Q * H), dtype=torch.float32) if self.softmax and splits > 1 else q
+        tables = [q if table is None else table for table in tables]  # flags keep unread what is not there
+        new = [q if tensor is None else tensor for tensor in (new_key, new_value)]
+        highest, total = (sums[0], sums[1]) if sums is not q else (q, q)
+        first = parts if splits == 1 else parts[0]
+        held = [q, keys, values, first, *new, highest, total, lengths, *tables]
+        if not self.launches:
+            call = DecodeCall(*tensors, *self.numbers)
+            self.launches = [prepare(call, held, 0 if splits == 1 else parts.stride(0))]
+            if splits > 1:
+                self.launches.append(prepare_merge(call, [parts, highest, total, out]))
+        self.launches[0](*held)
+        if splits > 1:
+            self.launches[1](parts, highest, total, out)
+        return out
+
+
 @operator(f"decode({ARGUMENTS}) -> Tensor")
 def decode(*inputs: Any) -> Tensor:
     """The output [R, H, Q, Dv] of a `DecodeCall`, in memory as [R, Q, H, Dv]; new keys and values are written."""
-    call = DecodeCall(*inputs)
-    (R, H, Q, _), Dv = call.q.shape, call.values.shape[3]
-    splits, softmax = call.splits, call.power == 0
-    out = empty_heads_last(call.q, Dv)
-    # Rows of parts and of a softmax's sums lie in the order of the output's memory.
-    parts = out[None] if splits == 1 else call.q.new_empty(splits, R, Q, H, Dv, dtype=torch.float32).transpose(2, 3)
-    sums = call.q.new_empty(2, splits, R * Q * H if softmax and splits > 1 else 0, dtype=torch.float32)
-    with torch.cuda.device_of(call.q):  # Triton launches on the current device
-        launch_decode(call, parts, sums)
-        if splits > 1:
-            held = power_of_two(splits) * block_size(Dv)
-            shape = {"SPLITS": power_of_two(splits), "ROWS": max(1, 2048 // held), "BLOCK_DV": block_size(Dv)}
-            programs = -(-R * Q * H // shape["ROWS"])
-            decode_merge_kernel[(programs,)](
-                parts, sums[0], sums[1], out, R * Q * H, Dv, splits, SOFTMAX=softmax, **shape
-            )
-    return out
+    plan, tensors = open_plan(DecodePlan, inputs)
+    return plan.forward(tensors)
 
 
-def launch_decode(call: DecodeCall, parts: Tensor, sums: Tensor) -> None:
-    """Run the kernel that suits the shapes, one program per (row, key head, split) or, with all heads, per row."""
+DecodePlan.operator = decode
+
+
+def run_decode(*inputs: Any) -> Tensor:
+    """`decode`, in eager mode by a plan."""
+    if is_intercepted(*[tensor for tensor in inputs[: DecodePlan.num_tensors] if tensor is not None]):
+        return decode(*inputs)
+    if inputs[3] is not None:
+        for cache in inputs[1:3]:  # so that autograd notices where it has kept what is written to
+            if not cache.is_inference():
+                torch.autograd.graph.increment_version(cache)
+    plan, tensors = open_plan(DecodePlan, inputs)
+    return plan.forward(tensors)
+
+
+def prepare(call: DecodeCall, tensors: list[Tensor], split_stride: int) -> Launch:
+    """The kernel that suits the shapes, one program per (row, key head, split) or, with all heads, per row."""
     q, keys, values = call.q, call.keys, call.values
     (R, H, Q, D), (_, K, capacity, Dv) = q.shape, values.shape
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
     gain = call.row_factor * call.scale**call.power if call.power else 1.0
-    new = [q if tensor is None else tensor for tensor in (call.new_key, call.new_value)]  # without APPEND never read
-    strided = [q, keys, values, parts[0], *new]
-    strides = [stride for tensor in strided for stride in tensor.stride()]
-    tables = [pointer(tensor, q) for tensor in (call.head_factors, call.norm_gain, call.norm_gate)]
-    lengths, ancestors = call.lengths.contiguous(), pointer(call.ancestors, q)
-    length_step = 0 if len(lengths) == 1 else lengths.stride(0)
-    ancestor_step = 0 if call.ancestors is None or len(ancestors) == 1 else ancestors.stride(0)
-    kernel = decode_heads_kernel if queries_per_key_head(q, keys) == 1 else decode_groups_kernel
-    kernel[(R, 1 if call.all_heads else K, call.splits)](
-        *strided, sums[0], sums[1], lengths, ancestors, *tables, *strides, length_step, ancestor_step,
-        parts.stride(0), R, H, K, Q, capacity, D, Dv, call.window_left,
+    strides = [stride for tensor in tensors[:6] for stride in tensor.stride()]
+    length_step = 0 if len(call.lengths) == 1 else call.lengths.stride(0)
+    ancestor_step = 0 if call.ancestors is None or len(call.ancestors) == 1 else call.ancestors.stride(0)
+    numbers = (
+        *strides, length_step, ancestor_step, split_stride, R, H, K, Q, capacity, D, Dv, call.window_left,
         call.scale * math.log2(math.e), gain, call.row_exponent, call.norm_epsilon,
-        POWER=call.power, ROW_SCALE=row_scale_flag(call.row_exponent), PER_HEAD=call.head_factors is not None,
-        APPEND=call.new_key is not None, INDEXED=call.ancestors is not None, PARTIAL=call.splits > 1,
-        SKIP_ZEROS=call.skip_zeros, **decode_config(call),
     )  # fmt: skip
+    flags = {
+        "POWER": call.power,
+        "ROW_SCALE": row_scale_flag(call.row_exponent),
+        "PER_HEAD": call.head_factors is not None,
+        "APPEND": call.new_key is not None,
+        "INDEXED": call.ancestors is not None,
+        "PARTIAL": call.splits > 1,
+        "SKIP_ZEROS": call.skip_zeros,
+        **decode_config(call),
+    }
+    kernel = decode_heads_kernel if queries_per_key_head(q, keys) == 1 else decode_groups_kernel
+    return Launch(kernel, (R, 1 if call.all_heads else K, call.splits), tensors, numbers, flags)
+
+
+def prepare_merge(call: DecodeCall, tensors: list[Tensor]) -> Launch:
+    (R, H, Q, _), Dv = call.q.shape, call.values.shape[3]
+    held = power_of_two(call.splits) * block_size(Dv)
+    shape = {"SPLITS": power_of_two(call.splits), "ROWS": max(1, 2048 // held), "BLOCK_DV": block_size(Dv)}
+    programs = -(-R * Q * H // shape["ROWS"])
+    return Launch(
+        decode_merge_kernel, (programs,), tensors, (R * Q * H, Dv, call.splits), {"SOFTMAX": call.power == 0, **shape}
+    )
 
 
 def decode_config(call: DecodeCall) -> dict[str, int]:

@@ -18,8 +18,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-ALIGNMENT = 15
-"""Bits of an address that are 0 in what a kernel was specialized for: Triton tells multiples of 16 from the rest."""
+from rectiformer.ops.gpu.plans import ALIGNMENT
 
 
 class Launch:

@@ -23,6 +23,7 @@ from rectiformer.ops.gpu import interpreting
 from rectiformer.ops.gpu.common import (
     ARGUMENTS,
     NO_GRADIENT,
+    AttentionPlan,
     KernelCall,
     block_size,
     differentiate_twice,
@@ -41,7 +42,7 @@ from rectiformer.ops.gpu.common import (
     with_positive_scale,
 )
 from rectiformer.ops.gpu.launch import Launch
-from rectiformer.ops.gpu.plans import KernelPlan, PlanCache, is_aligned, open_call, run_kernels
+from rectiformer.ops.gpu.plans import PlanCache, is_aligned, open_plan, run_kernels
 from rectiformer.ops.reference import scale_rows
 
 
@@ -113,22 +114,22 @@ def long_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
     """
     q, call = with_positive_scale(q, call)
-    return scale_late(run_kernels(LongPlan, (q, k, v, *long_arguments(q, k, call, packing))), k, call)
+    return scale_late(run_kernels(LongPlan, long_inputs(q, k, v, call, packing)), k, call)
 
 
 def row_sums_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
     """`long_attention`, and of each row of [scale q k]+ ** power its sum and the entropy of the row divided by it:
     float32 [B, H, M]. Rows of zeros have 0 for both."""
     q, call = with_positive_scale(q, call)
-    out, rows = long_rows(q, k, v, *long_arguments(q, k, call, None))
+    out, rows = long_rows(*long_inputs(q, k, v, call, None))
     total, entropy = rows.unbind(-1)
     if q.dtype != torch.float16:  # see `scales_inside`; there is no bias
         total = total * call.scale**call.variant.power
     return scale_late(out, k, call), total, entropy
 
 
-def long_arguments(q: Tensor, k: Tensor, call: AttentionCall, packing: Packing | None) -> tuple[Any, ...]:
-    """The operators' arguments, with as much of the row scale as the kernels can apply: see `scale_late`."""
+def long_inputs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None) -> tuple[Any, ...]:
+    """The operators' inputs, with as much of the row scale as the kernels can apply: see `scale_late`."""
     exponent, factor, head_factors = (0.0, 1.0, None) if call.counts_cells else row_scale_parts(q, call)
     if q.shape[1] > k.shape[1]:
         head_factors = None
@@ -136,7 +137,7 @@ def long_arguments(q: Tensor, k: Tensor, call: AttentionCall, packing: Packing |
     if packing is not None:
         max_queries = max_queries if packing.max_seqlen_q is None else packing.max_seqlen_q
         max_keys = max_keys if packing.max_seqlen_k is None else packing.max_seqlen_k
-    return flatten(call, packing, (exponent, factor, head_factors), max_queries, max_keys)
+    return q, k, v, *flatten(call, packing, (exponent, factor, head_factors), max_queries, max_keys)
 
 
 def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
@@ -149,7 +150,7 @@ def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     return out
 
 
-class LongPlan(KernelPlan):
+class LongPlan(AttentionPlan):
     """One launch forward; backward one for keys and values, one for queries, and more where a call asks for them."""
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
@@ -183,14 +184,14 @@ class LongPlan(KernelPlan):
 @operator(f"long({ARGUMENTS}) -> Tensor")
 def long(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` of rectified rows."""
-    plan, tensors = open_call(LongPlan, inputs)
+    plan, tensors = open_plan(LongPlan, inputs)
     return plan.forward(tensors)
 
 
 @operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
-    plan, tensors = open_call(LongPlan, inputs)
+    plan, tensors = open_plan(LongPlan, inputs)
     return plan.backward(d_out, tensors)
 
 
@@ -202,7 +203,7 @@ LongPlan.gradient_of = {0: 0, 1: 1, 2: 2, 3: 3, 5: 4}
 def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
     """`long` without a bias; and of each row of x = [q k]+ ** power the sum R and the entropy H of the row divided by
     R: float32 [B, H, M, 2]. In float16 they are of [scale q k]+ ** power."""
-    plan, tensors = open_call(LongPlan, inputs)
+    plan, tensors = open_plan(LongPlan, inputs)
     call = KernelCall(*tensors, *plan.numbers)
     out = empty_heads_last(call.q, call.v.shape[3])
     rows = call.q.new_empty(*call.q.shape[:3], 2, dtype=torch.float32)
@@ -216,7 +217,7 @@ def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Ten
     """Gradients of `long_rows` for q, k, v and head_factors; the last is empty without them. See `row_slopes`."""
     from rectiformer.ops.gpu.long_backward import LongGradients
 
-    plan, tensors = open_call(LongPlan, inputs)
+    plan, tensors = open_plan(LongPlan, inputs)
     call = KernelCall(*tensors, *plan.numbers)
     d_q, d_k, d_v = LongGradients(call, d_out, stats=True)(d_out, tensors, slopes.contiguous())
     return d_q, d_k, d_v, factor_gradients(call.v, call.head_factors, d_v)

@@ -8,7 +8,8 @@ programs that each walk over many rows, keep their own sums for gain and gate, a
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.gpu.common import power_of_two
+from rectiformer.ops.gpu.launch import Launch
+from rectiformer.ops.gpu.plans import KernelPlan, open_plan, run_kernels
 from rectiformer.ops.norm import plain_rms_norm
 
 BACKWARD_PROGRAMS = 1056
@@ -24,43 +27,91 @@ BACKWARD_PROGRAMS = 1056
 sums."""
 
 
-@operator("rms_norm(Tensor z, Tensor gain, Tensor? gate, float epsilon) -> Tensor")
-def fused_rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float) -> Tensor:
-    """`plain_rms_norm` in one kernel, as `rms_norm_suits` says."""
-    z, width = z.contiguous(), z.shape[-1]
-    count, blocks = z.numel() // width, block_config(width)
-    out = torch.empty_like(z)
-    if count:
-        with torch.cuda.device_of(z):  # Triton launches on the current device
-            rms_norm_kernel[(-(-count // blocks["ROWS"]),)](
-                z, *vector_pointers(gain, gate), out, count, width, epsilon, GATED=gate is not None, **blocks
+class NormPlan(KernelPlan):
+    """One launch forward; backward one for rows, and one that sums up what they add to gain and gate."""
+
+    num_tensors, first_table = 3, 0
+    gradient_of: ClassVar = {0: 0, 1: 1, 2: 2}
+
+    def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
+        super().__init__(tensors, numbers)
+        self.launch: Launch | None = None
+        self.gradients: list[Launch] = []
+
+    def forward(self, tensors: Sequence[Any]) -> Tensor:
+        z, gain, gate = tensors
+        out = torch.empty_like(z)
+        held = [z, gain, gain if gate is None else gate, out]
+        if self.launch is None:
+            width = z.shape[-1]
+            count, blocks = z.numel() // width, block_config(width)
+            flags = {"GATED": gate is not None, **blocks}
+            self.launch = Launch(
+                rms_norm_kernel, (-(-count // blocks["ROWS"]),), held, (count, width, *self.numbers), flags
             )
-    return out
+        if z.numel():
+            self.launch(*held)
+        return out
+
+    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        return split_vectors(*self.joint_backward(d_out, tensors), tensors)
+
+    def differentiable_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        d_z, d_vectors = self.backward_operator(d_out, *tensors, *self.numbers)
+        return split_vectors(d_z, d_vectors, tensors)
+
+    def joint_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Gradients for z, and for gain and gate in float32: [1 or 2, width]."""
+        z, gain, gate = tensors
+        d_out, width = d_out.contiguous(), z.shape[-1]
+        count, parts = z.numel() // width, 1 if gate is None else 2
+        programs = min(BACKWARD_PROGRAMS, count)  # one row at a time each
+        d_z = torch.empty_like(z)
+        partial = z.new_empty((programs, parts, width), dtype=torch.float32)
+        if not count:
+            return d_z, partial.sum(0)
+        d_vectors = z.new_empty((parts, width), dtype=torch.float32)
+        rows, columns = [d_out, z, gain, gain if gate is None else gate, d_z, partial], [partial, d_vectors]
+        if not self.gradients:
+            # sums of a row that one warp holds
+            blocks = {**block_config(width), "ROWS": 1, "num_warps": max(1, width // 512), "GATED": gate is not None}
+            grid, sums = -(-parts * width // 16), {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 16}
+            self.gradients = [
+                Launch(rms_norm_backward_kernel, (programs,), rows, (count, width, *self.numbers), blocks),
+                Launch(column_sums_kernel, (grid,), columns, (programs, parts * width), sums),
+            ]
+        self.gradients[0](*rows)
+        self.gradients[1](*columns)
+        return d_z, d_vectors
+
+
+def split_vectors(d_z: Tensor, d_vectors: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Gradients for z, gain and, if there is one, gate, in their dtypes."""
+    vectors = [vector for vector in tensors[1:] if vector is not None]
+    return d_z, *[grad.to(vector.dtype) for grad, vector in zip(d_vectors.unbind(), vectors, strict=True)]
+
+
+@operator("rms_norm(Tensor z, Tensor gain, Tensor? gate, float epsilon) -> Tensor")
+def fused_rms_norm(*inputs: Any) -> Tensor:
+    """`plain_rms_norm` in one kernel, as `rms_norm_suits` says."""
+    plan, tensors = open_plan(NormPlan, inputs)
+    return plan.forward(tensors)
 
 
 @operator("rms_norm_backward(Tensor d_out, Tensor z, Tensor gain, Tensor? gate, float epsilon) -> (Tensor, Tensor)")
-def fused_rms_norm_backward(
-    d_out: Tensor, z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float
-) -> tuple[Tensor, Tensor]:
+def fused_rms_norm_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     """Gradients for z, and for gain and gate in float32: [1 or 2, width]."""
-    d_out, z, width = d_out.contiguous(), z.contiguous(), z.shape[-1]
-    count, parts = z.numel() // width, 1 if gate is None else 2
-    blocks = {**block_config(width), "ROWS": 1, "num_warps": max(1, width // 512)}  # sums of a row that one warp holds
-    programs = min(BACKWARD_PROGRAMS, -(-count // blocks["ROWS"]))
-    d_z = torch.empty_like(z)
-    partial = z.new_empty(programs, parts, width, dtype=torch.float32)
-    if not count:
-        return d_z, partial.sum(0)
-    d_vectors = torch.empty_like(partial[0])
-    with torch.cuda.device_of(z):
-        rms_norm_backward_kernel[(programs,)](
-            d_out, z, *vector_pointers(gain, gate), d_z, partial, count, width, epsilon, GATED=gate is not None,
-            **blocks,
-        )  # fmt: skip
-        column_sums_kernel[(-(-parts * width // 16),)](
-            partial, d_vectors, programs, parts * width, BLOCK_ROWS=128, BLOCK_COLUMNS=16
-        )
-    return d_z, d_vectors
+    plan, tensors = open_plan(NormPlan, inputs)
+    assert isinstance(plan, NormPlan)
+    return plan.joint_backward(d_out, tensors)
+
+
+NormPlan.operator, NormPlan.backward_operator = fused_rms_norm, fused_rms_norm_backward
+
+
+def run_rms_norm(z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float) -> Tensor:
+    """`fused_rms_norm`, in eager mode by a plan."""
+    return run_kernels(NormPlan, (z, gain, gate, epsilon))
 
 
 def block_config(width: int) -> dict[str, int]:
@@ -68,12 +119,6 @@ def block_config(width: int) -> dict[str, int]:
     row = power_of_two(width)
     rows = max(1, 2048 // row)
     return {"ROWS": rows, "BLOCK_E": row, "num_warps": max(4, row // 512)}
-
-
-def vector_pointers(gain: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Pointers for a kernel; without a gate the second one is never read."""
-    gain = gain.contiguous()
-    return gain, gain if gate is None else gate.contiguous()
 
 
 @torch.library.register_fake("rectiformer::rms_norm")
@@ -90,7 +135,8 @@ def _(d_out: Tensor, z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: floa
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     z, gain, gate, epsilon = recall(ctx)
     d_z, d_vectors = fused_rms_norm_backward(d_out, z, gain, gate, epsilon)
-    return d_z, d_vectors[0].to(gain.dtype), None if gate is None else d_vectors[1].to(gate.dtype), None
+    d_z, d_gain, *d_gate = split_vectors(d_z, d_vectors, (z, gain, gate))
+    return d_z, d_gain, d_gate[0] if d_gate else None, None
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:

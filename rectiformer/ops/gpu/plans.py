@@ -4,19 +4,20 @@ Sizes, strides, dtypes and options decide which kernels run, with what grid and 
 launches of a call and of its gradient; calls that differ in nothing but their numbers share it. In eager mode autograd
 meets one `torch.autograd.Function` around a plan, which costs a fifth of an operator of torch. Operators stay for
 whatever traces or intercepts them: torch.compile, export, dispatch modes, tensor subclasses, second derivatives.
+
+This file needs no Triton; the plans themselves are next to their kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from rectiformer.ops.gpu.common import FIRST_TABLE, TENSORS
-from rectiformer.ops.gpu.launch import ALIGNMENT
-
+ALIGNMENT = 15
+"""Bits of an address that are 0 in what a kernel was specialized for: Triton tells multiples of 16 from the rest."""
 MAX_PLANS = 4096
 """Plans kept at once, each a few kilobytes; beyond that all are made anew."""
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -36,7 +37,7 @@ class PlanCache(dict[Hashable, P]):
 
 def layout(tensor: Tensor | None) -> Hashable:
     """What a launch depends on, apart from the address."""
-    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def is_aligned(*tensors: Tensor) -> bool:
@@ -55,14 +56,18 @@ def is_intercepted(*tensors: Tensor) -> bool:
 
 
 class KernelPlan:
-    """The launches of a `KernelCall` and of its gradient, for one layout of its tensors.
+    """The launches of an operator and of its gradient, for one layout of the tensors that its inputs begin with.
 
-    `tensors` are the tensors of such a call in the order of its fields, None where there is none.
+    `tensors` are these tensors, None where there is none; `numbers` are the other inputs, the same for all calls.
     """
 
     operator: ClassVar[Callable[..., Tensor]]
     backward_operator: ClassVar[Callable[..., tuple[Tensor, ...]]]
-    gradient_of: ClassVar[dict[int, int]]
+    """Takes the gradient of the result before all that the operator takes."""
+    num_tensors: ClassVar[int]
+    first_table: ClassVar[int]
+    """From which tensor on they are read by address alone, so that they may have no gaps."""
+    gradient_of: ClassVar[Mapping[int, int]]
     """Which result of the backward pass belongs to which tensor."""
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
@@ -76,13 +81,17 @@ class KernelPlan:
     def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
+    def differentiable_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        """`backward` by the operator, which knows its own gradient."""
+        return self.backward_operator(d_out, *tensors, *self.numbers)
+
     def __call__(self, tensors: Sequence[Any]) -> Tensor:
         held = [tensor for tensor in tensors if tensor is not None]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in held):
             return Planned.apply(self, *held)
         return self.forward(tensors)
 
-    def restore(self, held: Sequence[Tensor]) -> list[Tensor | None]:
+    def restore(self, held: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """All tensors of a call, from those that there are."""
         tensors: list[Tensor | None] = [None] * (len(held) + self.absent)
         for index, tensor in zip(self.present, held, strict=True):
@@ -103,38 +112,28 @@ class Planned(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         plan: KernelPlan = ctx.plan
         tensors = plan.restore(ctx.saved_tensors)
-        if torch.is_grad_enabled() or is_intercepted(d_out):  # gradients of gradients: operators know them
-            found = plan.backward_operator(d_out, *tensors, *plan.numbers)
-        else:
-            found = plan.backward(d_out, tensors)
-        results = (plan.gradient_of.get(index) for index in plan.present)
-        return None, *(None if result is None else found[result] for result in results)
+        differentiable = torch.is_grad_enabled() or is_intercepted(d_out)
+        found = (plan.differentiable_backward if differentiable else plan.backward)(d_out, tensors)
+        results = [plan.gradient_of.get(index) for index in plan.present]
+        return None, *[None if result is None else found[result] for result in results]
 
 
 PLANS: PlanCache[KernelPlan] = PlanCache()
 
 
-def find_plan(kind: type[KernelPlan], tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> KernelPlan:
-    """The plan of a call; q, k and v come first among its tensors."""
-    q, k, v = tensors[:3]
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    key = (kind.__name__, numbers, q.device, is_aligned(q, k, v), *map(layout, tensors))
-    return PLANS.get(key) or PLANS.keep(key, kind(tensors, numbers))
-
-
-def open_call(kind: type[KernelPlan], inputs: Sequence[Any]) -> tuple[KernelPlan, list[Any]]:
-    """The plan and the tensors of an operator's inputs. Tables are read by address alone, so they may have no gaps."""
-    tensors, numbers = inputs[:TENSORS], tuple(inputs[TENSORS:])
-    tables = (None if table is None else table.contiguous() for table in tensors[FIRST_TABLE:])
-    tensors = [*tensors[:FIRST_TABLE], *tables]
-    return find_plan(kind, tensors, numbers), tensors
+def open_plan(kind: type[KernelPlan], inputs: Sequence[Any]) -> tuple[KernelPlan, list[Any]]:
+    """The plan of an operator's inputs, and the tensors among them, tables without gaps."""
+    tensors, numbers = inputs[: kind.num_tensors], tuple(inputs[kind.num_tensors :])
+    tables = [None if table is None else table.contiguous() for table in tensors[kind.first_table :]]
+    tensors = [*tensors[: kind.first_table], *tables]
+    aligned = is_aligned(*[tensor for tensor in tensors if tensor is not None])
+    key = (kind.__name__, numbers, aligned, *map(layout, tensors))
+    return PLANS.get(key) or PLANS.keep(key, kind(tensors, numbers)), tensors
 
 
 def run_kernels(kind: type[KernelPlan], inputs: Sequence[Any]) -> Tensor:
     """What an operator makes of these inputs: by a plan, or by the operator where somebody has to see that."""
-    if is_intercepted(*(tensor for tensor in inputs[:TENSORS] if tensor is not None)):
+    if is_intercepted(*[tensor for tensor in inputs[: kind.num_tensors] if tensor is not None]):
         return kind.operator(*inputs)
-    plan, tensors = open_call(kind, inputs)
+    plan, tensors = open_plan(kind, inputs)
     return plan(tensors)

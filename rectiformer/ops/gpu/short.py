@@ -26,6 +26,7 @@ from rectiformer.ops.gpu.common import (
     ARGUMENTS,
     LN2,
     NO_GRADIENT,
+    AttentionPlan,
     KernelCall,
     block_size,
     differentiate_twice,
@@ -39,7 +40,7 @@ from rectiformer.ops.gpu.common import (
     with_positive_scale,
 )
 from rectiformer.ops.gpu.launch import Launch
-from rectiformer.ops.gpu.plans import KernelPlan, PlanCache, open_call, run_kernels
+from rectiformer.ops.gpu.plans import PlanCache, open_plan, run_kernels
 
 Launches = list[Launch]
 BUCKETS = (32, 64, 128)
@@ -51,13 +52,18 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packin
 
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
     """
+    return run_kernels(ShortPlan, short_inputs(q, k, v, call, packing))
+
+
+def short_inputs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None) -> tuple[Any, ...]:
+    """The operator's inputs."""
     q, call = with_positive_scale(q, call)
     max_queries, max_keys = call.visibility.queries, call.visibility.keys
     if packing is not None:
         assert packing.max_seqlen_q is not None
         assert packing.max_seqlen_k is not None
         max_queries, max_keys = bucket(packing.max_seqlen_q), bucket(packing.max_seqlen_k)
-    return run_kernels(ShortPlan, (q, k, v, *flatten(call, packing, row_scale_parts(q, call), max_queries, max_keys)))
+    return q, k, v, *flatten(call, packing, row_scale_parts(q, call), max_queries, max_keys)
 
 
 def bucket(length: int) -> int:
@@ -134,7 +140,7 @@ def prepare(kernel: Any, call: KernelCall, heads: int, tensors: list[Tensor], st
     ]
 
 
-class ShortPlan(KernelPlan):
+class ShortPlan(AttentionPlan):
     """One launch each way, or two where packed sequences are of very different lengths."""
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
@@ -182,14 +188,14 @@ def tables_of(tensors: Sequence[Any]) -> list[Tensor]:
 @operator(f"short({ARGUMENTS}) -> Tensor")
 def short(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` without bias or mask."""
-    plan, tensors = open_call(ShortPlan, inputs)
+    plan, tensors = open_plan(ShortPlan, inputs)
     return plan.forward(tensors)
 
 
 @operator(f"short_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `short` for q, k, v and head_factors; the last is empty without them."""
-    plan, tensors = open_call(ShortPlan, inputs)
+    plan, tensors = open_plan(ShortPlan, inputs)
     return plan.backward(d_out, tensors)
 
 

@@ -255,9 +255,10 @@ class RectifiedAttention(nn.Module):
 
     def _fold(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """These rows of weight and bias, with the score bias and the learned scale folded in."""
-        weight, bias = self.input_weight, self.input_bias
-        if rows != slice(0, len(weight)):  # slicing has a gradient of its own, as large as the whole
-            weight, bias = weight[rows], None if bias is None else bias[rows]
+        whole = rows == slice(0, sum(self.qkv_sizes))  # slicing has a gradient of its own, as large as the whole
+        weight: Tensor = self.input_weight if whole else self.input_weight[rows]
+        bias: Tensor | None = self.input_bias
+        bias = bias if bias is None or whole else bias[rows]
         if self.score_bias is not None:
             weight, bias = self.score_bias(weight, bias, rows)
         if self.scales_scores and rows.start == 0:

@@ -91,7 +91,7 @@ def find_plan(
         return None
     from rectiformer.ops.gpu.common import PackedPlan
 
-    return PackedPlan(plan, dropout=call.dropout_p > 0)
+    return PackedPlan(plan, [q, k, v, call.seed, packing.cu_seqlens_q, packing.cu_seqlens_k])
 
 
 def choose_packed(

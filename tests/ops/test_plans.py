@@ -151,9 +151,9 @@ def test_plans_are_bounded(monkeypatch):
 def test_threads_share_plans(monkeypatch):
     one_at_a_time, launch = threading.Lock(), gpu.launch.Launch.__call__
 
-    def launch_alone(self, *tensors):  # the interpreter is one for all threads
+    def launch_alone(self, tensors):  # the interpreter is one for all threads
         with one_at_a_time:
-            launch(self, *tensors)
+            launch(self, tensors)
 
     monkeypatch.setattr(gpu.launch.Launch, "__call__", launch_alone)
     cases = [inputs_of((1, 2, 2, 3, keys, 4, 4))[:3] for keys in (3, 5, 9)]
@@ -210,9 +210,9 @@ def repeat_launch(monkeypatch, tensors, tiles=(None, None)):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
     kernel = Kernel()
     flags = {"SIZE": 16, "FLAG": True, "num_warps": 4}
-    launch = gpu.launch.Launch(kernel, (3, 2), tensors, ((8, 1), 5), flags, tiles)
-    launch(*tensors)
-    launch(*tensors)
+    launch = gpu.launch.Launch(kernel, (3, 2), tensors, [0, 1, 2], ((8, 1), 5), flags, tiles)
+    launch(tensors)
+    launch(tensors)
     return kernel
 
 

@@ -63,10 +63,9 @@ class FusedKernels:
         from rectiformer.ops.gpu.long import LongPlan, long_inputs
         from rectiformer.ops.gpu.short import ShortPlan, short_inputs
 
-        kind, inputs = (ShortPlan, short_inputs) if self.name == "short" else (LongPlan, long_inputs)
-        plan, _ = open_plan(kind, inputs(q, k, v, call, packing))
-        assert isinstance(plan, kind)
-        return plan
+        if self.name == "short":
+            return open_plan(ShortPlan, short_inputs(q, k, v, call, packing))[0]
+        return open_plan(LongPlan, long_inputs(q, k, v, call, packing))[0]
 
 
 def choose_kernels(

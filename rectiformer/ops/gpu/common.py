@@ -7,6 +7,7 @@ a known source of wrong code on Hopper (docs/log.md).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -61,12 +62,6 @@ class KernelCall:
     max_keys: int
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """The first fields, up to the numbers."""
-        tables = (self.head_factors, self.key_lengths, self.seed, self.cu_seqlens_q, self.cu_seqlens_k)
-        return self.q, self.k, self.v, self.attn_bias, self.attn_mask, *tables
-
-    @property
     def packed(self) -> bool:
         return self.cu_seqlens_q is not None
 
@@ -105,7 +100,17 @@ class KernelCall:
 class AttentionPlan(KernelPlan):
     """The launches of a `KernelCall`."""
 
-    num_tensors, first_table = 10, 5
+    fields = tuple(field.name for field in dataclasses.fields(KernelCall) if "Tensor" in str(field.type))
+    first_table = fields.index("head_factors")
+
+    def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
+        super().__init__(tensors, numbers)
+        assert tensors[0] is not None
+        self.nothing = tensors[0].new_empty(0, dtype=torch.float32)
+        """The gradient of what is not there."""
+
+    def call(self, held: Sequence[Tensor]) -> KernelCall:
+        return KernelCall(*self.restore(held), *self.numbers)
 
     def attend(
         self,
@@ -117,36 +122,33 @@ class AttentionPlan(KernelPlan):
         key_lengths: Tensor | None,
         seed: Tensor | None,
     ) -> Tensor:
-        """Run a call of this layout that has no factors of heads."""
-        return self([q, k, v, attn_bias, attn_mask, None, key_lengths, seed, None, None])
+        """Run a call of this layout that has nothing else."""
+        return self([q, k, v, *[x for x in (attn_bias, attn_mask, key_lengths, seed) if x is not None]])
 
 
 class PackedPlan(KernelPlan):
     """An `AttentionPlan` for tensors [total, H, D] of packed sequences: autograd has no views of them to go through."""
 
-    gradient_of: ClassVar = {0: 0, 1: 1, 2: 2}
+    fields: ClassVar = ("q", "k", "v", "seed", "cu_seqlens_q", "cu_seqlens_k")
+    gradient_of: ClassVar = {"q": 0, "k": 1, "v": 2}
 
-    def __init__(self, inner: AttentionPlan, dropout: bool) -> None:
-        self.inner, self.numbers = inner, ()
-        self.present, self.absent = ([0, 1, 2, 3, 4, 5], 0) if dropout else ([0, 1, 2, 4, 5], 1)
+    def __init__(self, inner: AttentionPlan, tensors: Sequence[Tensor | None]) -> None:
+        super().__init__(tensors, ())
+        self.inner = inner
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], seed: Tensor | None) -> Tensor:
-        return self([q, k, v, seed, *bounds])
+        return self([q, k, v, *bounds] if seed is None else [q, k, v, seed, *bounds])
 
-    def forward(self, tensors: Sequence[Any]) -> Tensor:
-        return unpacked_view(self.inner.forward(self.inner_tensors(tensors)))
+    def forward(self, held: Sequence[Tensor]) -> Tensor:
+        return unpacked_view(self.inner.forward([*map(packed_view, held[:3]), *held[3:]]))
 
-    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-        found = self.inner.backward(packed_view(d_out), self.inner_tensors(tensors))
-        return tuple(unpacked_view(grad) for grad in found[:3])
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        found = self.inner.backward(packed_view(d_out), [*map(packed_view, held[:3]), *held[3:]])
+        return tuple(map(unpacked_view, found[:3]))
 
-    def differentiable_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-        found = self.inner.differentiable_backward(packed_view(d_out), self.inner_tensors(tensors))
-        return tuple(unpacked_view(grad) for grad in found[:3])
-
-    def inner_tensors(self, tensors: Sequence[Any]) -> list[Any]:
-        q, k, v, seed, *bounds = tensors
-        return [*map(packed_view, (q, k, v)), None, None, None, None, seed, *bounds]
+    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        found = self.inner.differentiable_backward(packed_view(d_out), [*map(packed_view, held[:3]), *held[3:]])
+        return tuple(map(unpacked_view, found[:3]))
 
 
 def packed_view(tensor: Tensor) -> Tensor:

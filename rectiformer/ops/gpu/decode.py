@@ -18,10 +18,12 @@ search reorders that index and never moves the cache.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -157,43 +159,48 @@ def count_sms(q: Tensor) -> int:
 class DecodePlan(KernelPlan):
     """One launch and, where splits share the keys of a head, another that merges what they leave. No gradient."""
 
-    num_tensors, first_table = 10, 5
+    fields = tuple(field.name for field in dataclasses.fields(DecodeCall) if "Tensor" in str(field.type))
+    first_table = fields.index("lengths")
+    gradient_of: ClassVar = {}
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
         super().__init__(tensors, numbers)
-        power, *_, self.splits, _, _ = numbers
-        self.softmax = power == 0
+        call = DecodeCall(*tensors, *numbers)  # type: ignore[arg-type]
+        self.splits, self.softmax = call.splits, call.power == 0
         self.launches: list[Launch] = []
 
-    def forward(self, tensors: Sequence[Any]) -> Tensor:
-        q, keys, values, new_key, new_value, lengths, *tables = tensors
+    def forward(self, held: Sequence[Tensor]) -> Tensor:
+        q, values, splits = held[0], held[2], self.splits
         (R, H, Q, _), Dv = q.shape, values.shape[3]
-        splits = self.splits
         out = empty_heads_last(q, Dv)
-        # Rows of parts and of a softmax's sums lie in the order of the output's memory.
-        parts = out if splits == 1 else q.new_empty((splits, R, Q, H, Dv), dtype=torch.float32).transpose(2, 3)
-        sums = q.new_empty((2, splits, R * Q * H), dtype=torch.float32) if self.softmax and splits > 1 else q
-        tables = [q if table is None else table for table in tables]  # flags keep unread what is not there
-        new = [q if tensor is None else tensor for tensor in (new_key, new_value)]
-        highest, total = (sums[0], sums[1]) if sums is not q else (q, q)
-        first = parts if splits == 1 else parts[0]
-        held = [q, keys, values, first, *new, highest, total, lengths, *tables]
+        tensors = [*held, out]
+        if splits > 1:  # rows of parts and of a softmax's sums lie in the order of the output's memory
+            tensors.append(q.new_empty((splits, R, Q, H, Dv), dtype=torch.float32).transpose(2, 3))
+            if self.softmax:
+                tensors += q.new_empty((2, splits, R * Q * H), dtype=torch.float32).unbind()
         if not self.launches:
-            call = DecodeCall(*tensors, *self.numbers)
-            self.launches = [prepare(call, held, 0 if splits == 1 else parts.stride(0))]
-            if splits > 1:
-                self.launches.append(prepare_merge(call, [parts, highest, total, out]))
-        self.launches[0](*held)
-        if splits > 1:
-            self.launches[1](parts, highest, total, out)
+            self.launches = self.prepare(held, tensors)
+        for launch in self.launches:
+            launch(tensors)
         return out
+
+    def prepare(self, held: Sequence[Tensor], tensors: list[Tensor]) -> list[Launch]:
+        call = DecodeCall(*self.restore(held), *self.numbers)
+        out, parts = len(held), len(held) + (self.splits > 1)
+        sums = [parts + 1, parts + 2] if len(tensors) > parts + 1 else [0, 0]
+        strided = [0, 1, 2, parts, *self.find(("new_key", "new_value"))]
+        first = [*strided, *sums, *self.find(self.fields[self.first_table :])]
+        launches = [prepare(call, tensors, first)]
+        if self.splits > 1:
+            launches.append(prepare_merge(call, tensors, [parts, *sums, out]))
+        return launches
 
 
 @operator(f"decode({ARGUMENTS}) -> Tensor")
 def decode(*inputs: Any) -> Tensor:
     """The output [R, H, Q, Dv] of a `DecodeCall`, in memory as [R, Q, H, Dv]; new keys and values are written."""
-    plan, tensors = open_plan(DecodePlan, inputs)
-    return plan.forward(tensors)
+    plan, held = open_plan(DecodePlan, inputs)
+    return plan.forward(held)
 
 
 DecodePlan.operator = decode
@@ -201,28 +208,29 @@ DecodePlan.operator = decode
 
 def run_decode(*inputs: Any) -> Tensor:
     """`decode`, in eager mode by a plan."""
-    if is_intercepted(*[tensor for tensor in inputs[: DecodePlan.num_tensors] if tensor is not None]):
+    if is_intercepted(*[tensor for tensor in inputs[: len(DecodePlan.fields)] if tensor is not None]):
         return decode(*inputs)
     if inputs[3] is not None:
         for cache in inputs[1:3]:  # so that autograd notices where it has kept what is written to
             if not cache.is_inference():
                 torch.autograd.graph.increment_version(cache)
-    plan, tensors = open_plan(DecodePlan, inputs)
-    return plan.forward(tensors)
+    plan, held = open_plan(DecodePlan, inputs)
+    return plan.forward(held)
 
 
-def prepare(call: DecodeCall, tensors: list[Tensor], split_stride: int) -> Launch:
+def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch:
     """The kernel that suits the shapes, one program per (row, key head, split) or, with all heads, per row."""
     q, keys, values = call.q, call.keys, call.values
     (R, H, Q, D), (_, K, capacity, Dv) = q.shape, values.shape
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
     gain = call.row_factor * call.scale**call.power if call.power else 1.0
-    strides = [stride for tensor in tensors[:6] for stride in tensor.stride()]
+    parts = tensors[slots[3]]
+    strides = [tensors[slot].stride()[-4:] for slot in slots[:6]]  # of parts, those of one split
     length_step = 0 if len(call.lengths) == 1 else call.lengths.stride(0)
     ancestor_step = 0 if call.ancestors is None or len(call.ancestors) == 1 else call.ancestors.stride(0)
     numbers = (
-        *strides, length_step, ancestor_step, split_stride, R, H, K, Q, capacity, D, Dv, call.window_left,
-        call.scale * math.log2(math.e), gain, call.row_exponent, call.norm_epsilon,
+        *chain(*strides), length_step, ancestor_step, parts.stride(0), R, H, K, Q, capacity, D, Dv,
+        call.window_left, call.scale * math.log2(math.e), gain, call.row_exponent, call.norm_epsilon,
     )  # fmt: skip
     flags = {
         "POWER": call.power,
@@ -235,17 +243,16 @@ def prepare(call: DecodeCall, tensors: list[Tensor], split_stride: int) -> Launc
         **decode_config(call),
     }
     kernel = decode_heads_kernel if queries_per_key_head(q, keys) == 1 else decode_groups_kernel
-    return Launch(kernel, (R, 1 if call.all_heads else K, call.splits), tensors, numbers, flags)
+    return Launch(kernel, (R, 1 if call.all_heads else K, call.splits), tensors, slots, numbers, flags)
 
 
-def prepare_merge(call: DecodeCall, tensors: list[Tensor]) -> Launch:
+def prepare_merge(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch:
     (R, H, Q, _), Dv = call.q.shape, call.values.shape[3]
     held = power_of_two(call.splits) * block_size(Dv)
     shape = {"SPLITS": power_of_two(call.splits), "ROWS": max(1, 2048 // held), "BLOCK_DV": block_size(Dv)}
     programs = -(-R * Q * H // shape["ROWS"])
-    return Launch(
-        decode_merge_kernel, (programs,), tensors, (R * Q * H, Dv, call.splits), {"SOFTMAX": call.power == 0, **shape}
-    )
+    flags = {"SOFTMAX": call.power == 0, **shape}
+    return Launch(decode_merge_kernel, (programs,), tensors, slots, (R * Q * H, Dv, call.splits), flags)
 
 
 def decode_config(call: DecodeCall) -> dict[str, int]:

@@ -24,9 +24,10 @@ from rectiformer.ops.gpu.plans import ALIGNMENT
 class Launch:
     """One launch of a kernel with everything fixed but the addresses: for tensors of one layout on one device.
 
-    Every kernel takes its tensors first, then numbers, then compile-time flags. With `tiles`, the first tensors come
-    twice: before all others they are descriptors for the tensor copy engine, which loads tiles of these shapes, or, for
-    None, addresses once more.
+    Every kernel takes its tensors first, then numbers, then compile-time flags. `slots` says which of the tensors given
+    is which of the kernel's; where a flag keeps one unread, that may be any. With `tiles`, the first of the kernel's
+    tensors come twice: before all others they are descriptors for the tensor copy engine, which loads tiles of these
+    shapes, or, for None, addresses once more.
     """
 
     def __init__(
@@ -34,19 +35,23 @@ class Launch:
         kernel: Any,
         grid: Sequence[int],
         tensors: Sequence[Tensor],
+        slots: Sequence[int],
         numbers: Sequence[Any],
         flags: Mapping[str, Any],
         tiles: Sequence[list[int] | None] = (),
     ) -> None:
-        self.kernel, self.grid, self.numbers, self.flags, self.tiles = kernel, tuple(grid), tuple(numbers), flags, tiles
+        self.kernel, self.grid, self.slots, self.numbers, self.flags = kernel, tuple(grid), slots, tuple(numbers), flags
         self.device = tensors[0].get_device()
-        self.layouts = [(list(tensor.shape), list(tensor.stride())) for tensor in tensors[: len(tiles)]]
+        self.sources = [
+            (slot, tile, list(tensors[slot].shape), list(tensors[slot].stride()))
+            for slot, tile in zip(slots, tiles, strict=False)
+        ]
         self.compiled: Any = None
         """The compiled kernel, once Triton has launched it with aligned addresses."""
         self.arguments: tuple[Any, ...] = ()
         """What the compiled kernel takes after addresses: numbers, then flags in the kernel's own order."""
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
         addresses = [tensor.data_ptr() for tensor in tensors]
         low_bits = 0
         for address in addresses:
@@ -63,24 +68,27 @@ class Launch:
         """What Triton's own `run` ends with; nothing is looked up, and addresses are not checked again."""
         compiled, (x, y, z) = self.compiled, (*self.grid, 1, 1)[:3]
         sources = [
-            address if tile is None else Described(tensor, *layout)
-            for tensor, address, layout, tile in zip(tensors, addresses, self.layouts, self.tiles, strict=False)
+            addresses[slot] if tile is None else Described(tensors[slot], shape, strides)
+            for slot, tile, shape, strides in self.sources
         ]
         compiled.run(
             x, y, z, torch._C._cuda_getCurrentRawStream(self.device), compiled.function, compiled.packed_metadata,
-            None, None, None, *sources, *addresses, *self.arguments,
+            None, None, None, *sources, *[addresses[slot] for slot in self.slots], *self.arguments,
         )  # fmt: skip
 
     def launch_by_triton(self, tensors: Sequence[Tensor], unaligned: bool) -> None:
         """Launch, compiling if need be, and keep the compiled kernel if later calls may go straight to it."""
+        # Of booleans Triton would make single bits.
+        given = [tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor for tensor in tensors]
         sources = [
-            tensor if tile is None else TensorDescriptor(tensor, *layout, tile)
-            for tensor, layout, tile in zip(tensors, self.layouts, self.tiles, strict=False)
+            given[slot] if tile is None else TensorDescriptor(given[slot], shape, strides, tile)
+            for slot, tile, shape, strides in self.sources
         ]
+        read = [given[slot] for slot in self.slots]
         with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
-            compiled = self.kernel[self.grid](*sources, *tensors, *self.numbers, **self.flags)
+            compiled = self.kernel[self.grid](*sources, *read, *self.numbers, **self.flags)
         if compiled is not None and not unaligned and not launch_obstacle():
-            names = self.kernel.arg_names[len(sources) + len(tensors) + len(self.numbers) :]
+            names = self.kernel.arg_names[len(sources) + len(read) + len(self.numbers) :]
             self.arguments = (*self.numbers, *(self.flags[name] for name in names))
             self.compiled = compiled
 

@@ -8,9 +8,9 @@ which also sums up each row of weights, and the backward of either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import triton
@@ -44,6 +44,9 @@ from rectiformer.ops.gpu.common import (
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import PlanCache, is_aligned, open_plan, run_kernels
 from rectiformer.ops.reference import scale_rows
+
+if TYPE_CHECKING:
+    from rectiformer.ops.gpu.long_backward import LongGradients  # which launch by this file
 
 
 class Tiling(NamedTuple):
@@ -150,65 +153,77 @@ def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     return out
 
 
+TABLES = ("head_factors", "key_lengths", "seed", "cu_seqlens_q", "cu_seqlens_k", "rows", "attn_bias", "attn_mask")
+"""What the kernels read by address. `rows` [B, H, M, 2] is what is known of each row of weights: sums and entropies, or
+slopes; it is no input of a call."""
+
+
 class LongPlan(AttentionPlan):
     """One launch forward; backward one for keys and values, one for queries, and more where a call asks for them."""
+
+    gradient_of: ClassVar = {"q": 0, "k": 1, "v": 2, "attn_bias": 3, "head_factors": 4}
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
         super().__init__(tensors, numbers)
         self.launch: Launch | None = None
-        self.gradients: PlanCache[Callable[..., tuple[Tensor, Tensor, Tensor]]] = PlanCache()
+        self.gradients: PlanCache[LongGradients] = PlanCache()
 
-    def forward(self, tensors: Sequence[Any]) -> Tensor:
-        q, k, v = tensors[:3]
+    def forward(self, held: Sequence[Tensor]) -> Tensor:
+        q, _, v = held[:3]
         out = empty_heads_last(q, v.shape[3])
-        held = [q, k, v, out, *tables_of(tensors)]
+        tensors = [*held, out]
         if self.launch is None:
-            call = KernelCall(*tensors, *self.numbers)
-            self.launch = prepare(long_forward_kernel, "forward", call, held, 3, 1, [gain_of(call)])
-        self.launch(*held)
+            call, slots = self.call(held), [0, 1, 2, len(held), *self.find(TABLES)]
+            self.launch = prepare(long_forward_kernel, "forward", call, tensors, slots, 3, 1, [gain_of(call)])
+        self.launch(tensors)
         return out
 
-    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
         from rectiformer.ops.gpu.long_backward import LongGradients, bias_gradient  # which launch by this file
 
         layout = d_out.stride(), is_aligned(d_out)
         gradients = self.gradients.get(layout)
         if gradients is None:
-            gradients = self.gradients.keep(layout, LongGradients(KernelCall(*tensors, *self.numbers), d_out))
-        d_q, d_k, d_v = gradients(d_out, tensors)
-        v, attn_bias, head_factors = tensors[2], tensors[3], tensors[5]
-        bias = v.new_empty(0) if attn_bias is None else bias_gradient(KernelCall(*tensors, *self.numbers), d_out)
-        return d_q, d_k, d_v, bias, factor_gradients(v, head_factors, d_v)
+            gradients = self.gradients.keep(layout, LongGradients(self, d_out, held))
+        d_q, d_k, d_v = gradients(d_out, held)
+        d_bias = bias_gradient(self, d_out, held) if "attn_bias" in self.slots else self.nothing
+        return d_q, d_k, d_v, d_bias, self.factor_gradients(held, d_v)
+
+    def factor_gradients(self, held: Sequence[Tensor], d_v: Tensor) -> Tensor:
+        """Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head."""
+        if "head_factors" not in self.slots:
+            return self.nothing
+        return (d_v.float() * held[2].float()).sum((0, 2, 3)) / held[self.slots["head_factors"]]
 
 
 @operator(f"long({ARGUMENTS}) -> Tensor")
 def long(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` of rectified rows."""
-    plan, tensors = open_plan(LongPlan, inputs)
-    return plan.forward(tensors)
+    plan, held = open_plan(LongPlan, inputs)
+    return plan.forward(held)
 
 
 @operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
-    plan, tensors = open_plan(LongPlan, inputs)
-    return plan.backward(d_out, tensors)
+    plan, held = open_plan(LongPlan, inputs)
+    return plan.backward(d_out, held)
 
 
 LongPlan.operator, LongPlan.backward_operator = long, long_backward
-LongPlan.gradient_of = {0: 0, 1: 1, 2: 2, 3: 3, 5: 4}
 
 
 @operator(f"long_rows({ARGUMENTS}) -> (Tensor, Tensor)")
 def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
     """`long` without a bias; and of each row of x = [q k]+ ** power the sum R and the entropy H of the row divided by
     R: float32 [B, H, M, 2]. In float16 they are of [scale q k]+ ** power."""
-    plan, tensors = open_plan(LongPlan, inputs)
-    call = KernelCall(*tensors, *plan.numbers)
+    plan, held = open_plan(LongPlan, inputs)
+    call = plan.call(held)
     out = empty_heads_last(call.q, call.v.shape[3])
     rows = call.q.new_empty(*call.q.shape[:3], 2, dtype=torch.float32)
-    held = [call.q, call.k, call.v, out, *tables_of(tensors, rows)]
-    prepare(long_forward_kernel, "rows", call, held, 3, 1, [gain_of(call)], stats=True)(*held)
+    tensors, slots = [*held, out, rows], [0, 1, 2, len(held), *plan.find(TABLES)]
+    slots[4 + TABLES.index("rows")] = len(held) + 1
+    prepare(long_forward_kernel, "rows", call, tensors, slots, 3, 1, [gain_of(call)], stats=True)(tensors)
     return out, rows
 
 
@@ -217,17 +232,9 @@ def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Ten
     """Gradients of `long_rows` for q, k, v and head_factors; the last is empty without them. See `row_slopes`."""
     from rectiformer.ops.gpu.long_backward import LongGradients
 
-    plan, tensors = open_plan(LongPlan, inputs)
-    call = KernelCall(*tensors, *plan.numbers)
-    d_q, d_k, d_v = LongGradients(call, d_out, stats=True)(d_out, tensors, slopes.contiguous())
-    return d_q, d_k, d_v, factor_gradients(call.v, call.head_factors, d_v)
-
-
-def factor_gradients(v: Tensor, head_factors: Tensor | None, d_v: Tensor) -> Tensor:
-    """Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head."""
-    if head_factors is None:
-        return d_v.new_empty(0, dtype=torch.float32)
-    return (d_v.float() * v.float()).sum((0, 2, 3)) / head_factors
+    plan, held = open_plan(LongPlan, inputs)
+    d_q, d_k, d_v = LongGradients(plan, d_out, held, stats=True)(d_out, held, slopes.contiguous())
+    return d_q, d_k, d_v, plan.factor_gradients(held, d_v)
 
 
 def row_slopes(d_rows: Tensor, rows: Tensor) -> Tensor:
@@ -255,7 +262,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     d_q, d_k, d_v, d_factors = empty_gradients(*inputs)
     bias = inputs[3]
-    return d_q, d_k, d_v, d_q.new_empty(0) if bias is None else bias.new_empty(bias.shape), d_factors
+    none = d_q.new_empty(0, dtype=torch.float32)
+    return d_q, d_k, d_v, none if bias is None else bias.new_empty(bias.shape), d_factors
 
 
 @torch.library.register_fake("rectiformer::long_rows_backward")
@@ -301,6 +309,7 @@ def prepare(
     name: str,
     call: KernelCall,
     tensors: list[Tensor],
+    slots: list[int],
     read: int,
     written: int,
     gains: list[float],
@@ -308,36 +317,26 @@ def prepare(
 ) -> Launch:
     """The launch of a kernel of `TILINGS`, one program per tile of keys ("keys") or of queries, head and sequence.
 
-    The first `read` and `written` tensors are read and written by strides; `tables_of` gives the rest.
+    Its first `read` tensors are read and the next `written` ones written by strides; the rest is `TABLES`.
     """
     tiling = find_tiling(name, call.q, call.v, any(hidden_sides(call)))
-    tma = all(copy_engine_reads(tensor) for tensor in tensors[:read])
+    strided = [tensors[slot] for slot in slots[: read + written]]
+    tma = all(copy_engine_reads(tensor) for tensor in strided[:read])
     heights = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
     tiles = [
         [1, 1, height, block_size(tensor.shape[3])] if tma else None
-        for tensor, height in zip(tensors[:read], heights, strict=False)
+        for tensor, height in zip(strided[:read], heights, strict=False)
     ]
     length, size, owner = (
         (call.max_keys, tiling.keys, call.k) if name == "keys" else (call.max_queries, tiling.queries, call.q)
     )
     more = {"GROUP": call.q.shape[1] // call.k.shape[1]} if name == "keys" else {}
-    strides = [tensor.stride() for tensor in tensors[: read + written]]
     numbers = (
-        *mask_strides(call), *strides, (call.window_left, call.window_right), *shape_args(call), call.scale, *gains,
-        call.row_exponent, call.dropout_threshold,
+        *mask_strides(call), *(tensor.stride() for tensor in strided), (call.window_left, call.window_right),
+        *shape_args(call), call.scale, *gains, call.row_exponent, call.dropout_threshold,
     )  # fmt: skip
     flags = long_flags(call, tiling) | more | {"STATS": stats, "TMA": tma}
-    grid = tile_grid(call, length, size, owner.shape[1])
-    return Launch(kernel, grid, tensors, numbers, flags, tiles)
-
-
-def tables_of(tensors: Sequence[Any], rows: Tensor | None = None) -> list[Tensor]:
-    """What the kernels read by address: tables, what is known of each row of weights if `rows` [B, H, M, 2] says it
-    (sums and entropies, or slopes), bias and mask. In place of what is not there anything: a flag keeps it unread."""
-    q, _, _, attn_bias, attn_mask, head_factors, key_lengths, seed, cu_seqlens_q, cu_seqlens_k = tensors
-    attn_mask = None if attn_mask is None else attn_mask.view(torch.uint8)
-    held = (head_factors, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, rows, attn_bias, attn_mask)
-    return [q if tensor is None else tensor for tensor in held]
+    return Launch(kernel, tile_grid(call, length, size, owner.shape[1]), tensors, slots, numbers, flags, tiles)
 
 
 def tile_grid(call: KernelCall, length: int, size: int, heads: int) -> tuple[int, int]:

@@ -14,7 +14,6 @@ slopes, which are divided by what the results are multiplied with in the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -40,6 +39,8 @@ from rectiformer.ops.gpu.common import (
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.long import (
     SCALING,
+    TABLES,
+    LongPlan,
     find_tiling,
     gain_of,
     hidden_sides,
@@ -48,59 +49,64 @@ from rectiformer.ops.gpu.long import (
     prepare,
     scales_inside,
     shape_args,
-    tables_of,
     tile_grid,
 )
 
 
 class LongGradients:
-    """The launches that make the gradients of q, k and v, for calls of one layout with a d_out of one layout."""
+    """The launches that make the gradients of q, k and v, for calls of one plan with a d_out of one layout."""
 
-    def __init__(self, call: KernelCall, d_out: Tensor, stats: bool = False) -> None:
-        q, k, v = call.q, call.k, call.v
-        tables = tables_of(call.tensors)
-        d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
-        self.scaling: Launch | None = None
-        scaled = d_out
-        if call.row_exponent and any(hidden_sides(call)):
-            scaled = self.scaled_like(d_out, d_q)
-            self.scaling = prepare_scaling(call, d_out, scaled)
+    def __init__(self, plan: LongPlan, d_out: Tensor, held: Sequence[Tensor], stats: bool = False) -> None:
+        call = plan.call(held)
+        self.scales = bool(call.row_exponent) and any(hidden_sides(call))
+        tensors = self.gather(d_out, held, d_out if stats else None)
+        first = len(held)
+        tables = plan.find(TABLES)
+        if stats:
+            tables[TABLES.index("rows")] = len(tensors) - 1
+        d_q, d_k, d_v, upstream, scaled = range(first, first + 5)
+        if self.scales:
+            self.scaling = prepare_scaling(plan, call, tensors, upstream, scaled)
+        else:
+            scaled = upstream
         gain = gain_of(call)
         score_gain = gain * (call.scale if scales_inside(call) else 1.0)
-        held = [q, k, v, scaled, d_k, d_v, *tables]
-        self.keys = prepare(long_dkdv_kernel, "keys", call, held, 4, 2, [gain, score_gain], stats)
-        self.queries = prepare(
-            long_dq_kernel, "queries", call, [q, k, v, d_out, d_q, *tables], 4, 1, [score_gain], stats
-        )
+        slots = [0, 1, 2, scaled, d_k, d_v, *tables]
+        self.keys = prepare(long_dkdv_kernel, "keys", call, tensors, slots, 4, 2, [gain, score_gain], stats)
+        slots = [0, 1, 2, upstream, d_q, *tables]
+        self.queries = prepare(long_dq_kernel, "queries", call, tensors, slots, 4, 1, [score_gain], stats)
+
+    def gather(self, d_out: Tensor, held: Sequence[Tensor], slopes: Tensor | None) -> list[Tensor]:
+        """All tensors of the launches: those held, d_q, d_k, d_v, d_out, and what there is of a scaled d_out and
+        slopes."""
+        d_q, d_k, d_v = [empty_heads_last(tensor, tensor.shape[3]) for tensor in held[:3]]
+        tensors = [*held, d_q, d_k, d_v, d_out]
+        if self.scales:
+            # It may lie where d_q will be: the kernel that reads it ends before the one that writes d_q begins.
+            tensors.append(d_q if d_q.shape == d_out.shape else empty_heads_last(d_out, d_out.shape[3]))
+        if slopes is not None:
+            tensors.append(slopes)
+        return tensors
 
     def __call__(
-        self, d_out: Tensor, tensors: Sequence[Any], slopes: Tensor | None = None
+        self, d_out: Tensor, held: Sequence[Tensor], slopes: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """With `slopes` a, b [B, H, M, 2], the gradient of a weight x has a + b log x more."""
-        q, k, v = tensors[:3]
-        tables = tables_of(tensors, slopes)
-        d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
-        scaled = d_out
-        if self.scaling is not None:
-            scaled = self.scaled_like(d_out, d_q)
-            self.scaling(d_out, scaled, *scaling_tables(tensors))
-        self.keys(q, k, v, scaled, d_k, d_v, *tables)
-        self.queries(q, k, v, d_out, d_q, *tables)
+        tensors = self.gather(d_out, held, slopes)
+        if self.scales:
+            self.scaling(tensors)
+        self.keys(tensors)
+        self.queries(tensors)
+        d_q, d_k, d_v = tensors[len(held) : len(held) + 3]
         return d_q, d_k, d_v
 
-    @staticmethod
-    def scaled_like(d_out: Tensor, d_q: Tensor) -> Tensor:
-        """Where the scaled d_out is held: where d_q will be, if it fits, since the kernel that reads it ends before the
-        one that writes d_q begins."""
-        return d_q if d_q.shape == d_out.shape else empty_heads_last(d_out, d_out.shape[3])
 
-
-def prepare_scaling(call: KernelCall, d_out: Tensor, scaled: Tensor) -> Launch:
-    """The launch that scales each row of `d_out` by its count of keys."""
+def prepare_scaling(plan: LongPlan, call: KernelCall, tensors: list[Tensor], upstream: int, scaled: int) -> Launch:
+    """The launch that scales each row of d_out by its count of keys; `upstream` and `scaled` say where both are."""
     H, _, M, N, _, Dv = shape_args(call)
-    tensors = [d_out, scaled, *scaling_tables(call.tensors)]
+    slots = [upstream, scaled, *plan.find(("key_lengths", "cu_seqlens_q", "cu_seqlens_k"))]
     window = (call.window_left, call.window_right)
-    numbers = (d_out.stride(), scaled.stride(), window, H, M, N, Dv, call.row_exponent)
+    numbers = (tensors[upstream].stride(), tensors[scaled].stride(), window, H, M, N, Dv, call.row_exponent)
     flags = {
         "ROW_SCALE": row_scale_flag(call.row_exponent),
         "RAGGED": call.key_lengths is not None,
@@ -109,16 +115,13 @@ def prepare_scaling(call: KernelCall, d_out: Tensor, scaled: Tensor) -> Launch:
         "BLOCK_DV": block_size(Dv),
         "num_warps": SCALING.warps,
     }
-    return Launch(scale_rows_kernel, tile_grid(call, call.max_queries, SCALING.queries, H), tensors, numbers, flags)
+    grid = tile_grid(call, call.max_queries, SCALING.queries, H)
+    return Launch(scale_rows_kernel, grid, tensors, slots, numbers, flags)
 
 
-def scaling_tables(tensors: Sequence[Any]) -> list[Tensor]:
-    q, *_, key_lengths, _, cu_seqlens_q, cu_seqlens_k = tensors
-    return [q if table is None else table for table in (key_lengths, cu_seqlens_q, cu_seqlens_k)]
-
-
-def bias_gradient(call: KernelCall, d_out: Tensor) -> Tensor:
+def bias_gradient(plan: LongPlan, d_out: Tensor, held: Sequence[Tensor]) -> Tensor:
     """The gradient of the bias, in its shape, without ever holding what it is broadcast to."""
+    call = plan.call(held)
     assert call.attn_bias is not None
     shape = call.attn_bias.shape
     d_bias = call.attn_bias.new_empty(shape, dtype=torch.float32)
@@ -126,15 +129,16 @@ def bias_gradient(call: KernelCall, d_out: Tensor) -> Tensor:
     flags = long_flags(call, tiling)
     for fixed in ("PACKED", "BIAS", "SCALE_INSIDE", "ASM"):
         del flags[fixed]
-    read = [call.q, call.k, call.v, d_out]
-    factors, lengths, seed, _, _, _, *masks = tables_of(call.tensors)
+    strides = [tensor.stride() for tensor in (call.q, call.k, call.v, d_out)]
     numbers = (
-        *mask_strides(call), *(tensor.stride() for tensor in read), (call.window_left, call.window_right), tuple(shape),
-        call.q.shape[0], *shape_args(call), call.scale, gain_of(call), call.row_exponent, call.dropout_threshold,
+        *mask_strides(call), *strides, (call.window_left, call.window_right), tuple(shape), call.q.shape[0],
+        *shape_args(call), call.scale, gain_of(call), call.row_exponent, call.dropout_threshold,
     )  # fmt: skip
     grid = (-(-shape[2] // tiling.queries), -(-shape[3] // tiling.keys), shape[0] * shape[1])
-    tensors = [*read, d_bias, factors, lengths, seed, *masks]
-    Launch(long_dbias_kernel, grid, tensors, numbers, flags)(*tensors)
+    tables = plan.find(("head_factors", "key_lengths", "seed", "attn_bias", "attn_mask"))
+    slots = [0, 1, 2, len(held), len(held) + 1, *tables]
+    tensors = [*held, d_out, d_bias]
+    Launch(long_dbias_kernel, grid, tensors, slots, numbers, flags)(tensors)
     return d_bias.to(call.attn_bias.dtype)
 
 

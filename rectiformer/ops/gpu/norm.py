@@ -30,80 +30,87 @@ sums."""
 class NormPlan(KernelPlan):
     """One launch forward; backward one for rows, and one that sums up what they add to gain and gate."""
 
-    num_tensors, first_table = 3, 0
-    gradient_of: ClassVar = {0: 0, 1: 1, 2: 2}
+    fields: ClassVar = ("z", "gain", "gate")
+    first_table = 0
+    gradient_of: ClassVar = {"z": 0, "gain": 1, "gate": 2}
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
         super().__init__(tensors, numbers)
         self.launch: Launch | None = None
         self.gradients: list[Launch] = []
 
-    def forward(self, tensors: Sequence[Any]) -> Tensor:
-        z, gain, gate = tensors
+    def forward(self, held: Sequence[Tensor]) -> Tensor:
+        z = held[0]
         out = torch.empty_like(z)
-        held = [z, gain, gain if gate is None else gate, out]
+        tensors = [*held, out]
         if self.launch is None:
             width = z.shape[-1]
             count, blocks = z.numel() // width, block_config(width)
-            flags = {"GATED": gate is not None, **blocks}
-            self.launch = Launch(
-                rms_norm_kernel, (-(-count // blocks["ROWS"]),), held, (count, width, *self.numbers), flags
-            )
+            flags, grid = {"GATED": "gate" in self.slots, **blocks}, (-(-count // blocks["ROWS"]),)
+            slots = [*self.find(self.fields), len(held)]
+            self.launch = Launch(rms_norm_kernel, grid, tensors, slots, (count, width, *self.numbers), flags)
         if z.numel():
-            self.launch(*held)
+            self.launch(tensors)
         return out
 
-    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-        return split_vectors(*self.joint_backward(d_out, tensors), tensors)
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return split_vectors(*self.joint_backward(d_out, held), held[1:])
 
-    def differentiable_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-        d_z, d_vectors = self.backward_operator(d_out, *tensors, *self.numbers)
-        return split_vectors(d_z, d_vectors, tensors)
+    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        d_z, d_vectors = super().differentiable_backward(d_out, held)
+        return split_vectors(d_z, d_vectors, held[1:])
 
-    def joint_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def joint_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Gradients for z, and for gain and gate in float32: [1 or 2, width]."""
-        z, gain, gate = tensors
+        z, parts = held[0], len(held) - 1
         d_out, width = d_out.contiguous(), z.shape[-1]
-        count, parts = z.numel() // width, 1 if gate is None else 2
+        count = z.numel() // width
         programs = min(BACKWARD_PROGRAMS, count)  # one row at a time each
         d_z = torch.empty_like(z)
         partial = z.new_empty((programs, parts, width), dtype=torch.float32)
         if not count:
             return d_z, partial.sum(0)
         d_vectors = z.new_empty((parts, width), dtype=torch.float32)
-        rows, columns = [d_out, z, gain, gain if gate is None else gate, d_z, partial], [partial, d_vectors]
+        tensors = [*held, d_out, d_z, partial, d_vectors]
         if not self.gradients:
-            # sums of a row that one warp holds
-            blocks = {**block_config(width), "ROWS": 1, "num_warps": max(1, width // 512), "GATED": gate is not None}
-            grid, sums = -(-parts * width // 16), {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 16}
-            self.gradients = [
-                Launch(rms_norm_backward_kernel, (programs,), rows, (count, width, *self.numbers), blocks),
-                Launch(column_sums_kernel, (grid,), columns, (programs, parts * width), sums),
-            ]
-        self.gradients[0](*rows)
-        self.gradients[1](*columns)
+            self.gradients = self.prepare_backward(tensors, programs, parts * width)
+        for launch in self.gradients:
+            launch(tensors)
         return d_z, d_vectors
 
+    def prepare_backward(self, tensors: list[Tensor], programs: int, columns: int) -> list[Launch]:
+        z, first = tensors[0], len(self.slots)
+        width, gated = z.shape[-1], "gate" in self.slots
+        # sums of a row that one warp holds
+        blocks = {**block_config(width), "ROWS": 1, "num_warps": max(1, width // 512), "GATED": gated}
+        numbers = (z.numel() // width, width, *self.numbers)
+        slots = [first, *self.find(self.fields), first + 1, first + 2]
+        sums = {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 16}
+        return [
+            Launch(rms_norm_backward_kernel, (programs,), tensors, slots, numbers, blocks),
+            Launch(
+                column_sums_kernel, (-(-columns // 16),), tensors, [first + 2, first + 3], (programs, columns), sums
+            ),
+        ]
 
-def split_vectors(d_z: Tensor, d_vectors: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Gradients for z, gain and, if there is one, gate, in their dtypes."""
-    vectors = [vector for vector in tensors[1:] if vector is not None]
+
+def split_vectors(d_z: Tensor, d_vectors: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients for z and for the vectors, gain and perhaps gate, in their dtypes."""
     return d_z, *[grad.to(vector.dtype) for grad, vector in zip(d_vectors.unbind(), vectors, strict=True)]
 
 
 @operator("rms_norm(Tensor z, Tensor gain, Tensor? gate, float epsilon) -> Tensor")
 def fused_rms_norm(*inputs: Any) -> Tensor:
     """`plain_rms_norm` in one kernel, as `rms_norm_suits` says."""
-    plan, tensors = open_plan(NormPlan, inputs)
-    return plan.forward(tensors)
+    plan, held = open_plan(NormPlan, inputs)
+    return plan.forward(held)
 
 
 @operator("rms_norm_backward(Tensor d_out, Tensor z, Tensor gain, Tensor? gate, float epsilon) -> (Tensor, Tensor)")
 def fused_rms_norm_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     """Gradients for z, and for gain and gate in float32: [1 or 2, width]."""
-    plan, tensors = open_plan(NormPlan, inputs)
-    assert isinstance(plan, NormPlan)
-    return plan.joint_backward(d_out, tensors)
+    plan, held = open_plan(NormPlan, inputs)
+    return plan.joint_backward(d_out, held)
 
 
 NormPlan.operator, NormPlan.backward_operator = fused_rms_norm, fused_rms_norm_backward
@@ -135,7 +142,7 @@ def _(d_out: Tensor, z: Tensor, gain: Tensor, gate: Tensor | None, epsilon: floa
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     z, gain, gate, epsilon = recall(ctx)
     d_z, d_vectors = fused_rms_norm_backward(d_out, z, gain, gate, epsilon)
-    d_z, d_gain, *d_gate = split_vectors(d_z, d_vectors, (z, gain, gate))
+    d_z, d_gain, *d_gate = split_vectors(d_z, d_vectors, [gain] if gate is None else [gain, gate])
     return d_z, d_gain, d_gate[0] if d_gate else None, None
 
 

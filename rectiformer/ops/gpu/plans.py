@@ -10,7 +10,7 @@ This file needs no Triton; the plans themselves are next to their kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -58,45 +58,52 @@ def is_intercepted(*tensors: Tensor) -> bool:
 class KernelPlan:
     """The launches of an operator and of its gradient, for one layout of the tensors that its inputs begin with.
 
-    `tensors` are these tensors, None where there is none; `numbers` are the other inputs, the same for all calls.
+    A plan is called with `held`, those of the tensors that are not None; `numbers` are the other inputs, the same for
+    all calls.
     """
 
     operator: ClassVar[Callable[..., Tensor]]
     backward_operator: ClassVar[Callable[..., tuple[Tensor, ...]]]
     """Takes the gradient of the result before all that the operator takes."""
-    num_tensors: ClassVar[int]
+    fields: ClassVar[tuple[str, ...]]
+    """Names of the tensors."""
     first_table: ClassVar[int]
     """From which tensor on they are read by address alone, so that they may have no gaps."""
-    gradient_of: ClassVar[Mapping[int, int]]
-    """Which result of the backward pass belongs to which tensor."""
+    gradient_of: ClassVar[Mapping[str, int]]
+    """Which result of the backward pass is the gradient of which tensor."""
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
         self.numbers = numbers
-        self.present = [index for index, tensor in enumerate(tensors) if tensor is not None]
-        self.absent = len(tensors) - len(self.present)
+        present = [name for name, tensor in zip(self.fields, tensors, strict=True) if tensor is not None]
+        self.slots = {name: slot for slot, name in enumerate(present)}
+        """Where a tensor is among `held`."""
+        self.results = [self.gradient_of.get(name) for name in present]
 
-    def forward(self, tensors: Sequence[Any]) -> Tensor:
+    def forward(self, held: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError
 
-    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the backward operator returns."""
         raise NotImplementedError
 
-    def differentiable_backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """`backward` by the operator, which knows its own gradient."""
-        return self.backward_operator(d_out, *tensors, *self.numbers)
+        return self.backward_operator(d_out, *self.restore(held), *self.numbers)
 
-    def __call__(self, tensors: Sequence[Any]) -> Tensor:
-        held = [tensor for tensor in tensors if tensor is not None]
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in held):
-            return Planned.apply(self, *held)
-        return self.forward(tensors)
+    def __call__(self, held: Sequence[Tensor]) -> Tensor:
+        if torch.is_grad_enabled():
+            for tensor in held:
+                if tensor.requires_grad:
+                    return Planned.apply(self, *held)
+        return self.forward(held)
 
-    def restore(self, held: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """All tensors of a call, from those that there are."""
-        tensors: list[Tensor | None] = [None] * (len(held) + self.absent)
-        for index, tensor in zip(self.present, held, strict=True):
-            tensors[index] = tensor
-        return tensors
+    def restore(self, held: Sequence[Tensor]) -> list[Any]:
+        """All tensors of a call, None where there is none."""
+        return [held[self.slots[name]] if name in self.slots else None for name in self.fields]
+
+    def find(self, names: Iterable[str]) -> list[int]:
+        """Where tensors are among `held`; any place for those that are not there, as flags keep them unread."""
+        return [self.slots.get(name, 0) for name in names]
 
 
 class Planned(torch.autograd.Function):
@@ -106,34 +113,35 @@ class Planned(torch.autograd.Function):
     def forward(ctx: Any, plan: KernelPlan, *held: Tensor) -> Tensor:
         ctx.plan = plan
         ctx.save_for_backward(*held)
-        return plan.forward(plan.restore(held))
+        return plan.forward(held)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         plan: KernelPlan = ctx.plan
-        tensors = plan.restore(ctx.saved_tensors)
         differentiable = torch.is_grad_enabled() or is_intercepted(d_out)
-        found = (plan.differentiable_backward if differentiable else plan.backward)(d_out, tensors)
-        results = [plan.gradient_of.get(index) for index in plan.present]
-        return None, *[None if result is None else found[result] for result in results]
+        found = (plan.differentiable_backward if differentiable else plan.backward)(d_out, ctx.saved_tensors)
+        return None, *[None if result is None else found[result] for result in plan.results]
 
 
 PLANS: PlanCache[KernelPlan] = PlanCache()
+K = TypeVar("K", bound=KernelPlan)
 
 
-def open_plan(kind: type[KernelPlan], inputs: Sequence[Any]) -> tuple[KernelPlan, list[Any]]:
+def open_plan(kind: type[K], inputs: Sequence[Any]) -> tuple[K, list[Tensor]]:
     """The plan of an operator's inputs, and the tensors among them, tables without gaps."""
-    tensors, numbers = inputs[: kind.num_tensors], tuple(inputs[kind.num_tensors :])
-    tables = [None if table is None else table.contiguous() for table in tensors[kind.first_table :]]
-    tensors = [*tensors[: kind.first_table], *tables]
-    aligned = is_aligned(*[tensor for tensor in tensors if tensor is not None])
-    key = (kind.__name__, numbers, aligned, *map(layout, tensors))
-    return PLANS.get(key) or PLANS.keep(key, kind(tensors, numbers)), tensors
+    count, first = len(kind.fields), kind.first_table
+    tables = [None if table is None else table.contiguous() for table in inputs[first:count]]
+    tensors, numbers = [*inputs[:first], *tables], tuple(inputs[count:])
+    held = [tensor for tensor in tensors if tensor is not None]
+    key = (kind.__name__, numbers, is_aligned(*held), *map(layout, tensors))
+    plan = PLANS.get(key) or PLANS.keep(key, kind(tensors, numbers))
+    assert isinstance(plan, kind)
+    return plan, held
 
 
 def run_kernels(kind: type[KernelPlan], inputs: Sequence[Any]) -> Tensor:
     """What an operator makes of these inputs: by a plan, or by the operator where somebody has to see that."""
-    if is_intercepted(*[tensor for tensor in inputs[: kind.num_tensors] if tensor is not None]):
+    if is_intercepted(*[tensor for tensor in inputs[: len(kind.fields)] if tensor is not None]):
         return kind.operator(*inputs)
-    plan, tensors = open_plan(kind, inputs)
-    return plan(tensors)
+    plan, held = open_plan(kind, inputs)
+    return plan(held)

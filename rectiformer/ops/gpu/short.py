@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -125,17 +125,24 @@ def short_flags(call: KernelCall) -> dict[str, Any]:
     }
 
 
-def prepare(kernel: Any, call: KernelCall, heads: int, tensors: list[Tensor], strided: int, backward: bool) -> Launches:
+TABLES = ("cu_seqlens_q", "cu_seqlens_k", "head_factors", "key_lengths", "seed")
+"""What the kernels read by address alone."""
+
+
+def prepare(
+    kernel: Any, call: KernelCall, heads: int, tensors: list[Tensor], slots: list[int], strided: int, backward: bool
+) -> Launches:
     """Launches of a kernel, one program per sequence and head; `strided` of its tensors are read by strides."""
     q = call.q
-    strides = [stride for tensor in tensors[:strided] for stride in tensor.stride()]
+    strides = [stride for slot in slots[:strided] for stride in tensors[slot].stride()]
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
     gain = (call.row_factor * call.scale**call.power if call.power else 1.0) / (1 - call.dropout_p)
     sizes = (q.shape[1], call.max_queries, call.max_keys, q.shape[3], call.v.shape[3])
     scales = (call.scale * math.log2(math.e), gain, call.row_exponent, call.dropout_threshold)
     numbers = (*strides, *sizes, call.window_left, call.window_right, *scales)
+    grid, flags = (call.sequences * heads,), short_flags(call)
     return [
-        Launch(kernel, (call.sequences * heads,), tensors, numbers, short_flags(call) | config | {"num_stages": 2})
+        Launch(kernel, grid, tensors, slots, numbers, flags | config | {"num_stages": 2})
         for config in launch_configs(call, backward)
     ]
 
@@ -143,64 +150,67 @@ def prepare(kernel: Any, call: KernelCall, heads: int, tensors: list[Tensor], st
 class ShortPlan(AttentionPlan):
     """One launch each way, or two where packed sequences are of very different lengths."""
 
+    gradient_of: ClassVar = {"q": 0, "k": 1, "v": 2, "head_factors": 3}
+
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
         super().__init__(tensors, numbers)
         self.launches: Launches = []
         self.gradients: PlanCache[Launches] = PlanCache()
 
-    def forward(self, tensors: Sequence[Any]) -> Tensor:
-        q, k, v = tensors[:3]
+    def forward(self, held: Sequence[Tensor]) -> Tensor:
+        q, _, v = held[:3]
         out = empty_heads_last(q, v.shape[3])
-        read = [q, k, v, out, *tables_of(tensors)]
+        tensors = [*held, out]
         if not self.launches:
-            call = KernelCall(*tensors, *self.numbers)
-            self.launches = prepare(short_forward_kernel, call, q.shape[1], read, 4, backward=False)
+            slots = [0, 1, 2, len(held), *self.find(TABLES)]
+            self.launches = prepare(
+                short_forward_kernel, self.call(held), q.shape[1], tensors, slots, 4, backward=False
+            )
         for launch in self.launches:
-            launch(*read)
+            launch(tensors)
         return out
 
-    def backward(self, d_out: Tensor, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-        q, k, v, _, _, head_factors = tensors[:6]
-        d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
-        by_sequence = q  # not written to
-        if head_factors is not None:
-            bounds = tensors[8]
-            shape = (len(q) if bounds is None else len(bounds) - 1, q.shape[1])
-            # Packed sequences that are empty on both sides add nothing, and nothing is written for them.
-            by_sequence = (q.new_empty if bounds is None else q.new_zeros)(shape, dtype=torch.float32)
-        read = [d_out, q, k, v, d_q, d_k, d_v, by_sequence, *tables_of(tensors)]
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        q, k, v = held[:3]
+        d_q, d_k, d_v = [empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)]
+        tensors = [*held, d_out, d_q, d_k, d_v]
+        by_sequence = None
+        if "head_factors" in self.slots:
+            by_sequence = self.empty_sums(held)
+            tensors.append(by_sequence)
         launches = self.gradients.get(d_out.stride())
         if launches is None:
-            call = KernelCall(*tensors, *self.numbers)
-            launches = prepare(short_backward_kernel, call, k.shape[1], read, 7, backward=True)
+            first = len(held)
+            slots = [first, 0, 1, 2, first + 1, first + 2, first + 3, len(tensors) - 1, *self.find(TABLES)]
+            launches = prepare(short_backward_kernel, self.call(held), k.shape[1], tensors, slots, 7, backward=True)
             self.gradients.keep(d_out.stride(), launches)
         for launch in launches:
-            launch(*read)
-        return d_q, d_k, d_v, q.new_empty(0, dtype=torch.float32) if head_factors is None else by_sequence.sum(0)
+            launch(tensors)
+        return d_q, d_k, d_v, self.nothing if by_sequence is None else by_sequence.sum(0)
 
-
-def tables_of(tensors: Sequence[Any]) -> list[Tensor]:
-    """What the kernels read by address alone; in place of what is not there anything, as a flag keeps it unread."""
-    q, _, _, _, _, head_factors, key_lengths, seed, cu_seqlens_q, cu_seqlens_k = tensors
-    return [q if table is None else table for table in (cu_seqlens_q, cu_seqlens_k, head_factors, key_lengths, seed)]
+    def empty_sums(self, held: Sequence[Tensor]) -> Tensor:
+        """One number per sequence and head. Packed sequences that are empty on both sides add nothing, and nothing is
+        written for them."""
+        q, call = held[0], self.call(held)
+        new = q.new_zeros if call.packed else q.new_empty
+        return new((call.sequences, q.shape[1]), dtype=torch.float32)
 
 
 @operator(f"short({ARGUMENTS}) -> Tensor")
 def short(*inputs: Any) -> Tensor:
     """The output of a `KernelCall` without bias or mask."""
-    plan, tensors = open_plan(ShortPlan, inputs)
-    return plan.forward(tensors)
+    plan, held = open_plan(ShortPlan, inputs)
+    return plan.forward(held)
 
 
 @operator(f"short_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `short` for q, k, v and head_factors; the last is empty without them."""
-    plan, tensors = open_plan(ShortPlan, inputs)
-    return plan.backward(d_out, tensors)
+    plan, held = open_plan(ShortPlan, inputs)
+    return plan.backward(d_out, held)
 
 
 ShortPlan.operator, ShortPlan.backward_operator = short, short_backward
-ShortPlan.gradient_of = {0: 0, 1: 1, 2: 2, 5: 3}
 
 
 @torch.library.register_fake("rectiformer::short")

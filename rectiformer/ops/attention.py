@@ -15,7 +15,7 @@ from rectiformer.ops.activations import Value
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility
 from rectiformer.ops.cpu import choose_blocked
 from rectiformer.ops.dropout import drop_seed
-from rectiformer.ops.gpu import choose_kernels, on_device, transforms_active
+from rectiformer.ops.gpu import choose_kernels, on_device, transforms_active, wants_gradients
 from rectiformer.ops.gpu.plans import PlanCache, is_aligned, is_intercepted, layout
 from rectiformer.ops.plain import by_rows, choose_products, choose_sdpa, rows_at_once
 from rectiformer.ops.reference import reference_attention
@@ -24,11 +24,12 @@ from rectiformer.ops.variants import Variant, find_variant, is_finite, is_readab
 
 if TYPE_CHECKING:
     from rectiformer.ops.gpu.common import AttentionPlan  # which imports Triton
+    from rectiformer.ops.gpu.decode import GrowingPlan
     from rectiformer.ops.gpu.long import Tiling
 
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
-SHORTCUTS: PlanCache[AttentionPlan | None] = PlanCache()
+SHORTCUTS: PlanCache[AttentionPlan | GrowingPlan | None] = PlanCache()
 """Plans by all that decides them: an eager call that was checked once, and differs in its numbers only, goes straight
 to its kernels."""
 Window = int | tuple[int, int]
@@ -140,10 +141,13 @@ def shortcut_key(
     for value in (*chosen, *options.values()):
         if isinstance(value, (Tensor, list)):
             return None
+    if q.shape[-2] == 1 and not given and not wants_gradients(q, k, v):  # generation: keys grow from call to call
+        grown = ((x.shape[:2], x.shape[3:], x.stride()[2:], x.dtype, x.device, x.dim()) for x in (k, v))
+        return chosen, *options.items(), layout(q), *grown, k.shape[2:3] == v.shape[2:3] != (0,)
     return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v), *map(layout, tables)
 
 
-def find_plan(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> AttentionPlan | None:
+def find_plan(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> AttentionPlan | GrowingPlan | None:
     """The plan that later calls of this layout may go straight to: that of the fused kernels, if these are chosen."""
     taken, _ = choose(q, k, v, call, backend)
     kernels = choose_kernels(q, k, v, call) if taken.name == "fused" else ""
@@ -354,6 +358,9 @@ def refuse_word(name: str, function: Callable[..., Any]) -> None:
     raise ArgumentError(f"{function.__name__}() has no argument {name!r}; {way}")
 
 
+KERNELS = {"short": "kernels for short sequences", "long": "kernels for long sequences", "decode": "decoding kernels"}
+
+
 @dataclass(frozen=True)
 class Explanation:
     """What `attention` does with a call, and why. Printed, it reads as a few lines."""
@@ -361,7 +368,7 @@ class Explanation:
     backend: str
     """The implementation taken."""
     kernel: str
-    """The kernels it runs: "short" or "long" for fused ones, empty for others."""
+    """The kernels it runs: "short", "long" or "decode" for fused ones, empty for others."""
     tilings: dict[str, Tiling]
     """Tiles of the long kernels, by kernel."""
     declined: dict[str, str]
@@ -372,7 +379,7 @@ class Explanation:
     """What keeps the taken one from being faster."""
 
     def __str__(self) -> str:
-        kernel = f", kernels for {self.kernel} sequences" if self.kernel else ""
+        kernel = f", {KERNELS[self.kernel]}" if self.kernel else ""
         lines = [f"backend {self.backend}{kernel}: {self.reason}"]
         lines += [f"  not {name}: {why}" for name, why in self.declined.items()]
         for name, tiling in self.tilings.items():
@@ -397,8 +404,8 @@ def explain(
     kernels = choose_kernels(q, k, v, call) if taken.name == "fused" else ""
     if isinstance(kernels, str):
         return Explanation(taken.name, "", {}, declined, reason)
-    if kernels.name == "short":
-        return Explanation(taken.name, "short", {}, declined, reason)
+    if kernels.name != "long":
+        return Explanation(taken.name, kernels.name, {}, declined, reason)
     declined |= {"short": kernels.not_short}
     return Explanation(taken.name, "long", tilings(q, v, call), declined, reason, notes(q, k, v, call))
 

@@ -89,8 +89,9 @@ def find_plan(
     plan = None if isinstance(kernels, str) else kernels.plan(q, k, v, call, packing)
     if plan is None:
         return None
-    from rectiformer.ops.gpu.common import PackedPlan
+    from rectiformer.ops.gpu.common import AttentionPlan, PackedPlan
 
+    assert isinstance(plan, AttentionPlan)
     return PackedPlan(plan, [q, k, v, call.seed, packing.cu_seqlens_q, packing.cu_seqlens_k])
 
 

@@ -123,6 +123,39 @@ def test_errors_are_raised_every_time(checks):
     assert not attention_module.SHORTCUTS
 
 
+@pytest.mark.parametrize(("heads", "key_heads"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"causal": True}, {"window_size": (3, 0)}, {"variant": "relu2", "scale": 0.3}, {"variant": "softmax"}],
+    ids=str,
+)
+def test_generation_is_checked_once_while_its_keys_grow(heads, key_heads, given, checks):
+    """One query, and one key more in every call: no call is checked or planned for each length."""
+    (q, *_), checked = inputs_of((2, heads, key_heads, 1, 1, 8, 8)), 0
+    for keys in (1, 2, 15, 16, 17, 70, 128, 131, 144, 145):
+        _, k, v, _ = inputs_of((2, heads, key_heads, 1, keys, 8, 8))
+        with torch.no_grad():
+            fused = attention(q, k, v, backend="fused", **given)
+            checked += 1 if keys == 1 else 0
+            assert len(checks) == checked
+            exact = attention(q, k, v, backend="reference", **given)
+            checked += 1
+        torch.testing.assert_close(fused, exact)
+
+
+def test_generation_with_gradients_goes_another_way():
+    q, k, v, upstream = inputs_of((2, 4, 2, 1, 145, 8, 8))
+    with torch.no_grad():
+        expected = attention(q, k, v, backend="fused")
+    found = []
+    for backend in ("fused", "reference"):
+        leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+        out = attention(*leaves, backend=backend)
+        torch.testing.assert_close(out.detach(), expected)
+        found.append(torch.autograd.grad(out, leaves, upstream))
+    torch.testing.assert_close(*found)
+
+
 def test_dispatch_modes_see_the_operator():
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -19,6 +19,7 @@ from rectiformer.ops.gpu.plans import open_plan
 
 if TYPE_CHECKING:
     from rectiformer.ops.gpu.common import AttentionPlan  # which imports Triton
+    from rectiformer.ops.gpu.decode import GrowingPlan
 
 TRITON = find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,12 +40,16 @@ class FusedKernels:
     """The kernels that were chosen for a call, and the way to run it."""
 
     name: str
-    """"short" or "long"."""
+    """"short", "long" or "decode"."""
     not_short: str = ""
     """Why the short kernels do not take the call."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
         """`reference_attention` by kernels that never hold M x N of anything in device memory."""
+        if self.name == "decode":
+            from rectiformer.ops.gpu.decode import fused_decoding
+
+            return fused_decoding(q, k, v, call)
         if self.name == "short":
             from rectiformer.ops.gpu.short import short_attention
 
@@ -55,11 +60,15 @@ class FusedKernels:
 
     def plan(
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
-    ) -> AttentionPlan | None:
+    ) -> AttentionPlan | GrowingPlan | None:
         """The plan of all calls of this layout; None where kernels are not all that a call takes."""
         late = call.counts_cells and call.variant.row_scale is not None
         if late or call.scale < 0 or any(isinstance(value, Tensor) for value in call.options.values()):
             return None
+        if self.name == "decode":
+            from rectiformer.ops.gpu.decode import GrowingPlan
+
+            return None if call.visibility.key_lengths is not None else GrowingPlan(call)
         from rectiformer.ops.gpu.long import LongPlan, long_inputs
         from rectiformer.ops.gpu.short import ShortPlan, short_inputs
 
@@ -74,6 +83,8 @@ def choose_kernels(
     """The fused kernels that take this call, or why none can."""
     if obstacle := kernel_obstacle(q, k, v, call):
         return obstacle
+    if packing is None and not step_obstacle(q, k, v, call):
+        return FusedKernels("decode")
     not_short = short_obstacle(q, v, call, packing)
     if not not_short:
         return FusedKernels("short")
@@ -107,6 +118,18 @@ def short_obstacle(q: Tensor, v: Tensor, call: AttentionCall, packing: Packing |
     if max(queries, keys, q.shape[3], v.shape[3]) > MAX_SHORT[q.dtype]:
         return f"in {q.dtype} it takes up to {MAX_SHORT[q.dtype]} queries and keys, and head sizes up to that"
     return ""
+
+
+def step_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+    """Why the decoding kernels cannot take a call that has no `kernel_obstacle`; empty when they can."""
+    seen = call.visibility
+    if q.shape[2] != 1 or call.counts_cells or call.dropout_p:
+        return "it takes one query, without bias, mask or dropout"
+    if seen.key_lengths is not None and seen.hides_earlier:
+        return "its window ends at a row's last key"
+    if wants_gradients(*call.options.values()):
+        return "it has no gradient, and one is asked for"
+    return decode_obstacle(q, k, v, call)
 
 
 def long_obstacle(q: Tensor, v: Tensor, call: AttentionCall) -> str:

@@ -22,6 +22,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -45,7 +46,7 @@ from rectiformer.ops.gpu.common import (
     with_positive_scale,
 )
 from rectiformer.ops.gpu.launch import Launch
-from rectiformer.ops.gpu.plans import KernelPlan, is_intercepted, open_plan
+from rectiformer.ops.gpu.plans import KernelPlan, PlanCache, is_aligned, is_intercepted, open_plan
 from rectiformer.ops.gpu.simplex import simplex_weights
 from rectiformer.ops.norm import OutputNorm, norm_heads
 from rectiformer.ops.plain import plain_weights
@@ -71,7 +72,7 @@ CACHE_PROGRAMS = 256
 """Programs that share the scores of a key head."""
 
 ARGUMENTS = (
-    "Tensor q, Tensor(a!) keys, Tensor(b!) values, Tensor? new_key, Tensor? new_value, Tensor lengths, "
+    "Tensor q, Tensor(a!) keys, Tensor(b!) values, Tensor? new_key, Tensor? new_value, Tensor? lengths, "
     "Tensor? ancestors, Tensor? head_factors, Tensor? norm_gain, Tensor? norm_gate, int power, float scale, "
     "float row_exponent, float row_factor, float norm_epsilon, SymInt window_left, SymInt splits, bool skip_zeros, "
     "bool all_heads"
@@ -91,7 +92,7 @@ class DecodeCall:
     values: Tensor  # [rows, K, capacity, Dv]
     new_key: Tensor | None  # [R, K, 1, D]
     new_value: Tensor | None
-    lengths: Tensor  # [R] or [1], the new key included
+    lengths: Tensor | None  # [R] or [1], the new key included; None where every row has all keys
     ancestors: Tensor | None  # [R, capacity]
     head_factors: Tensor | None  # [H]
     norm_gain: Tensor | None  # [H * Dv]
@@ -121,18 +122,51 @@ def fused_decoding(
 ) -> Tensor:
     """`decode_attention` by the kernels; `splits` and `skip` of None leave the choice to the shapes."""
     q, call = with_positive_scale(q, call)
-    exponent, factor, head_factors = row_scale_parts(q, call)
-    together = splits in (None, 1) and holds_all_heads(q, keys, values) and (norm is not None or fills_device(q))
-    splits = 1 if together else splits or count_splits(q, keys)
-    skip = (keys.shape[2] > SHORT_CACHE if skip is None else skip) and call.variant.rectified
+    splits, skip, together = choose_splits(q, keys, values, norm is not None, splits, skip)
+    _, _, head_factors = row_scale_parts(q, call)
     gain, gate, epsilon = (norm.gain, norm.gate, norm.epsilon) if norm is not None and together else (None, None, 0.0)
-    new_key, new_value = new or (None, None)
-    seen = call.visibility
-    out = run_decode(
-        q, keys, values, new_key, new_value, seen.key_lengths, ancestors, head_factors, gain, gate,
-        call.variant.power, call.scale, exponent, factor, epsilon, seen.left, splits, skip, together,
-    )  # fmt: skip
+    tensors = (*(new or (None, None)), call.visibility.key_lengths, ancestors, head_factors, gain, gate)
+    out = run_decode(q, keys, values, *tensors, *decode_numbers(q, call, epsilon, splits, skip, together))
     return out if norm is None or together else norm_heads(out, norm)
+
+
+def choose_splits(
+    q: Tensor, keys: Tensor, values: Tensor, normed: bool = False, splits: int | None = None, skip: bool | None = None
+) -> tuple[int, bool, bool]:
+    """Splits of a head's keys, whether values of zeros are left unread, and whether one program takes all heads."""
+    together = splits in (None, 1) and holds_all_heads(q, keys, values) and (normed or fills_device(q))
+    splits = 1 if together else splits or count_splits(q, keys)
+    return splits, keys.shape[2] > SHORT_CACHE if skip is None else skip, together
+
+
+def decode_numbers(
+    q: Tensor, call: AttentionCall, epsilon: float, splits: int, skip: bool, together: bool
+) -> tuple[Any, ...]:
+    """The operator's inputs after its tensors."""
+    exponent, factor, _ = row_scale_parts(q, call)
+    numbers = (call.variant.power, call.scale, exponent, factor, epsilon, call.visibility.left)
+    return *numbers, splits, skip and call.variant.rectified, together
+
+
+class GrowingPlan:
+    """Attention of one query per row to keys that grow from call to call, as in generation: all but the number of keys
+    and the strides that follow from it is the same."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+        self.plans: PlanCache[DecodePlan] = PlanCache()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *_: None) -> Tensor:
+        chosen = choose_splits(q, k, v)
+        sizes = (k.shape[2], *k.stride()[:2], *v.stride()[:2])
+        # Triton tells 1 and multiples of 16 from other numbers, and blocks are no larger than the cache.
+        likeness = [(size % 16 == 0, size == 1) for size in sizes]
+        key = chosen, min(k.shape[2], MAX_BLOCK_KEYS), is_aligned(q, k, v), *likeness
+        plan = self.plans.get(key)
+        if plan is None:
+            numbers = decode_numbers(q, self.call, 0.0, *chosen)
+            plan = self.plans.keep(key, DecodePlan([q, k, v, *[None] * (len(DecodePlan.fields) - 3)], numbers))
+        return plan.forward([q, k, v])
 
 
 def holds_all_heads(q: Tensor, keys: Tensor, values: Tensor) -> bool:
@@ -153,7 +187,12 @@ def count_splits(q: Tensor, keys: Tensor) -> int:
 
 
 def count_sms(q: Tensor) -> int:
-    return torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+    return count_sms_of(q.get_device()) if q.is_cuda else 1
+
+
+@cache
+def count_sms_of(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class DecodePlan(KernelPlan):
@@ -180,9 +219,17 @@ class DecodePlan(KernelPlan):
                 tensors += q.new_empty((2, splits, R * Q * H), dtype=torch.float32).unbind()
         if not self.launches:
             self.launches = self.prepare(held, tensors)
-        for launch in self.launches:
+        first, *merge = self.launches
+        first(tensors, self.sized_numbers(first.numbers, held))
+        for launch in merge:
             launch(tensors)
         return out
+
+    @staticmethod
+    def sized_numbers(numbers: Sequence[Any], held: Sequence[Tensor]) -> Sequence[Any]:
+        """The numbers of a launch for these keys and values, which may be of another length."""
+        _, keys, values = held[:3]
+        return *numbers[:4], *keys.stride(), *values.stride(), *numbers[12:31], keys.shape[2], *numbers[32:]
 
     def prepare(self, held: Sequence[Tensor], tensors: list[Tensor]) -> list[Launch]:
         call = DecodeCall(*self.restore(held), *self.numbers)
@@ -226,7 +273,7 @@ def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch
     gain = call.row_factor * call.scale**call.power if call.power else 1.0
     parts = tensors[slots[3]]
     strides = [tensors[slot].stride()[-4:] for slot in slots[:6]]  # of parts, those of one split
-    length_step = 0 if len(call.lengths) == 1 else call.lengths.stride(0)
+    length_step = 0 if call.lengths is None or len(call.lengths) == 1 else call.lengths.stride(0)
     ancestor_step = 0 if call.ancestors is None or len(call.ancestors) == 1 else call.ancestors.stride(0)
     numbers = (
         *chain(*strides), length_step, ancestor_step, parts.stride(0), R, H, K, Q, capacity, D, Dv,
@@ -236,6 +283,7 @@ def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch
         "POWER": call.power,
         "ROW_SCALE": row_scale_flag(call.row_exponent),
         "PER_HEAD": call.head_factors is not None,
+        "RAGGED": call.lengths is not None,
         "APPEND": call.new_key is not None,
         "INDEXED": call.ancestors is not None,
         "PARTIAL": call.splits > 1,
@@ -505,8 +553,8 @@ def decode_heads_kernel(
     o_batch, o_head, o_row, o_column,
     new_k_batch, new_k_head, new_k_row, new_k_column, new_v_batch, new_v_head, new_v_row, new_v_column,
     length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv, left, scale, gain, exponent, epsilon,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
-    PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, NORM: tl.constexpr,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, RAGGED: tl.constexpr, APPEND: tl.constexpr,
+    INDEXED: tl.constexpr, PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, NORM: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of a row, one query each. SKIP_ZEROS: the value of a key that weighs nothing is not read."""
@@ -514,7 +562,7 @@ def decode_heads_kernel(
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     heads, d, dv = h[:, None], tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_DV)[None, :]
     inside, inside_v = (heads < H) & (d < D), (heads < H) & (dv < Dv)
-    length = load_length(lengths_ptr, length_step, r, capacity)
+    length = load_length(lengths_ptr, length_step, r, capacity) if RAGGED else capacity
     known = length - 1 if APPEND else length
     first, start, stop = split_range(length, known, left, BLOCK_N)
     q = tl.load(q_ptr + r * q_batch + heads * q_head + d * q_column, mask=inside, other=0.0).to(tl.float32)
@@ -558,15 +606,15 @@ def decode_groups_kernel(
     o_batch, o_head, o_row, o_column,
     new_k_batch, new_k_head, new_k_row, new_k_column, new_v_batch, new_v_head, new_v_row, new_v_column,
     length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv, left, scale, gain, exponent, epsilon,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
-    PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, STAGES: tl.constexpr,
+    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, RAGGED: tl.constexpr, APPEND: tl.constexpr,
+    INDEXED: tl.constexpr, PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All queries of all heads that read one key head: row m is query m % Q of the group's head m // Q."""
     r, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     m, d, dv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_DV)[None, :]
     real, heads, query = m < H // K * Q, head * (H // K) + m // Q, m % Q
-    length = load_length(lengths_ptr, length_step, r, capacity)
+    length = load_length(lengths_ptr, length_step, r, capacity) if RAGGED else capacity
     known = length - 1 if APPEND else length
     first, start, stop = split_range(length, known, left, BLOCK_N)
     q_ptrs = q_ptr + r * q_batch + (heads * q_head + query * q_row)[:, None] + d * q_column

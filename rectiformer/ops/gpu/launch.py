@@ -48,23 +48,25 @@ class Launch:
         ]
         self.compiled: Any = None
         """The compiled kernel, once Triton has launched it with aligned addresses."""
-        self.arguments: tuple[Any, ...] = ()
-        """What the compiled kernel takes after addresses: numbers, then flags in the kernel's own order."""
+        self.flag_values: tuple[Any, ...] = ()
+        """Flags in the kernel's own order."""
 
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
+    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> None:
+        """Launch for these tensors. Other `numbers` than the launch was made with must be alike to Triton, which tells
+        1 and multiples of 16 from the rest."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         low_bits = 0
         for address in addresses:
             low_bits |= address
         if self.compiled is None or low_bits & ALIGNMENT or is_watched():
-            self.launch_by_triton(tensors, bool(low_bits & ALIGNMENT))
+            self.launch_by_triton(tensors, numbers or self.numbers, bool(low_bits & ALIGNMENT))
         elif torch._C._cuda_getDevice() == self.device:
-            self.launch_compiled(tensors, addresses)
+            self.launch_compiled(tensors, numbers or self.numbers, addresses)
         else:
             with torch.cuda.device(self.device):
-                self.launch_compiled(tensors, addresses)
+                self.launch_compiled(tensors, numbers or self.numbers, addresses)
 
-    def launch_compiled(self, tensors: Sequence[Tensor], addresses: list[int]) -> None:
+    def launch_compiled(self, tensors: Sequence[Tensor], numbers: Sequence[Any], addresses: list[int]) -> None:
         """What Triton's own `run` ends with; nothing is looked up, and addresses are not checked again."""
         compiled, (x, y, z) = self.compiled, (*self.grid, 1, 1)[:3]
         sources = [
@@ -73,10 +75,10 @@ class Launch:
         ]
         compiled.run(
             x, y, z, torch._C._cuda_getCurrentRawStream(self.device), compiled.function, compiled.packed_metadata,
-            None, None, None, *sources, *[addresses[slot] for slot in self.slots], *self.arguments,
+            None, None, None, *sources, *[addresses[slot] for slot in self.slots], *numbers, *self.flag_values,
         )  # fmt: skip
 
-    def launch_by_triton(self, tensors: Sequence[Tensor], unaligned: bool) -> None:
+    def launch_by_triton(self, tensors: Sequence[Tensor], numbers: Sequence[Any], unaligned: bool) -> None:
         """Launch, compiling if need be, and keep the compiled kernel if later calls may go straight to it."""
         # Of booleans Triton would make single bits.
         given = [tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor for tensor in tensors]
@@ -86,10 +88,10 @@ class Launch:
         ]
         read = [given[slot] for slot in self.slots]
         with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
-            compiled = self.kernel[self.grid](*sources, *read, *self.numbers, **self.flags)
+            compiled = self.kernel[self.grid](*sources, *read, *numbers, **self.flags)
         if compiled is not None and not unaligned and not launch_obstacle():
-            names = self.kernel.arg_names[len(sources) + len(read) + len(self.numbers) :]
-            self.arguments = (*self.numbers, *(self.flags[name] for name in names))
+            names = self.kernel.arg_names[len(sources) + len(read) + len(numbers) :]
+            self.flag_values = tuple(self.flags[name] for name in names)
             self.compiled = compiled
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from rectiformer.ops.activations import RowScale
 from rectiformer.ops.autograd import recall, second_derivatives
 from rectiformer.ops.call import HIDING, AttentionCall, Packing, Visibility
-from rectiformer.ops.gpu.plans import KernelPlan
+from rectiformer.ops.gpu.plans import Gradients, KernelPlan
 from rectiformer.ops.variants import VARIANTS
 
 ARGUMENTS = (
@@ -103,12 +103,6 @@ class AttentionPlan(KernelPlan):
     fields = tuple(field.name for field in dataclasses.fields(KernelCall) if "Tensor" in str(field.type))
     first_table = fields.index("head_factors")
 
-    def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
-        super().__init__(tensors, numbers)
-        assert tensors[0] is not None
-        self.nothing = tensors[0].new_empty(0, dtype=torch.float32)
-        """The gradient of what is not there."""
-
     def call(self, held: Sequence[Tensor]) -> KernelCall:
         return KernelCall(*self.restore(held), *self.numbers)
 
@@ -142,13 +136,13 @@ class PackedPlan(KernelPlan):
     def forward(self, held: Sequence[Tensor]) -> Tensor:
         return unpacked_view(self.inner.forward([*map(packed_view, held[:3]), *held[3:]]))
 
-    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         found = self.inner.backward(packed_view(d_out), [*map(packed_view, held[:3]), *held[3:]])
-        return tuple(map(unpacked_view, found[:3]))
+        return tuple(unpacked_view(grad) for grad in found[:3] if grad is not None)
 
-    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         found = self.inner.differentiable_backward(packed_view(d_out), [*map(packed_view, held[:3]), *held[3:]])
-        return tuple(map(unpacked_view, found[:3]))
+        return tuple(unpacked_view(grad) for grad in found[:3] if grad is not None)
 
 
 def packed_view(tensor: Tensor) -> Tensor:

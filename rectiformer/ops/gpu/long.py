@@ -42,7 +42,7 @@ from rectiformer.ops.gpu.common import (
     with_positive_scale,
 )
 from rectiformer.ops.gpu.launch import Launch
-from rectiformer.ops.gpu.plans import PlanCache, is_aligned, open_plan, run_kernels
+from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, is_aligned, open_plan, run_kernels
 from rectiformer.ops.reference import scale_rows
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class LongPlan(AttentionPlan):
         self.launch(tensors)
         return out
 
-    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         from rectiformer.ops.gpu.long_backward import LongGradients, bias_gradient  # which launch by this file
 
         layout = d_out.stride(), is_aligned(d_out)
@@ -186,13 +186,13 @@ class LongPlan(AttentionPlan):
         if gradients is None:
             gradients = self.gradients.keep(layout, LongGradients(self, d_out, held))
         d_q, d_k, d_v = gradients(d_out, held)
-        d_bias = bias_gradient(self, d_out, held) if "attn_bias" in self.slots else self.nothing
+        d_bias = bias_gradient(self, d_out, held) if "attn_bias" in self.slots else None
         return d_q, d_k, d_v, d_bias, self.factor_gradients(held, d_v)
 
-    def factor_gradients(self, held: Sequence[Tensor], d_v: Tensor) -> Tensor:
+    def factor_gradients(self, held: Sequence[Tensor], d_v: Tensor) -> Tensor | None:
         """Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head."""
         if "head_factors" not in self.slots:
-            return self.nothing
+            return None
         return (d_v.float() * held[2].float()).sum((0, 2, 3)) / held[self.slots["head_factors"]]
 
 
@@ -207,7 +207,7 @@ def long(*inputs: Any) -> Tensor:
 def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
     plan, held = open_plan(LongPlan, inputs)
-    return plan.backward(d_out, held)
+    return fill_gradients(plan.backward(d_out, held), d_out)
 
 
 LongPlan.operator, LongPlan.backward_operator = long, long_backward
@@ -234,7 +234,7 @@ def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Ten
 
     plan, held = open_plan(LongPlan, inputs)
     d_q, d_k, d_v = LongGradients(plan, d_out, held, stats=True)(d_out, held, slopes.contiguous())
-    return d_q, d_k, d_v, plan.factor_gradients(held, d_v)
+    return fill_gradients((d_q, d_k, d_v, plan.factor_gradients(held, d_v)), d_out)
 
 
 def row_slopes(d_rows: Tensor, rows: Tensor) -> Tensor:

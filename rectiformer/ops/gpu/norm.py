@@ -19,7 +19,7 @@ from torch import Tensor
 from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.gpu.common import power_of_two
 from rectiformer.ops.gpu.launch import Launch
-from rectiformer.ops.gpu.plans import KernelPlan, open_plan, run_kernels
+from rectiformer.ops.gpu.plans import Gradients, KernelPlan, open_plan, run_kernels
 from rectiformer.ops.norm import plain_rms_norm
 
 BACKWARD_PROGRAMS = 1056
@@ -53,11 +53,11 @@ class NormPlan(KernelPlan):
             self.launch(tensors)
         return out
 
-    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         return split_vectors(*self.joint_backward(d_out, held), held[1:])
 
-    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        d_z, d_vectors = super().differentiable_backward(d_out, held)
+    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
+        d_z, d_vectors = self.backward_operator(d_out, *self.restore(held), *self.numbers)
         return split_vectors(d_z, d_vectors, held[1:])
 
     def joint_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,9 @@ def is_intercepted(*tensors: Tensor) -> bool:
     return any(type(tensor) not in PLAIN for tensor in tensors)
 
 
+Gradients = tuple[Tensor | None, ...]
+
+
 class KernelPlan:
     """The launches of an operator and of its gradient, for one layout of the tensors that its inputs begin with.
 
@@ -82,11 +85,11 @@ class KernelPlan:
     def forward(self, held: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError
 
-    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the backward operator returns."""
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
+        """What the backward operator returns, with None for the gradient of what is not there."""
         raise NotImplementedError
 
-    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         """`backward` by the operator, which knows its own gradient."""
         return self.backward_operator(d_out, *self.restore(held), *self.numbers)
 
@@ -121,6 +124,11 @@ class Planned(torch.autograd.Function):
         differentiable = torch.is_grad_enabled() or is_intercepted(d_out)
         found = (plan.differentiable_backward if differentiable else plan.backward)(d_out, ctx.saved_tensors)
         return None, *[None if result is None else found[result] for result in plan.results]
+
+
+def fill_gradients(found: Gradients, like: Tensor) -> tuple[Tensor, ...]:
+    """The results of an operator, which cannot be None: empty where there is no gradient."""
+    return tuple(like.new_empty(0, dtype=torch.float32) if grad is None else grad for grad in found)
 
 
 PLANS: PlanCache[KernelPlan] = PlanCache()

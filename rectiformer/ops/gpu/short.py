@@ -40,7 +40,7 @@ from rectiformer.ops.gpu.common import (
     with_positive_scale,
 )
 from rectiformer.ops.gpu.launch import Launch
-from rectiformer.ops.gpu.plans import PlanCache, open_plan, run_kernels
+from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, open_plan, run_kernels
 
 Launches = list[Launch]
 BUCKETS = (32, 64, 128)
@@ -170,7 +170,7 @@ class ShortPlan(AttentionPlan):
             launch(tensors)
         return out
 
-    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         q, k, v = held[:3]
         d_q, d_k, d_v = [empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)]
         tensors = [*held, d_out, d_q, d_k, d_v]
@@ -186,7 +186,7 @@ class ShortPlan(AttentionPlan):
             self.gradients.keep(d_out.stride(), launches)
         for launch in launches:
             launch(tensors)
-        return d_q, d_k, d_v, self.nothing if by_sequence is None else by_sequence.sum(0)
+        return d_q, d_k, d_v, None if by_sequence is None else by_sequence.sum(0)
 
     def empty_sums(self, held: Sequence[Tensor]) -> Tensor:
         """One number per sequence and head. Packed sequences that are empty on both sides add nothing, and nothing is
@@ -207,7 +207,7 @@ def short(*inputs: Any) -> Tensor:
 def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `short` for q, k, v and head_factors; the last is empty without them."""
     plan, held = open_plan(ShortPlan, inputs)
-    return plan.backward(d_out, held)
+    return fill_gradients(plan.backward(d_out, held), d_out)
 
 
 ShortPlan.operator, ShortPlan.backward_operator = short, short_backward

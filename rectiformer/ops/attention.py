@@ -112,7 +112,9 @@ def attention(
             on a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
     """
     chosen = (variant, causal, window_size, scale, dropout_p, backend)
-    key = shortcut_key(chosen, options, q, k, v, key_lengths, attn_mask, attn_bias)
+    key = None
+    if (attn_mask is None or attn_mask.dim() == 4) and (attn_bias is None or attn_bias.dim() == 4):
+        key = shortcut_key(chosen, options, q, k, v, key_lengths, attn_mask, attn_bias)
     if key is not None and (plan := SHORTCUTS.get(key)) is not None:
         drop = drop_seed(seed, q.device) if dropout_p else None
         return plan.attend(q, k, v, attn_bias, attn_mask, key_lengths, drop)  # type: ignore[arg-type]
@@ -136,8 +138,8 @@ def shortcut_key(
     if not on_device(q) or is_intercepted(q, k, v, *given) or transforms_active():
         return None
     for table in given:
-        if table.dim() not in (1, 4) or is_readable(table) or (table.dim() == 1 and not table.is_contiguous()):
-            return None  # what can be checked is, and kernels take masks with four axes and lengths without gaps
+        if is_readable(table) or (table.dim() < 4 and not table.is_contiguous()):
+            return None  # what can be checked is, and kernels take tables without gaps
     for value in (*chosen, *options.values()):
         if isinstance(value, (Tensor, list)):
             return None

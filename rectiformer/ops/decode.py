@@ -4,19 +4,29 @@ For inference only. The newest key and value are written to the cache on the way
 theirs by an index of ancestors, so that nothing in the cache ever moves.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
-from rectiformer.ops.attention import Window, check_options, check_window, run, transform_obstacle
+from rectiformer.ops.attention import Window, check_options, check_window, run, shortcut_key, transform_obstacle
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
-from rectiformer.ops.gpu import cached_products_suit, decode_obstacle
+from rectiformer.ops.gpu import cached_products_suit, decode_obstacle, wants_gradients
+from rectiformer.ops.gpu.plans import PlanCache
 from rectiformer.ops.norm import OutputNorm, norm_heads
 from rectiformer.ops.shapes import describe, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import find_variant
+
+if TYPE_CHECKING:
+    from rectiformer.ops.gpu.decode import DecodePlan  # which imports Triton
+
+SHORTCUTS: PlanCache[DecodePlan | None] = PlanCache()
+"""As for `attention`."""
 
 
 def decode_attention(
@@ -53,6 +63,12 @@ def decode_attention(
         skip: whether the value of a key of weight 0 is left unread, which is exact; chosen by the shapes unless given.
         options: the variant's own.
     """
+    new, vectors = new_kv or (None, None), (None, None) if norm is None else (norm.gain, norm.gate)
+    chosen = (variant, window_size, scale, splits, skip, norm and norm.epsilon, wants_gradients(q, k_cache, v_cache))
+    key = shortcut_key(chosen, options, q, k_cache, v_cache, *new, key_lengths, ancestors, *vectors)
+    if key is not None and (plan := SHORTCUTS.get(key)) is not None:
+        tables = (*new, key_lengths, ancestors, *vectors)
+        return plan.step([q, k_cache, v_cache, *[table for table in tables if table is not None]])
     check_decoding(q, k_cache, v_cache, key_lengths, new_kv, ancestors)
     row, Q, capacity = find_variant(variant), q.shape[2], k_cache.shape[2]
     left, _ = check_window(window_size, causal=True)
@@ -62,11 +78,12 @@ def decode_attention(
     if decode_obstacle(q, k_cache, v_cache, call) or transform_obstacle():
         out = plain_decoding(q, k_cache, v_cache, call, new_kv, ancestors)
         return out if norm is None else norm_heads(out, norm)
-    from rectiformer.ops.gpu.decode import fused_decoding
+    from rectiformer.ops.gpu.decode import fused_decoding, plan_decoding
 
-    return fused_decoding(
-        q, k_cache, v_cache, call, new=new_kv, ancestors=ancestors, norm=norm, splits=splits, skip=skip
-    )
+    given: dict[str, Any] = {"new": new_kv, "ancestors": ancestors, "norm": norm, "splits": splits, "skip": skip}
+    if key is not None and key not in SHORTCUTS:
+        SHORTCUTS.keep(key, plan_decoding(q, k_cache, v_cache, call, **given))
+    return fused_decoding(q, k_cache, v_cache, call, **given)
 
 
 def check_decoding(

@@ -121,13 +121,48 @@ def fused_decoding(
     skip: bool | None = None,
 ) -> Tensor:
     """`decode_attention` by the kernels; `splits` and `skip` of None leave the choice to the shapes."""
+    inputs, together = decode_inputs(q, keys, values, call, new, ancestors, norm, splits, skip)
+    out = run_decode(*inputs)
+    return out if norm is None or together else norm_heads(out, norm)
+
+
+def decode_inputs(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    call: AttentionCall,
+    new: tuple[Tensor, Tensor] | None,
+    ancestors: Tensor | None,
+    norm: OutputNorm | None,
+    splits: int | None,
+    skip: bool | None,
+) -> tuple[tuple[Any, ...], bool]:
+    """The operator's inputs, and whether one program takes all heads of a row, and so their norm."""
     q, call = with_positive_scale(q, call)
     splits, skip, together = choose_splits(q, keys, values, norm is not None, splits, skip)
     _, _, head_factors = row_scale_parts(q, call)
     gain, gate, epsilon = (norm.gain, norm.gate, norm.epsilon) if norm is not None and together else (None, None, 0.0)
     tensors = (*(new or (None, None)), call.visibility.key_lengths, ancestors, head_factors, gain, gate)
-    out = run_decode(q, keys, values, *tensors, *decode_numbers(q, call, epsilon, splits, skip, together))
-    return out if norm is None or together else norm_heads(out, norm)
+    return (q, keys, values, *tensors, *decode_numbers(q, call, epsilon, splits, skip, together)), together
+
+
+def plan_decoding(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    call: AttentionCall,
+    *,
+    new: tuple[Tensor, Tensor] | None,
+    ancestors: Tensor | None,
+    norm: OutputNorm | None,
+    splits: int | None,
+    skip: bool | None,
+) -> DecodePlan | None:
+    """The plan of all steps of this layout; None where a kernel is not all that a step takes."""
+    if call.scale < 0 or any(isinstance(value, Tensor) for value in call.options.values()):
+        return None
+    inputs, together = decode_inputs(q, keys, values, call, new, ancestors, norm, splits, skip)
+    return open_plan(DecodePlan, inputs)[0] if norm is None or together else None
 
 
 def choose_splits(
@@ -208,6 +243,14 @@ class DecodePlan(KernelPlan):
         self.splits, self.softmax = call.splits, call.power == 0
         self.launches: list[Launch] = []
 
+    def step(self, held: Sequence[Tensor]) -> Tensor:
+        """`forward`, and autograd is told what was written to, in case it has kept that."""
+        if "new_key" in self.slots:
+            for cache in held[1:3]:
+                if not cache.is_inference():
+                    torch.autograd.graph.increment_version(cache)
+        return self.forward(held)
+
     def forward(self, held: Sequence[Tensor]) -> Tensor:
         q, values, splits = held[0], held[2], self.splits
         (R, H, Q, _), Dv = q.shape, values.shape[3]
@@ -257,12 +300,8 @@ def run_decode(*inputs: Any) -> Tensor:
     """`decode`, in eager mode by a plan."""
     if is_intercepted(*[tensor for tensor in inputs[: len(DecodePlan.fields)] if tensor is not None]):
         return decode(*inputs)
-    if inputs[3] is not None:
-        for cache in inputs[1:3]:  # so that autograd notices where it has kept what is written to
-            if not cache.is_inference():
-                torch.autograd.graph.increment_version(cache)
     plan, held = open_plan(DecodePlan, inputs)
-    return plan.forward(held)
+    return plan.step(held)
 
 
 def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch:

@@ -1,9 +1,9 @@
-"""Attention of sequences of any length, rectified rows only: launches, operators and the forward kernel.
+"""Attention of sequences of any length, pointwise variants only: launches, operators and the forward kernel.
 
-A rectified row has no maximum, no sum and no rescaling, so the loop over keys is two matrix products with a ReLU
-between them; all that scales a row is multiplied once at the end. Autograd keeps the inputs and nothing else, and the
-backward pass (long_backward.py) is deterministic. As operators of torch: `rectiformer::long`, `rectiformer::long_rows`,
-which also sums up each row of weights, and the backward of either.
+A row of pointwise weights has no maximum, no sum and no rescaling, so the loop over keys is two matrix products with a
+function between them, above all a ReLU; all that scales a row is multiplied once at the end. Autograd keeps the inputs
+and nothing else, and the backward pass (long_backward.py) is deterministic. As operators of torch: `rectiformer::long`,
+`rectiformer::long_rows`, which also sums up each row of rectified weights, and the backward of either.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from rectiformer.ops.gpu.common import (
     load_tile,
     locate_sequence,
     pointer,
-    rectified_powers,
     row_gain,
     row_scale_parts,
+    row_shifts,
     safe_log,
     seen_scores,
     store_tile,
     with_positive_scale,
 )
+from rectiformer.ops.gpu.pointwise import weigh
 from rectiformer.ops.reference import scale_rows
 
 
@@ -107,7 +108,7 @@ def has_large_tiles(device: torch.device) -> bool:
 
 
 def long_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
-    """`reference_attention` for rectified rows of any length.
+    """`reference_attention` for pointwise rows of any length.
 
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
     """
@@ -135,7 +136,7 @@ def long_arguments(q: Tensor, k: Tensor, call: AttentionCall, packing: Packing |
     if packing is not None:
         max_queries = max_queries if packing.max_seqlen_q is None else packing.max_seqlen_q
         max_keys = max_keys if packing.max_seqlen_k is None else packing.max_seqlen_k
-    return flatten(call, packing, (exponent, factor, head_factors), max_queries, max_keys)
+    return flatten(q, call, packing, (exponent, factor, head_factors), max_queries, max_keys)
 
 
 def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
@@ -150,7 +151,7 @@ def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
 
 @operator(f"long({ARGUMENTS}) -> Tensor")
 def long(*inputs: Any) -> Tensor:
-    """The output of a `KernelCall` of rectified rows."""
+    """The output of a `KernelCall` of pointwise rows."""
     call = KernelCall(*inputs)
     out = empty_heads_last(call.q, call.v.shape[3])
     launch(long_forward_kernel, "forward", call, [call.q, call.k, call.v], [out], [gain_of(call)], None)
@@ -168,15 +169,16 @@ def long_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
     return out, rows
 
 
-@operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+@operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
+    """Gradients of `long` for q, k, v, attn_bias, head_factors and head_shifts; the last three are empty without
+    them."""
     from rectiformer.ops.gpu.long_backward import bias_gradient, long_gradients  # which launches by this file
 
     call = KernelCall(*inputs)
-    d_q, d_k, d_v = long_gradients(call, d_out)
+    d_q, d_k, d_v, d_shifts = long_gradients(call, d_out)
     d_bias = call.q.new_empty(0) if call.attn_bias is None else bias_gradient(call, d_out)
-    return d_q, d_k, d_v, d_bias, factor_gradients(call, d_v)
+    return d_q, d_k, d_v, d_bias, factor_gradients(call, d_v), d_shifts
 
 
 @operator(f"long_rows_backward(Tensor d_out, Tensor slopes, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
@@ -185,7 +187,7 @@ def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Ten
     from rectiformer.ops.gpu.long_backward import long_gradients
 
     call = KernelCall(*inputs)
-    d_q, d_k, d_v = long_gradients(call, d_out, slopes)
+    d_q, d_k, d_v, _ = long_gradients(call, d_out, slopes)
     return d_q, d_k, d_v, factor_gradients(call, d_v)
 
 
@@ -220,8 +222,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("rectiformer::long_backward")
 def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     d_q, d_k, d_v, d_factors = empty_gradients(*inputs)
-    bias = inputs[3]
-    return d_q, d_k, d_v, d_q.new_empty(0) if bias is None else bias.new_empty(bias.shape), d_factors
+    bias, shifts = inputs[3], inputs[6]
+    d_bias = d_q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    return d_q, d_k, d_v, d_bias, d_factors, d_q.new_empty(0 if shifts is None else len(shifts), dtype=torch.float32)
 
 
 @torch.library.register_fake("rectiformer::long_rows_backward")
@@ -238,9 +241,10 @@ def empty_gradients(*inputs: Any) -> tuple[Tensor, ...]:
 # autograd calls the next functions with a context of its own, whose type torch does not publish.
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     inputs = recall(ctx)
-    d_q, d_k, d_v, d_bias, d_factors = long_backward(d_out, *inputs)
-    bias, factors = inputs[3], inputs[5]
-    return d_q, d_k, d_v, None if bias is None else d_bias, None, None if factors is None else d_factors, *NO_GRADIENT
+    d_q, d_k, d_v, *more = long_backward(d_out, *inputs)
+    asked = inputs[3], inputs[5], inputs[6]
+    d_bias, *of_heads = (None if given is None else found for given, found in zip(asked, more, strict=True))
+    return d_q, d_k, d_v, d_bias, None, *of_heads, *NO_GRADIENT
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -254,7 +258,7 @@ def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _differentiate_rows(ctx: Any, d_out: Tensor, d_rows: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, rows = recall(ctx)
     d_q, d_k, d_v, d_factors = long_rows_backward(d_out, row_slopes(d_rows, rows), *inputs)
-    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *NO_GRADIENT
+    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, None, *NO_GRADIENT
 
 
 register_derivative(long, _differentiate)
@@ -279,7 +283,8 @@ def launch(
     tma = all(copy_engine_reads(tensor) for tensor in read)
     heights = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]
     sources = [descriptor(tensor, size) if tma else tensor for tensor, size in zip(read, heights, strict=False)]
-    tables = (call.head_factors, call.key_lengths, call.seed, call.cu_seqlens_q, call.cu_seqlens_k, rows)
+    bounds = call.cu_seqlens_q, call.cu_seqlens_k
+    tables = (call.head_factors, call.key_lengths, call.seed, *bounds, rows, call.head_shifts, call.row_counts)
     length, size, owner = (
         (call.max_keys, tiling.keys, call.k) if name == "keys" else (call.max_queries, tiling.queries, call.q)
     )
@@ -288,7 +293,7 @@ def launch(
         kernel[tile_grid(call, length, size, owner.shape[1])](
             *sources, *read, *written, *(pointer(tensor, call.q) for tensor in tables), *mask_args_of(call),
             *(tensor.stride() for tensor in (*read, *written)), (call.window_left, call.window_right),
-            *shape_args(call), call.scale, *gains, call.row_exponent, call.dropout_threshold,
+            *shape_args(call), call.scale, *gains, call.row_exponent, call.shift_factor, call.dropout_threshold,
             **long_flags(call, tiling), **more, STATS=rows is not None, TMA=tma,
         )  # fmt: skip
 
@@ -309,12 +314,12 @@ def hidden_sides(call: KernelCall) -> tuple[bool, bool]:
 
 
 def scales_inside(call: KernelCall) -> bool:
-    """Whether scores are scaled before the ReLU: a bias asks for it, and unscaled ones may overflow in float16."""
-    return call.attn_bias is not None or call.q.dtype == torch.float16
+    """Whether scores are scaled before the function: a bias asks for it, and unscaled ones may overflow in float16."""
+    return not call.scales_outside or call.attn_bias is not None or call.q.dtype == torch.float16
 
 
 def gain_of(call: KernelCall) -> float:
-    """What rectified powers are multiplied with in the end."""
+    """What weights are multiplied with in the end."""
     return call.row_factor * (1.0 if scales_inside(call) else call.scale**call.power) / (1 - call.dropout_p)
 
 
@@ -341,6 +346,7 @@ def long_flags(call: KernelCall, tiling: Tiling) -> dict[str, Any]:
         "BIAS": call.attn_bias is not None,
         "MASK": call.attn_mask is not None,
         "SCALE_INSIDE": scales_inside(call),
+        "COUNTED": call.row_counts is not None,
         "ASM": not interpreting(),
         "PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "tf32",
         "BLOCK_M": tiling.queries,
@@ -369,10 +375,10 @@ def descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
 @triton.jit
 def mix_keys(
     mixed, mass, logs, q, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window,
-    mask_args, seed_ptr, threshold, scale, D, Dv,
-    EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
-    MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr,
-    TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    mask_args, shift, seed_ptr, threshold, scale, D, Dv,
+    EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
+    SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`mixed` plus what keys `begin` to `end` add; EDGE: not every query may see each of them.
@@ -385,8 +391,11 @@ def mix_keys(
         n = column + tl.arange(0, BLOCK_N)
         keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(q, keys.T, input_precision=PRECISION)
-        scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 1, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE)
-        weights = rectified_powers(scores, tl.float32 if STATS else q.dtype, POWER, ASM)
+        scores, seen = seen_scores(
+            scores, m, n, seq, window, mask_args, shift, scale, 1, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE, SHIFT
+        )
+        dtype: tl.constexpr = tl.float32 if STATS else q.dtype
+        weights = weigh(scores, seen, dtype, POWER, WEIGHT, RECTIFIED, EDGE or BIAS or MASK, ASM)
         if STATS:  # before dropout
             mass += tl.sum(weights, 1)
             logs += tl.sum(weights * safe_log(weights), 1)
@@ -405,10 +414,11 @@ def mix_keys(
 @triton.jit
 def long_forward_kernel(
     q, k, v, q_ptr, k_ptr, v_ptr, out_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
-    rows_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides,
+    rows_ptr, shifts_ptr, counts_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides,
     v_strides, out_strides, window,
-    H, group, M, N, D, Dv, scale, gain, exponent, threshold,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    H, group, M, N, D, Dv, scale, gain, exponent, shift_factor, threshold,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
@@ -435,6 +445,8 @@ def long_forward_kernel(
         queries = load_tile(q, q_ptr, q_strides, b, h, q_start, row, rows, D, BLOCK_M, BLOCK_D, TMA, False)
         mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         mass, logs = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+        shift_args = (shift_factor, shifts_ptr, counts_ptr)
+        shift, _unit = row_shifts(shift_args, m, H, M, seq, window, 1, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, seq, window, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
         stops = (end if TEST_ALL else tl.minimum(full_begin, end), full_end if CLEAR or HIDES_LATER else end, end)
@@ -444,9 +456,9 @@ def long_forward_kernel(
             if HIDES_EARLIER or TEST_ALL if part == 0 else not TEST_ALL and (CLEAR or HIDES_LATER or part == 1):
                 mixed, mass, logs = mix_keys(
                     mixed, mass, logs, queries, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
-                    b * H + h, seq, window, mask_args, seed_ptr, threshold, scale, D, Dv, part != 1, POWER,
-                    BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM, PRECISION,
-                    BLOCK_N, BLOCK_D, BLOCK_DV,
+                    b * H + h, seq, window, mask_args, shift, seed_ptr, threshold, scale, D, Dv, part != 1, POWER,
+                    WEIGHT, RECTIFIED, SHIFT, BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM,
+                    PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if PER_HEAD:
             gain = gain * tl.load(factor_ptr + h)

@@ -143,6 +143,10 @@ class ModelConfig:
     """How many alphas entmax learns, likewise."""
     alpha_init: float = within(0.0, 0.0)
     """Initial alpha; 0 for the variant's own."""
+    beta_sharing: str = choices("head", "layer", "model", "fixed")
+    """How many betas threshold learns, likewise."""
+    beta_init: float = within(0.0, 0.0)
+    """Initial beta; 0 for the variant's own: 1."""
     center_keys: str = choices("auto", "yes", "no")
     """Whether the mean over a sentence is subtracted from its keys, in the encoder and in cross-attention. A softmax
     ignores whatever all scores of a row have in common; through a ReLU it switches whole rows on and off. "auto"

@@ -11,10 +11,13 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from rectiformer.ops.attention import check_call, run
+from rectiformer.ops.attention import attention, check_call, run
 from rectiformer.ops.call import UNBOUNDED
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.variants import VARIANTS
+
+OPTIONS = {"threshold": {"beta": torch.tensor(0.25)}}
+"""What variants are compared with unless a test says otherwise: so low a threshold leaves sums of many terms."""
 
 
 def grid(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -60,11 +63,27 @@ def assert_no_worse(name: str, fast: Tensor, eager: Tensor, exact: Tensor) -> No
 
 def assert_matches_reference(inputs: list[Tensor], dtype: torch.dtype, backend: str, variant: str, **arguments) -> None:
     """Output and every gradient of `backend` in `dtype` against the float64 reference, by the rule above."""
+    arguments = OPTIONS.get(variant, {}) | arguments
     exact = outputs_and_gradients(inputs, torch.float64, "reference", variant, **arguments)
     eager = outputs_and_gradients(inputs, dtype, "eager", variant, **arguments)
     fast = outputs_and_gradients(inputs, dtype, backend, variant, **arguments)
     for name in exact:
         assert_no_worse(f"{variant} {name}", fast[name], eager[name], exact[name])
+
+
+def assert_beta_gets_its_gradients(inputs: list[Tensor], **arguments) -> None:
+    """First and second derivatives through `threshold` by the fused kernels against the reference in float64."""
+    found = []
+    for how, dtype in (("fused", torch.float32), ("reference", torch.float64)):
+        q, k, v, upstream = (tensor.to(dtype).requires_grad_() for tensor in inputs)
+        beta = torch.linspace(0.1, 0.5, q.shape[1], dtype=dtype).requires_grad_()
+        out = attention(q, k, v, "threshold", beta=beta, backend=how, **arguments)
+        first = torch.autograd.grad(out, (beta, q), upstream, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in first), (beta, q, k, v))
+        found.append([out, *first, *second])
+    for ours, exact in zip(*found, strict=True):
+        # A hundred float32 roundings: a norm, a root, and sums of up to a hundred products.
+        assert (ours.double() - exact).abs().max() <= 100 * torch.finfo(torch.float32).eps * exact.abs().max()
 
 
 def peak_allocation(work: Callable[[], object]) -> int:
@@ -86,7 +105,8 @@ def kernel_arguments(q, k, v, **given):
     from rectiformer.ops.gpu.common import KernelCall
 
     off = dict.fromkeys(field.name for field in fields(KernelCall))
-    off |= {"power": 1, "scale": 0.5, "dropout_p": 0.0, "row_exponent": 0.0, "row_factor": 1.0}
+    off |= {"function": "relu", "power": 1, "shift": "", "shift_factor": 0.0}
+    off |= {"scale": 0.5, "dropout_p": 0.0, "row_exponent": 0.0, "row_factor": 1.0}
     off |= {"window_left": UNBOUNDED, "window_right": UNBOUNDED, "max_queries": q.shape[2], "max_keys": k.shape[2]}
     assert given.keys() <= off.keys()
     return list((off | {"q": q, "k": k, "v": v} | given).values())

@@ -104,7 +104,8 @@ def attend(how, variant, sizes, dtype="bfloat16", heads=(4, 4), **arguments):
     M, N, D = sizes
     shapes = (heads[0], M), (heads[1], N), (heads[1], N)
     leaves = [torch.zeros(2, n, h, D, dtype=getattr(torch, dtype)).transpose(1, 2).requires_grad_() for h, n in shapes]
-    options = {"gamma": torch.ones(heads[0])} if variant == "reluformer" else {}
+    learned = {"reluformer": "gamma", "threshold": "beta"}
+    options = {learned[variant]: torch.ones(heads[0]).requires_grad_()} if variant in learned else {}
     call = check_call(*leaves, variant, seed=3, options=options, **arguments)
     out = how(*leaves, call)
     out.backward(torch.zeros_like(out))
@@ -120,8 +121,11 @@ def launch_short():
             ("rela", {"key_lengths": [N, N - 3]}),
             ("reluformer", {"causal": True}),
             ("relu2", {"dropout_p": 0.1}),
+            ("sigmoid", {"causal": True}),
+            ("threshold", {"key_lengths": [N, N - 3]}),
+            ("gelu", {"causal": True}),
         ]
-        for variant, arguments in (cases[index % 2], cases[2 + index // 2 % 2]):
+        for variant, arguments in (cases[index % 2], cases[2 + index // 2 % 2], cases[4 + index % 3]):
             attend(short_attention, variant, (M, N, 64), **arguments)
         if max(M, N) == 64:
             attend(short_attention, *cases[index % 2][:1], (M, N, 128))
@@ -142,6 +146,9 @@ def launch_long():
             ("relu2", {"key_lengths": [300, 200]}),
             ("reluformer", {"causal": True, "key_lengths": [300, 200], "dropout_p": 0.1}),
             ("relu-seqlen", {"causal": True, "attn_bias": torch.zeros(1, 4, 256, 300)}),
+            ("sigmoid", {"causal": True, "attn_bias": torch.zeros(1, 4, 256, 300)}),
+            ("threshold", {"key_lengths": [300, 200]}),
+            ("gelu", {"causal": True}),
         ):
             attend(long_attention, variant, (256, 300, D), **arguments)
 
@@ -155,12 +162,13 @@ def launch_decode():
     from rectiformer.ops.variants import VARIANTS
 
     for variant, (heads, key_heads, queries, capacity) in product(
-        ("rela", "softmax"), ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000))
+        ("rela", "softmax", "sigmoid", "threshold"), ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000))
     ):
         q = torch.zeros(4, heads, queries, 64, dtype=torch.bfloat16)
         keys, values = (torch.zeros(4, key_heads, capacity, 64, dtype=torch.bfloat16) for _ in range(2))
         seen = Visibility(queries, capacity, key_lengths=torch.full((1,), capacity - 3), first=capacity - queries)
-        fused_decoding(q, keys, values, AttentionCall(VARIANTS[variant], seen, {}, 0.125))
+        row = VARIANTS[variant]
+        fused_decoding(q, keys, values, AttentionCall(row, seen, row.resolve_options({}), 0.125))
 
 
 def launch_simplex():
@@ -207,4 +215,4 @@ if __name__ == "__main__":
     PARTS[sys.argv[1]]()
     for name, options, kernel in compiled.values():
         faults = unwritten_registers(disassemble(kernel.asm["cubin"]))
-        print(json.dumps({"kernel": name, "options": options, "faults": faults}))
+        print(json.dumps({"kernel": name, "options": options, "faults": faults}, default=repr))

@@ -83,7 +83,7 @@ def shard_model(model: Transformer, device: torch.device, ranks: Ranks) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = init_device_mesh(device.type, (ranks.world_size,))
-    if "model" not in (model.config.gamma_sharing, model.config.alpha_sharing):
+    if "model" not in (model.config.gamma_sharing, model.config.alpha_sharing, model.config.beta_sharing):
         # Otherwise layers share a parameter, which can be in one group only.
         for layer in [*model.encoder, *model.decoder]:
             fully_shard(layer, mesh=mesh)

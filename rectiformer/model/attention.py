@@ -79,9 +79,9 @@ class RectifiedAttention(nn.Module):
         bias: whether the projections have biases, as in both papers.
         dropout: probability of dropping a weight in training.
         output_norm: a name from model/norms.py in place of the variant's own.
-        option_sharing: how the variant's learnable number (gamma of reluformer, alpha of entmax) is held: one per
-            "head", one per "layer", "fixed" at its default or at what `options` says, or a `LearnedOption` shared by a
-            whole model.
+        option_sharing: how the variant's learnable number (gamma of reluformer, beta of threshold, alpha of entmax) is
+            held: one per "head", one per "layer", "fixed" at its default or at what `options` says, or a
+            `LearnedOption` shared by a whole model.
         option_init: where that number starts, or stays if "fixed"; default: the variant's own.
         options: the variant's numbers, fixed.
         center_keys: whether the mean of a sequence's keys is subtracted from them. A softmax never sees what all scores

@@ -79,7 +79,7 @@ def find_score_bias(config: ModelConfig, variant: str) -> float | None:
 
 
 def learned_settings(config: ModelConfig, variant: str) -> tuple[str, float | None]:
-    """How the variant's gamma or alpha is shared, and its initial value; None for the option's own default."""
+    """How the variant's gamma, beta or alpha is shared, and its initial value; None for the option's own default."""
     row = find_variant(variant)
     name = LearnedOption.name_in(row)
     if name is None:
@@ -167,7 +167,7 @@ class DecoderLayer(nn.Module):
 
 
 def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
-    """The gamma or alpha of each variant that all layers of the model share, where the configuration asks for that."""
+    """The gamma, beta or alpha of each variant that all layers share, where the configuration asks for that."""
     shared = {}
     for variant in dict.fromkeys(config.variant_at(site) for site in SITES):
         row, (sharing, init) = find_variant(variant), learned_settings(config, variant)

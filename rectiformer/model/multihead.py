@@ -28,11 +28,11 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose weights come from `variant` instead of a softmax.
 
     Parameters keep torch's names, so a torch module's state dict loads as it is; what the variant adds (an output norm,
-    a learned gamma or alpha) then stays as it is. Refusals have torch's exception types too. What differs from torch on
-    purpose: a query whose keys are all masked yields zero weights instead of NaN, weights are returned before dropout,
-    and `is_causal` is no more than the hint torch documents: the mask decides. Numbers in a mask are added to the
-    scores, and -5,000 or less hides a key, as in `rectiformer.attention`. Torch's fused softmax path is never taken, so
-    nested tensors, which only that path can read, are refused, and so is TorchScript.
+    a learned gamma, beta or alpha) then stays as it is. Refusals have torch's exception types too. What differs from
+    torch on purpose: a query whose keys are all masked yields zero weights instead of NaN, weights are returned before
+    dropout, and `is_causal` is no more than the hint torch documents: the mask decides. Numbers in a mask are added to
+    the scores, and -5,000 or less hides a key, as in `rectiformer.attention`. Torch's fused softmax path is never
+    taken, so nested tensors, which only that path can read, are refused, and so is TorchScript.
     """
 
     observer: Callable[[Observation], None] | None

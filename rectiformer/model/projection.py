@@ -1,9 +1,10 @@
-"""What a variant adds to the projections of attention: a score bias, a learned gamma or alpha, centered keys."""
+"""What a variant adds to the projections of attention: a score bias, a learned gamma, beta or alpha, centered keys."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
@@ -62,10 +63,10 @@ class ScoreBias(nn.Module):
 
 
 class LearnedOption(nn.Module):
-    """A variant's gamma or alpha as a parameter that cannot leave its range, however far it is pushed.
+    """A variant's gamma, beta or alpha as a parameter that cannot leave its range, however far it is pushed.
 
-    gamma is exp(raw), between 1e-13 and 1e13. alpha is 1 + sigmoid(raw), kept 0.001 above 1: nearer to 1, its exponent
-    1 / (alpha - 1) loses float32's digits, and at 1 there is none.
+    gamma is exp(raw), between 1e-13 and 1e13. beta is log(1 + exp(raw)), above 0. alpha is 1 + sigmoid(raw), kept 0.001
+    above 1: nearer to 1, its exponent 1 / (alpha - 1) loses float32's digits, and at 1 there is none.
     """
 
     LEAST_ALPHA = 1.001
@@ -88,10 +89,12 @@ class LearnedOption(nn.Module):
         raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
         if self.transform == "exp":
             return raw.clamp(-30, 30).exp()
+        if self.transform == "softplus":
+            return F.softplus(raw)
         return self.LEAST_ALPHA + (2 - self.LEAST_ALPHA) * raw.sigmoid()
 
     def _inverse(self, value: float) -> float:
-        least, most = (0, math.inf) if self.transform == "exp" else (self.LEAST_ALPHA, 2)
+        least, most = (self.LEAST_ALPHA, 2) if self.transform == "one-plus-sigmoid" else (0, math.inf)
         if not least < value < most:
             raise ConfigError(
                 f"{self.name} is learned between {least} and {most} and cannot start at {value:g}; start it inside of "
@@ -99,6 +102,8 @@ class LearnedOption(nn.Module):
             )
         if self.transform == "exp":
             return math.log(value)
+        if self.transform == "softplus":
+            return value + math.log(-math.expm1(-value))
         return -math.log((2 - self.LEAST_ALPHA) / (value - self.LEAST_ALPHA) - 1)
 
     @staticmethod
@@ -110,7 +115,7 @@ class LearnedOption(nn.Module):
 def build_learned(
     variant: Variant, sharing: str | LearnedOption, heads: int, fixed: Mapping[str, float], init: float | None = None
 ) -> LearnedOption | None:
-    """The variant's gamma or alpha, one per head or per layer, or the shared one given; None where it is fixed."""
+    """The variant's learnable number, one per head or per layer, or the shared one given; None where it is fixed."""
     name = LearnedOption.name_in(variant)
     if isinstance(sharing, LearnedOption):
         if sharing.name != name:

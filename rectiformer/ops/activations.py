@@ -46,8 +46,75 @@ class RowScale:
         return power * _per_head(self.head_factor(options, power.dtype))
 
 
+@dataclass(frozen=True)
+class RowShift:
+    """What is subtracted from all scores of a row, factor * unit(n), with n the keys the row sees."""
+
+    unit: str
+    """A key of `SHIFTS`."""
+    factor: Callable[[Mapping[str, Value]], Value] = lambda options: 1.0
+    """One number or, where an option is a tensor, one per head; read from the options."""
+
+    def __call__(self, count: Tensor, options: Mapping[str, Value]) -> Tensor:
+        """The shifts of rows that see `count` [B|1, H|1, M, 1] keys, at least 1."""
+        factor = self.factor(options)
+        unit = SHIFTS[self.unit](count)
+        return unit * _per_head(factor.to(unit.dtype) if isinstance(factor, Tensor) else factor)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """Weights that are a function of their own score alone: function(x - shift of the row) ** power."""
+
+    function: str
+    """A key of `FUNCTIONS` and, for the kernels, of `DEVICE_FUNCTIONS` in gpu/pointwise.py."""
+    power: int | str = 1
+    """A whole number, or the name of the option that holds it."""
+    shift: RowShift | None = None
+
+    def find_power(self, options: Mapping[str, Value]) -> int:
+        if isinstance(self.power, int):
+            return self.power
+        # A length is known to torch.compile, which has no gradient of a symbolic power.
+        return len(range(int(options[self.power])))
+
+    def __call__(self, x: Tensor, rows: RowContext) -> Tensor:
+        """Weights of a block of scores, without the row scale."""
+        shifted = x if self.shift is None else x - self.shift(rows.count, rows.options)
+        weights, power = FUNCTIONS[self.function](shifted), self.find_power(rows.options)
+        return weights if power == 1 else weights**power
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": torch.relu,
+    "leaky-relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "gelu": F.gelu,
+    "sigmoid": torch.sigmoid,
+}
+SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "log n": lambda count: count.log(),
+    "sqrt(2 log n)": lambda count: (2 * count.log()).sqrt(),  # about the largest of n normal numbers
+}
+
+
+RMS_EPSILON = 1e-6
+"""Added to the mean square that `cosine_scores` divide by, so that a query or key of zeros has scores of 0."""
+
+
 def dot_scores(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.mT
+
+
+def unit_rms(x: Tensor) -> Tensor:
+    """Vectors along the last axis divided by their root mean square, by way of float32 at least."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_EPSILON)).to(x.dtype)
+
+
+def cosine_scores(q: Tensor, k: Tensor) -> Tensor:
+    """D times the cosine: with the scale 1 / sqrt(D), normal numbers of variance 1 for random directions."""
+    return unit_rms(q) @ unit_rms(k).mT
 
 
 def negative_distance(q: Tensor, k: Tensor) -> Tensor:
@@ -98,12 +165,6 @@ def self_adjust_normalized(x: Tensor, rows: RowContext) -> Tensor:
     return (x - low) / torch.where(span > 0, span, 1) * softmax_weights(x, rows)
 
 
-def polynomial(x: Tensor, rows: RowContext) -> Tensor:
-    # A length is known to torch.compile, which has no gradient of a symbolic power.
-    degree = len(range(int(rows.options["degree"])))
-    return x**degree * rows.count.rsqrt()
-
-
 def entmax_weights(x: Tensor, rows: RowContext) -> Tensor:
     alpha = _per_head(rows.options["alpha"])
     if not isinstance(alpha, Tensor):  # filled on the device: a CUDA graph cannot capture a copy from the host
@@ -113,4 +174,5 @@ def entmax_weights(x: Tensor, rows: RowContext) -> Tensor:
 
 unit_variance = RowScale(exponent=lambda options: 0.5, factor=lambda options: 2**0.5 / options["gamma"])
 """1 / (gamma sqrt(n / 2)): with unit-normal scores and values the output has variance 1 / gamma^2 for every n."""
+inverse_root = RowScale(exponent=lambda options: 0.5)
 inverse_count = RowScale(exponent=lambda options: float(options["exponent"]))

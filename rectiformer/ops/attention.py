@@ -107,9 +107,10 @@ def attention(
         dropout_p: probability that a weight is set to zero; the others grow by 1 / (1 - dropout_p).
         seed: decides which weights are dropped, the same for every backend; drawn from torch's generator unless given.
         backend: "auto", or one of the implementations the variant has.
-        options: the variant's own (`gamma`, `alpha`, `exponent`, `keep`, `degree`); `gamma` and `alpha` may be
-            tensors, one number or one per head, and receive gradients. A number out of range is refused; in a tensor
-            on a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of what it weighs.
+        options: the variant's own (`gamma`, `alpha`, `beta`, `exponent`, `power`, `keep`, `degree`); `gamma`, `alpha`
+            and `beta` may be tensors, one number or one per head, and receive gradients. A number out of range is
+            refused; in a tensor on a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of
+            what it weighs.
     """
     chosen = (variant, causal, window_size, scale, dropout_p, backend)
     key = None

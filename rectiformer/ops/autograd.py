@@ -16,16 +16,16 @@ from rectiformer.ops.reference import reference_attention
 SCORE_BYTES = 1 << 22
 """Scores held at once."""
 
-Describe = Callable[[Tensor | None], AttentionCall]
+Describe = Callable[..., AttentionCall]
 
 
 def second_derivatives(
     describe: Describe, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients of <first gradients, cotangents> for d_out, q, k, v, bias and factors of heads, in this order.
+    """Gradients of <first gradients, cotangents> for d_out, q, k, v, bias and numbers of heads, in this order.
 
-    `describe` makes the call from the factors, its bias left out; `cotangents` belong to the gradients of q, k, v,
-    bias and factors.
+    `describe` makes the call from the numbers of heads (factors of rows, shifts), its bias left out; `cotangents`
+    belong to the gradients of q, k, v, bias and these numbers.
     """
     totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
     q, k = (tensor for tensor in inputs[1:3] if tensor is not None)
@@ -44,7 +44,7 @@ def _add_rows(
 ) -> None:
     """Add what some query rows contribute."""
     bias = inputs[4]
-    by_row = [True, True, False, False, bias is not None and bias.shape[2] > 1, False]
+    by_row = [True, True, False, False, bias is not None and bias.shape[2] > 1, *[False] * len(inputs[5:])]
 
     def part(tensor: Tensor, sliced: bool) -> Tensor:
         return tensor[:, :, rows] if sliced else tensor
@@ -54,9 +54,9 @@ def _add_rows(
             None if tensor is None else part(tensor, sliced).detach().requires_grad_()
             for tensor, sliced in zip(inputs, by_row, strict=True)
         ]
-        bias, factors = leaves[4:]
+        bias, *of_heads = leaves[4:]
         d_out, q, k, v = (leaf for leaf in leaves[:4] if leaf is not None)
-        call = replace(describe(factors).slice_queries(rows.start, rows.stop), attn_bias=bias)
+        call = replace(describe(*of_heads).slice_queries(rows.start, rows.stop), attn_bias=bias)
         out = reference_attention(q, k, v, call)
         wanted = [leaf for leaf in leaves[1:] if leaf is not None]
         first = iter(torch.autograd.grad(out, wanted, d_out, create_graph=True))

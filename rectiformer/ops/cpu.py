@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rectiformer.ops.activations import Pointwise
 from rectiformer.ops.autograd import operator, recall, register_derivative, second_derivatives
 from rectiformer.ops.call import AttentionCall, Run, Visibility, spans
 from rectiformer.ops.dropout import keep_cells
@@ -263,7 +264,7 @@ def unflatten(q: Tensor, k: Tensor, arguments: Sequence[Any]) -> AttentionCall:
     attn_bias, attn_mask, key_lengths, seed, power, scale, dropout_p, left, right, *origin = arguments
     M, N = q.shape[2], k.shape[2]
     visibility = Visibility(M, N, left, right, key_lengths, attn_mask, first=N - M)
-    variant = replace(VARIANTS["rela"], power=power)
+    variant = replace(VARIANTS["rela"], pointwise=Pointwise("relu", power))
     return AttentionCall(variant, visibility, {}, scale, attn_bias, dropout_p, seed, tuple(origin))
 
 

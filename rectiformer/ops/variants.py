@@ -10,12 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.ops import activations
-from rectiformer.ops.activations import RowContext, RowScale, Value, dot_scores, softmax_weights, weighted_sum
+from rectiformer.ops.activations import (
+    Pointwise,
+    RowContext,
+    RowScale,
+    RowShift,
+    Value,
+    cosine_scores,
+    dot_scores,
+    softmax_weights,
+    weighted_sum,
+)
 from rectiformer.ops.simplex import entmax15, sparsemax
 
 BOUNDS: dict[str, Callable[[float], bool]] = {
@@ -39,7 +48,7 @@ class Option:
     about: str
     needs: str
     """A key of `BOUNDS`."""
-    learn: Literal["", "exp", "one-plus-sigmoid"] = ""
+    learn: Literal["", "exp", "softplus", "one-plus-sigmoid"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +62,9 @@ class Variant:
     use: str
     """When to choose it, in one sentence."""
     weigh: Callable[[Tensor, RowContext], Tensor] | None = None
-    """Scores to weights; None for rectified rows, which `power` and `row_scale` describe in full."""
-    power: int = 0
-    """A rectified row's weights are [x]+ ** power times its `row_scale`. 0: not rectified."""
+    """Scores to weights; None for pointwise rows, which `pointwise` and `row_scale` describe in full."""
+    pointwise: Pointwise | None = None
+    """For weights that are a function of their own score, times the `row_scale`: the kernels read it too."""
     row_scale: RowScale | None = None
     """A positive factor for a whole row. It is linear, so fast paths may apply it to the output."""
     scale: str = "none"
@@ -73,6 +82,13 @@ class Variant:
     """What a hidden key's weight becomes: 0, except where `mix` reads weights otherwise."""
 
     @property
+    def power(self) -> int:
+        """A rectified row's weights are [x]+ ** power times its `row_scale`. 0: not rectified."""
+        row = self.pointwise
+        plain = row is not None and row.function == "relu" and row.shift is None
+        return row.power if row is not None and plain and isinstance(row.power, int) else 0
+
+    @property
     def rectified(self) -> bool:
         return self.power > 0
 
@@ -84,15 +100,15 @@ class Variant:
     @property
     def implementations(self) -> tuple[str, ...]:
         products = ("products",) if self.score is dot_scores and self.mix is weighted_sum else ()
-        fused = ("fused",) if self.rectified else ("sdpa", "fused") if self.name == "softmax" else ()
+        fused = ("fused",) if self.pointwise is not None else ("sdpa", "fused") if self.name == "softmax" else ()
         return ("reference", *products, *(("blocked",) if self.rectified else ()), *fused)
 
     def weights(self, x: Tensor, rows: RowContext) -> Tensor:
         """Weights of a block of scores [B, H, M, N]; cells hidden in `rows` come out as anything finite."""
-        if self.weigh is not None:
-            return self.weigh(x, rows)
-        rectified = torch.relu(x) if self.power == 1 else torch.relu(x).square()
-        return rectified if self.row_scale is None else rectified * self.row_scale(rows.count, rows.options)
+        weigh = self.pointwise or self.weigh
+        assert weigh is not None
+        weights = weigh(x, rows)
+        return weights if self.row_scale is None else weights * self.row_scale(rows.count, rows.options)
 
     def resolve_options(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """Defaults overlaid with what the caller gave; unknown names and values out of range are refused.
@@ -182,7 +198,7 @@ VARIANTS: dict[str, Variant] = {
             formula="[x]+",
             paper=_RELA,
             use="ReLA with a plain RMSNorm; simplest, but training sometimes fails.",
-            power=1,
+            pointwise=Pointwise("relu"),
             output_norm="rms",
         ),
         Variant(
@@ -190,7 +206,7 @@ VARIANTS: dict[str, Variant] = {
             formula="[x]+",
             paper=_RELA,
             use="ReLA whose norm gain starts near zero: stable without extra parameters.",
-            power=1,
+            pointwise=Pointwise("relu"),
             output_norm="rms-small",
         ),
         Variant(
@@ -198,7 +214,7 @@ VARIANTS: dict[str, Variant] = {
             formula="[x]+",
             paper=_RELA,
             use="ReLA with a gated norm: the authors' released model and our default for translation.",
-            power=1,
+            pointwise=Pointwise("relu"),
             output_norm="gated-rms",
         ),
         Variant(
@@ -206,7 +222,7 @@ VARIANTS: dict[str, Variant] = {
             formula="[x]+ / (gamma sqrt(n/2))",
             paper="Shen et al. 2023 (2302.06461)",
             use="Long documents: output variance does not depend on how many keys a row sees.",
-            power=1,
+            pointwise=Pointwise("relu"),
             row_scale=activations.unit_variance,
             scale="1 / (gamma sqrt(n/2))",
             center_keys=True,
@@ -218,7 +234,7 @@ VARIANTS: dict[str, Variant] = {
             formula="[x]+ / n^a",
             paper="Wortsman et al. 2023 (2309.08586)",
             use="Vision and other fixed-length inputs, where it matches softmax with no norm.",
-            power=1,
+            pointwise=Pointwise("relu"),
             row_scale=activations.inverse_count,
             scale="n^-a",
             options={"exponent": _EXPONENT},
@@ -228,17 +244,33 @@ VARIANTS: dict[str, Variant] = {
             formula="[x]+^2 / n^a",
             paper="Wortsman et al. 2023 (2309.08586); Hua et al. 2022 (2202.10447)",
             use="Sharper than ReLU: large scores count more, gradients vanish smoothly at zero.",
-            power=2,
+            pointwise=Pointwise("relu", power=2),
             row_scale=activations.inverse_count,
             scale="n^-a",
             options={"exponent": _EXPONENT},
+        ),
+        Variant(
+            name="threshold",
+            formula="[x - beta sqrt(2 log n)]+^p, x of cosines",
+            paper="Threshold Rectified Attention 2026 (2601.12145)",
+            use="Sparse rows at any length: scores are cosines, and what chance makes of n keys stays below.",
+            pointwise=Pointwise(
+                "relu", power="power", shift=RowShift("sqrt(2 log n)", lambda options: options["beta"])
+            ),
+            score=cosine_scores,
+            scale="-beta sqrt(2 log n) inside",
+            output_norm="rms",
+            options={
+                "beta": Option(1.0, "height of the threshold", "a number of at least 0", "softplus"),
+                "power": Option(2, "the power p", "a whole number above 0"),
+            },
         ),
         Variant(
             name="sigmoid",
             formula="1 / (1 + exp(-(x - log n)))",
             paper="Ramapuram et al. 2024 (2409.04431)",
             use="A smooth elementwise rival without exact zeros.",
-            weigh=lambda x, rows: torch.sigmoid(x - rows.count.log()),
+            pointwise=Pointwise("sigmoid", shift=RowShift("log n")),
             scale="-log n inside",
         ),
         Variant(
@@ -274,7 +306,8 @@ VARIANTS: dict[str, Variant] = {
             formula="x^p / sqrt(n)",
             paper="Saratchandran et al. 2024 (2410.18613)",
             use="An activation without exp or max, for studies of what softmax is needed for.",
-            weigh=activations.polynomial,
+            pointwise=Pointwise("identity", power="degree"),
+            row_scale=activations.inverse_root,
             scale="1 / sqrt(n)",
             options={"degree": Option(3, "the power p", "a whole number above 0")},
         ),
@@ -301,7 +334,7 @@ VARIANTS: dict[str, Variant] = {
             formula="x",
             paper="Zhang et al. 2021, ablation",
             use="Linear attention with ReLA's norm and gate: what is left without the ReLU.",
-            weigh=lambda x, rows: x,
+            pointwise=Pointwise("identity"),
             output_norm="gated-rms",
         ),
         Variant(
@@ -309,7 +342,7 @@ VARIANTS: dict[str, Variant] = {
             formula="gelu(x)",
             paper="Zhang et al. 2021, ablation",
             use="A smooth ReLU in ReLA-g, for studies; small negative weights, no exact zeros.",
-            weigh=lambda x, rows: F.gelu(x),
+            pointwise=Pointwise("gelu"),
             output_norm="gated-rms",
         ),
         Variant(
@@ -317,7 +350,7 @@ VARIANTS: dict[str, Variant] = {
             formula="x where x > 0, else x / 100",
             paper="Zhang et al. 2021, ablation",
             use="A ReLU that never closes in ReLA-g, for studies: no exact zeros, no dead heads.",
-            weigh=lambda x, rows: torch.where(x > 0, x, 0.01 * x),
+            pointwise=Pointwise("leaky-relu"),
             output_norm="gated-rms",
         ),
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from closeness import assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
+from closeness import OPTIONS, assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
 from rectiformer import RectifiedAttention, attention, attention_varlen
 from rectiformer.ops import decode, plain
@@ -20,7 +20,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
-KINDS = ["rela", "reluformer", "relu-seqlen", "relu2"]
+# One of each kind: the ReLA variants are one computation.
+KINDS = [name for name, row in VARIANTS.items() if row.pointwise is not None and name not in ("rela-i", "rela-g")]
+RECTIFIED = [name for name in KINDS if VARIANTS[name].rectified]
 HALF = [torch.bfloat16, torch.float16]
 M, N = 150, 333
 FEATURES = {
@@ -134,7 +136,7 @@ def test_row_statistics_at_every_length(size, lengths, causal):
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
-@pytest.mark.parametrize("variant", KINDS)
+@pytest.mark.parametrize("variant", RECTIFIED)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25])
 def test_row_statistics_of_every_variant(variant, dtype, dropout_p):
     assert_rows_match(grid_inputs(2, 4, 2, M, N, 40, 40), dtype, variant, True, [333, 200], dropout_p)
@@ -208,7 +210,7 @@ def packed_results(dtype, backend, variant, bounds, **arguments):
     q, k, v, upstream = (tensor[0].transpose(0, 1).to("cuda", dtype) for tensor in inputs)
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     on_gpu = [torch.tensor(side, device="cuda") for side in bounds]
-    out = attention_varlen(*leaves, *on_gpu, variant, backend=backend, **arguments)
+    out = attention_varlen(*leaves, *on_gpu, variant, backend=backend, **OPTIONS.get(variant, {}), **arguments)
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
@@ -216,7 +218,7 @@ def packed_results(dtype, backend, variant, bounds, **arguments):
 @pytest.mark.parametrize(
     "features", [{}, {"causal": True}, {"window_size": (7, 3), "dropout_p": 0.25, "seed": 5}], ids=str
 )
-@pytest.mark.parametrize("variant", ["rela", "reluformer"])
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "sigmoid", "threshold"])
 @pytest.mark.parametrize("short", [False, True])
 def test_packed_sequences(short, variant, features, dtype):
     bounds = SHORT_BOUNDS if short else BOUNDS
@@ -253,12 +255,13 @@ def test_decoding(variant, dtype, sizes, ancestors, monkeypatch):
 
     def plain(dtype):
         held = [tensor.to(dtype, copy=True) for tensor in (keys, values)]
-        call = AttentionCall(row, seen, row.resolve_options({}), q.shape[3] ** -0.5)
+        call = AttentionCall(row, seen, row.resolve_options(OPTIONS.get(variant, {})), q.shape[3] ** -0.5)
         return plain_decoding(q.to(dtype), *held, call, tuple(part.to(dtype) for part in new), index)
 
     exact, eager = plain(torch.float64), plain(dtype)
     held = [keys.clone(), values.clone()]
-    ours = decode_attention(q, *held, variant, key_lengths=lengths, new_kv=new, ancestors=index)
+    options = on_device(OPTIONS.get(variant, {}))
+    ours = decode_attention(q, *held, variant, key_lengths=lengths, new_kv=new, ancestors=index, **options)
     assert_no_worse("out", ours, eager, exact)
     for cache, part in zip(held, new, strict=True):
         assert torch.equal(cache[:, :, capacity - 4], part[:, :, 0])

@@ -1,4 +1,4 @@
-"""Gamma and alpha as parameters: of a head, of a layer, of a whole model."""
+"""Gamma, beta and alpha as parameters: of a head, of a layer, of a whole model."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from model.built_attention import HEADS, WIDTH, assert_same, build, tokens
 
 from rectiformer import VARIANTS, ConfigError, LearnedOption, RectifiedAttention
 
-LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5)}
+LEARNED = {"reluformer": ("gamma", 1.0), "entmax": ("alpha", 1.5), "threshold": ("beta", 1.0)}
 
 
 @pytest.mark.parametrize(("learn", "shape"), [("head", (HEADS,)), ("layer", (1,)), ("fixed", None)], ids=str)
@@ -57,7 +57,7 @@ def test_learned_numbers_stay_in_range_after_large_updates(variant, step, dtype)
     with torch.no_grad():
         module.learned.raw.add_(step)
     value = module.learned().detach()
-    low, high = (0, torch.finfo(dtype).max) if variant == "reluformer" else (1, 2)
+    low, high = (1, 2) if variant == "entmax" else (0, torch.finfo(dtype).max)
     assert ((low < value) & (value <= high)).all(), f"{value.tolist()} is outside"
     module(x).sum().backward()
     assert all(part.grad.isfinite().all() for part in module.parameters())
@@ -80,6 +80,7 @@ def test_a_learned_number_starts_where_it_is_told_to():
         ("entmax", 1.0, "1.001 and 2"),
         ("reluformer", 0.0, "0 and inf"),
         ("reluformer", -1.0, "0 and inf"),
+        ("threshold", 0.0, "0 and inf"),
     ],
 )
 def test_a_start_out_of_reach_is_refused(variant, start, reach):

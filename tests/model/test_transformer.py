@@ -223,7 +223,7 @@ def test_each_site_has_its_variant():
 @pytest.mark.parametrize(("learn", "numbers"), [("model", 2), ("layer", 6), ("head", 12), ("fixed", 0)])
 def test_learned_numbers_are_held_as_told(learn, numbers):
     """reluformer at two sites and entmax at one, two layers of two heads each."""
-    shared = {"gamma_sharing": learn, "alpha_sharing": learn}
+    shared = {"gamma_sharing": learn, "alpha_sharing": learn, "beta_sharing": learn}
     model = build(variant="reluformer", encoder_variant="entmax", random=False, **shared)
     found = {name: parameter for name, parameter in model.named_parameters() if "learned" in name}
     assert count(found.values()) == numbers

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from closeness import assert_no_worse, grid
+from closeness import OPTIONS, assert_no_worse, grid
 
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
@@ -15,7 +15,9 @@ from rectiformer.ops.gpu import decode_obstacle
 from rectiformer.ops.norm import OutputNorm, plain_rms_norm
 from rectiformer.ops.reference import reference_attention
 
-KINDS = ["rela", "reluformer", "relu-seqlen", "relu2", "softmax"]
+# One of each kind: the ReLA variants are one computation.
+FUSED = [name for name, row in VARIANTS.items() if "fused" in row.implementations]
+KINDS = [name for name in FUSED if name not in ("rela-i", "rela-g")]
 # R, H, K, Q, capacity, D, Dv: all heads in one program, one head per program, groups of queries.
 SHAPES = {
     "together": (2, 2, 2, 1, 21, 8, 5),
@@ -52,6 +54,7 @@ class Step:
 
     def run(self, variant, dtype=torch.float32, append=True, **arguments):
         """The output, keys and values afterwards."""
+        arguments = OPTIONS.get(variant, {}) | arguments
         keys, values = self.keys.to(dtype), self.values.to(dtype)
         if append:
             arguments["new_kv"] = tuple(new.to(dtype) for new in self.new)
@@ -73,7 +76,7 @@ class Step:
             if left is not None:
                 k, v = k[:, :, -left - 1 :], v[:, :, -left - 1 :]
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-            call = check_call(q, k, v, variant, options=options)
+            call = check_call(q, k, v, variant, options=OPTIONS.get(variant, {}) | options)
             rows.append(reference_attention(q, k, v, call, precision=precision))
         return torch.cat(rows)
 
@@ -98,7 +101,7 @@ def test_kernels_match_the_reference(variant, shape, splits):
 
 @kernels_run
 @pytest.mark.parametrize(("shape", "left"), [("together", 0), ("long", 6), ("beam", 0), ("beam", 6)])
-@pytest.mark.parametrize("variant", ["reluformer", "softmax"])
+@pytest.mark.parametrize("variant", ["reluformer", "softmax", "sigmoid", "threshold"])
 def test_a_window_shows_the_last_keys_and_counts_them(variant, shape, left):
     step = Step(*SHAPES[shape])
     out, *_ = step.run(variant, window_size=left, splits=2)
@@ -123,6 +126,15 @@ def test_nothing_is_written_where_nothing_is_new(variant, shape):
 def test_a_row_without_keys_is_zero(variant, shape):
     step = Step(*SHAPES[shape], lengths=[0])
     assert not step.run(variant, append=False, splits=2)[0].any()
+
+
+@kernels_run
+@pytest.mark.parametrize("beta", [torch.tensor([0.125, 0.5]), 0.25, torch.tensor(0.25)], ids=str)
+@pytest.mark.parametrize("shape", ["together", "long"])
+def test_thresholds_of_the_heads_close_their_rows(shape, beta):
+    step = Step(*SHAPES[shape])
+    out, *_ = step.run("threshold", splits=2, beta=beta)
+    assert_close_to_reference(step, "threshold", out, *step.written(), beta=beta)
 
 
 @kernels_run
@@ -173,7 +185,7 @@ def test_ancestors_stand_for_a_cache_that_was_moved(variant, shape):
 
 @kernels_run
 @pytest.mark.parametrize("shape", ["together", "long", "wide"])
-@pytest.mark.parametrize("variant", ["rela", "reluformer", "relu2"])
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "relu2", "threshold"])
 def test_leaving_out_values_that_weigh_nothing_changes_no_bit(variant, shape):
     step = Step(*SHAPES[shape])
     assert torch.equal(*(step.run(variant, skip=skip)[0] for skip in (False, True)))
@@ -246,12 +258,13 @@ def test_a_model_decodes_by_the_kernels_as_without_them(monkeypatch, variant):
 
 
 @kernels_run
-@pytest.mark.parametrize(("power", "splits"), [(1, 1), (0, 2)])
-def test_the_operator_is_well_formed(power, splits):
+@pytest.mark.parametrize(("function", "power", "splits"), [("relu", 1, 1), ("relu", 0, 2), ("sigmoid", 1, 2)])
+def test_the_operator_is_well_formed(function, power, splits):
     step = Step(2, 2, 2, 1, 9, 4, 4, lengths=[9, 4])
     q, keys, values, *new = (tensor.float() for tensor in (step.q, step.keys, step.values, *step.new))
     ancestors = torch.zeros(2, 9, dtype=torch.int32)
-    rest = (step.lengths, ancestors, None, None, None, power, 0.5, 0.5, 1.0, 0.0, 1 << 30, splits, False, False)
+    rest = (step.lengths, ancestors, *[None] * 4, function, power, "", 0.0, 0.5, 0.5, 1.0, 0.0, 1 << 30, splits)
+    rest = (*rest, False, False, False)
     torch.library.opcheck(
         torch.ops.rectiformer.decode.default, (q, keys.nan_to_num(), values.nan_to_num(), *new, *rest)
     )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closeness import OPTIONS
 
 from rectiformer import VARIANTS, attention
 from rectiformer.ops.dropout import drop_seed, keep_cells
@@ -41,11 +42,15 @@ def test_any_rectangle_is_a_part_of_the_whole():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_seed_gives_one_result_and_the_mean_is_kept(variant):
     q, k, v = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 4)
-    first = attention(q, k, v, variant, dropout_p=0.4, seed=1)
-    assert torch.equal(first, attention(q, k, v, variant, dropout_p=0.4, seed=1))
-    assert not torch.equal(first, attention(q, k, v, variant, dropout_p=0.4, seed=2))
-    samples = torch.stack([attention(q, k, v, variant, dropout_p=0.4, seed=seed) for seed in range(400)]).double()
-    off = (samples.mean(0) - attention(q, k, v, variant)).abs()
+
+    def run(**dropout):
+        return attention(q, k, v, variant, **OPTIONS.get(variant, {}), **dropout)
+
+    first = run(dropout_p=0.4, seed=1)
+    assert torch.equal(first, run(dropout_p=0.4, seed=1))
+    assert not torch.equal(first, run(dropout_p=0.4, seed=2))
+    samples = torch.stack([run(dropout_p=0.4, seed=seed) for seed in range(400)]).double()
+    off = (samples.mean(0) - run()).abs()
     assert (off <= 5 * samples.std(0) / 20 + 1e-6).all()
 
 

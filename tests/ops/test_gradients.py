@@ -77,11 +77,12 @@ def test_forward_mode(variant):
     assert torch.allclose((derivative * probe).sum(), by_reverse, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("variant", "option"), [("reluformer", "gamma"), ("entmax", "alpha")])
+@pytest.mark.parametrize(("variant", "option"), [("reluformer", "gamma"), ("entmax", "alpha"), ("threshold", "beta")])
 @pytest.mark.parametrize("size", [1, 2])
 def test_learnable_options_receive_gradients(variant, option, size):
     q, k, v = leaves((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3))
-    value = (torch.rand(size, dtype=torch.float64) * 0.5 + 1.3).requires_grad_()
+    low = 0.2 if option == "beta" else 1.3  # a high threshold would leave nothing
+    value = (torch.rand(size, dtype=torch.float64) * 0.5 + low).requires_grad_()
     assert gradcheck(lambda value: attention(q, k, v, variant, causal=True, **{option: value}), (value,))
     assert gradgradcheck(lambda value: attention(q, k, v, variant, causal=True, **{option: value}), (value,))
 

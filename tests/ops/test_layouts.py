@@ -65,7 +65,8 @@ def decode(B, H, K):
     q, keys, values = qkv(B, H, K)
     new = [torch.randn(B, K, 1, D), torch.randn(B, K, 1, DV)]
     lengths = torch.arange(N, N - B, -1)
-    return [q, keys, values, *new, lengths, *[None] * 4, 1, 0.5, 0.5, 1.0, 0.0, UNBOUNDED, 1, False, False]
+    rest = ["relu", 1, "", 0.0, 0.5, 0.5, 1.0, 0.0, UNBOUNDED, 1, False, False, False]
+    return [q, keys, values, *new, lengths, *[None] * 5, *rest]
 
 
 def cache_mix(B, H, K):

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from closeness import (
+    OPTIONS,
+    assert_beta_gets_its_gradients,
     assert_matches_reference,
     assert_no_worse,
     grid,
@@ -11,14 +13,16 @@ from closeness import (
     outputs_and_gradients,
 )
 
-from rectiformer import attention, attention_varlen
+from rectiformer import VARIANTS, attention, attention_varlen
 from rectiformer.ops import gpu
+from rectiformer.ops.activations import FUNCTIONS
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.gpu import kernel_obstacle, long_obstacle
 from rectiformer.ops.reference import reference_attention
 
 pytestmark = pytest.mark.usefixtures("interpreter", "_no_short_kernels")
-KINDS = ["rela", "reluformer", "relu-seqlen", "relu2"]
+# One of each kind: the ReLA variants are one computation.
+KINDS = [name for name, row in VARIANTS.items() if row.pointwise is not None and name not in ("rela-i", "rela-g")]
 # Tiles of float32 have 16 to 64 rows, so these shapes have full tiles, edges and tails.
 M, N = 70, 75
 ALONE = {
@@ -71,7 +75,8 @@ def test_a_bias_gets_its_gradient_in_its_own_shape(shape):
     assert_matches_reference(inputs, torch.float32, "fused", "rela", attn_bias=grid(*shape, seed=9))
 
 
-def test_a_bias_goes_with_everything_else():
+@pytest.mark.parametrize("variant", ["reluformer", "sigmoid", "threshold"])
+def test_a_bias_goes_with_everything_else(variant):
     more = {
         "causal": True,
         "dropout_p": 0.25,
@@ -79,7 +84,7 @@ def test_a_bias_goes_with_everything_else():
         "key_lengths": [60, 75],
         "attn_bias": grid(2, 2, M, N, seed=3),
     }
-    assert_matches_reference(grid_inputs(2, 2, 2, M, N, 16, 8), torch.float32, "fused", "reluformer", **more)
+    assert_matches_reference(grid_inputs(2, 2, 2, M, N, 16, 8), torch.float32, "fused", variant, **more)
 
 
 def learned_gamma(dtype, how, heads, key_heads):
@@ -104,13 +109,26 @@ def test_a_learned_gamma_gets_its_gradient(heads, key_heads):
     assert (ours.double() - exact).abs().max() <= torch.finfo(torch.float32).eps * terms
 
 
+@pytest.mark.parametrize(
+    ("key_heads", "features"),
+    [
+        (2, {}),
+        (1, {"causal": True, "key_lengths": [30, 20]}),
+        (2, {"attn_mask": grid(2, 1, 30, 40, seed=4) > 0, "dropout_p": 0.25, "seed": 5}),
+    ],
+    ids=str,
+)
+def test_a_learned_beta_gets_its_gradient(key_heads, features):
+    assert_beta_gets_its_gradients(grid_inputs(2, 2, key_heads, 30, 40, 8, 8), **features)
+
+
 BOUNDS = torch.tensor([0, 5, 5, 45, 80, 80]), torch.tensor([0, 40, 43, 43, 76, 80])
 
 
 def packed_results(dtype, backend, variant, **arguments):
     q, k, v, upstream = (tensor[0].transpose(0, 1).to(dtype) for tensor in grid_inputs(1, 2, 2, 80, 80, 16, 8))
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-    out = attention_varlen(*leaves, *BOUNDS, variant, backend=backend, **arguments)
+    out = attention_varlen(*leaves, *BOUNDS, variant, backend=backend, **OPTIONS.get(variant, {}), **arguments)
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
@@ -127,6 +145,8 @@ WINDOW = {"window_size": (7, 3), "dropout_p": 0.25, "seed": 5}
         ("reluformer", {}, MOST),
         ("reluformer", {"causal": True}, {}),
         ("reluformer", WINDOW, MOST),
+        ("sigmoid", {"causal": True}, {}),
+        ("threshold", WINDOW, MOST),
     ],
     ids=str,
 )
@@ -139,14 +159,15 @@ def test_packed_sequences_match_the_reference(variant, features, most):
 
 
 @pytest.mark.parametrize("arguments", [{"key_lengths": [30, 0]}, {"causal": True, "key_lengths": [64, 33]}], ids=str)
-def test_padding_may_hold_anything(arguments):
+@pytest.mark.parametrize("variant", ["rela", "sigmoid", "threshold"])
+def test_padding_may_hold_anything(variant, arguments):
     clean = grid_inputs(2, 2, 2, 40, 64, 16, 8)
     dirty = [tensor.clone() for tensor in clean]
     for sequence, length in enumerate(arguments["key_lengths"]):
         dirty[1][sequence, :, length:] = torch.nan
         dirty[2][sequence, :, length:] = torch.inf
     expected, ours = (
-        outputs_and_gradients(inputs, torch.float32, "fused", "rela", **arguments) for inputs in (clean, dirty)
+        outputs_and_gradients(inputs, torch.float32, "fused", variant, **arguments) for inputs in (clean, dirty)
     )
     for name, value in expected.items():
         assert torch.equal(ours[name], value), name
@@ -171,19 +192,24 @@ def test_layouts_do_not_matter():
     assert expected.transpose(1, 2).is_contiguous()
 
 
-def arguments_of(*, packed=False, bias=False, factors=False):
+def arguments_of(*, packed=False, bias=False, factors=False, function="relu", shift=""):
     q, k, v, _ = (tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8))
-    given = {"row_exponent": 0.5, "window_right": 0}
+    given = {"row_exponent": 0.5, "window_right": 0, "function": function, "shift": shift, "shift_factor": 0.5}
     if packed:
         given |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 10, 40]))
     if bias:
         given["attn_bias"] = grid(1, 2, 40, 1).float().requires_grad_()
     if factors:
         given["head_factors"] = torch.tensor([0.5, 2.0], requires_grad=True)
+        given["head_shifts"] = torch.tensor([0.25, 0.5], requires_grad=True) if shift else None
     return kernel_arguments(q, k, v, **given)
 
 
-@pytest.mark.parametrize("how", [{}, {"packed": True}, {"bias": True}, {"factors": True}], ids=str)
+WAYS = [{}, {"packed": True}, {"bias": True}, {"factors": True}, {"function": "gelu"}]
+WAYS += [{"function": "sigmoid", "shift": "log n", "factors": True, "packed": True}]
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
 def test_operators_are_what_they_say_to_torch(how):
     arguments = arguments_of(**how)
     torch.library.opcheck(
@@ -193,7 +219,7 @@ def test_operators_are_what_they_say_to_torch(how):
     torch.library.opcheck(gpu.long.long_backward, [torch.ones_like(arguments[0]), *arguments], test_utils=checks)
 
 
-@pytest.mark.parametrize("how", [{}, {"packed": True}, {"bias": True}, {"factors": True}], ids=str)
+@pytest.mark.parametrize("how", WAYS, ids=str)
 def test_second_derivatives_are_the_reference_s(how):
     def penalty_gradients(dtype, run):
         arguments = [
@@ -213,7 +239,10 @@ def test_second_derivatives_are_the_reference_s(how):
         seen = columns <= rows
         if call.packed:
             seen = seen & ((rows < 10) == (columns < 10))
-        weights = torch.where(seen, scores, 0).relu() * seen.sum(-1, keepdim=True) ** -call.row_exponent
+        count = seen.sum(-1, keepdim=True).to(scores.dtype)
+        if call.shift:
+            scores = scores - call.shift_factor * call.head_shifts[:, None, None] * count.log()
+        weights = FUNCTIONS[call.function](scores).where(seen, 0) * count**-call.row_exponent
         return (weights if call.head_factors is None else weights * call.head_factors[:, None, None]) @ call.v
 
     exact = penalty_gradients(torch.float64, plain)
@@ -254,7 +283,7 @@ def test_what_the_kernels_cannot_do_is_said(variant, size, dtype, reason):
     assert reason in (kernel_obstacle(q, q, q, call) or long_obstacle(q, q, call))
 
 
-@pytest.mark.parametrize("variant", ["rela", "relu2", "reluformer"])
+@pytest.mark.parametrize("variant", ["rela", "relu2", "reluformer", "leaky-relu", "threshold"])
 def test_a_low_bias_hides_keys_however_high_their_scores_are(variant):
     tensors = [tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 2, 40, 40, 8, 8)]
     *qkv, upstream = tensors

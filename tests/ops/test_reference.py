@@ -37,6 +37,7 @@ ROWS = {  # weights of one row of visible scores
     "reluformer": lambda x: relu(x) / math.sqrt(len(x) / 2),
     "relu-seqlen": lambda x: relu(x) / len(x),
     "relu2": lambda x: relu(x) ** 2 / len(x),
+    "threshold": lambda x: relu(x - math.sqrt(2 * math.log(len(x)))) ** 2,
     "sigmoid": lambda x: torch.sigmoid(x - math.log(len(x))),
     "softmax1": lambda x: x.exp() / (1 + x.exp().sum()),
     "self-adjust": lambda x: x * x.softmax(-1),
@@ -77,7 +78,10 @@ def by_rows(q, k, v, variant, scale, attn_bias=None, **visibility):
                     inhibition = relu((keys - q[b, h, m]).abs().sum(-1) * scale - add)
                     out[b, h, m] = relu(values - inhibition[:, None]).sum(0)
                 else:
-                    out[b, h, m] = ROWS[variant](keys @ q[b, h, m] * scale + add) @ values
+                    query = q[b, h, m]
+                    if variant == "threshold":  # cosines, times the root of the head size once scaled
+                        keys, query = (x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() for x in (keys, query))
+                    out[b, h, m] = ROWS[variant](keys @ query * scale + add) @ values
     return out
 
 

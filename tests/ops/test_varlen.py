@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from closeness import assert_no_worse, grid
+from closeness import OPTIONS, assert_no_worse, grid
 
 from rectiformer import VARIANTS, ArgumentError, ShapeError, attention, attention_varlen
 from rectiformer.ops.attention import check_call
@@ -90,6 +90,7 @@ def results(inputs, lengths, dtype, backend, **call):
 
 
 def assert_kernels_match(lengths, key_heads=2, **call):
+    call = OPTIONS.get(call["variant"], {}) | call
     inputs = on_grid(*lengths, key_heads=key_heads)
     ways = [(torch.float32, "fused"), (torch.float32, "reference"), (torch.float64, "reference")]
     found = [results(inputs, lengths, dtype, backend, **call)[0] for dtype, backend in ways]
@@ -99,7 +100,7 @@ def assert_kernels_match(lengths, key_heads=2, **call):
 
 @kernels_run
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("variant", ["rela", "reluformer", "relu2", "softmax"])
+@pytest.mark.parametrize("variant", ["rela", "reluformer", "relu2", "softmax", "sigmoid", "threshold", "gelu"])
 def test_kernels_match_the_reference(variant, lengths):
     assert_kernels_match(LENGTHS[lengths], variant=variant)
     assert_kernels_match(
@@ -122,7 +123,7 @@ def test_packed_heads_may_share_keys(variant):
 
 
 @kernels_run
-@pytest.mark.parametrize("variant", ["rela", "softmax"])
+@pytest.mark.parametrize("variant", ["rela", "softmax", "sigmoid"])
 def test_second_derivatives_of_packed_sequences(variant):
     lengths, found = LENGTHS["empty queries"], []
     for dtype, backend in ((torch.float32, "fused"), (torch.float64, "reference")):
@@ -134,12 +135,14 @@ def test_second_derivatives_of_packed_sequences(variant):
 
 
 @kernels_run
-def test_a_learned_factor_sums_over_packed_sequences():
-    lengths, found = LENGTHS["both empty"], []
+@pytest.mark.parametrize(("variant", "option"), [("reluformer", "gamma"), ("threshold", "beta")])
+@pytest.mark.parametrize("lengths", ["both empty", "empty keys"])
+def test_a_learned_number_sums_over_packed_sequences(variant, option, lengths):
+    lengths, found = LENGTHS[lengths], []
     for dtype, backend in ((torch.float32, "fused"), (torch.float64, "reference")):
-        gamma = torch.tensor([0.5, 2.0], dtype=dtype, requires_grad=True)
-        (out, *_), _ = results(on_grid(*lengths), lengths, dtype, backend, variant="reluformer", gamma=gamma)
-        found.append(torch.autograd.grad(out.square().sum(), gamma)[0])
+        number = torch.tensor([0.125, 0.5], dtype=dtype, requires_grad=True)
+        (out, *_), _ = results(on_grid(*lengths), lengths, dtype, backend, variant=variant, **{option: number})
+        found.append(torch.autograd.grad(out.square().sum(), number)[0])
     torch.testing.assert_close(found[0].double(), found[1], rtol=100 * torch.finfo(torch.float32).eps, atol=0)
 
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rectiformer.ops.activations import cosine_scores, unit_rms
 from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.gpu.plans import open_plan
+from rectiformer.ops.reference import clear_padding
 
 if TYPE_CHECKING:
     from rectiformer.ops.gpu.common import AttentionPlan  # which imports Triton
@@ -50,6 +52,8 @@ class FusedKernels:
             from rectiformer.ops.gpu.decode import fused_decoding
 
             return fused_decoding(q, k, v, call)
+        if call.variant.score is cosine_scores:
+            q, k = unit_rms(q), unit_rms(clear_padding(k, call.visibility))
         if self.name == "short":
             from rectiformer.ops.gpu.short import short_attention
 
@@ -62,7 +66,9 @@ class FusedKernels:
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
     ) -> AttentionPlan | GrowingPlan | None:
         """The plan of all calls of this layout; None where kernels are not all that a call takes."""
-        late = call.counts_cells and call.variant.row_scale is not None
+        row, pointwise = call.variant.row_scale, call.variant.pointwise
+        counts = row is not None or (pointwise is not None and pointwise.shift is not None)
+        late = (call.counts_cells and counts) or call.variant.score is cosine_scores
         if late or call.scale < 0 or any(isinstance(value, Tensor) for value in call.options.values()):
             return None
         if self.name == "decode":
@@ -93,7 +99,7 @@ def choose_kernels(
 
 def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why no fused attention kernel can take this call; empty when one may."""
-    if not (call.variant.rectified or call.variant.name == "softmax"):
+    if call.variant.pointwise is None and call.variant.name != "softmax":
         return f"variant {call.variant.name!r} has no fused kernel"
     if q.device.type != "cuda" and not interpreting():
         return f"it runs on CUDA devices, and q is on {q.device}"
@@ -134,7 +140,7 @@ def step_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
 
 def long_obstacle(q: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why the long kernels cannot take a call that has no `kernel_obstacle`; empty when they can."""
-    if not call.variant.rectified:
+    if call.variant.pointwise is None:
         return f"variant {call.variant.name!r} has no fused kernel for long sequences"
     if max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
         return f"it takes head sizes up to {MAX_HEAD_DIM}, and they are {q.shape[3]} and {v.shape[3]}"
@@ -145,6 +151,8 @@ def long_obstacle(q: Tensor, v: Tensor, call: AttentionCall) -> str:
 
 def row_sums_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Why the long kernels cannot sum up the rows of weights on the way; empty when they can."""
+    if not call.variant.rectified:
+        return f"rows of variant {call.variant.name!r} are not rectified, and only such are summed up"
     if call.attn_bias is not None:
         return "a bias gets no gradient from the sums of rows"
     if obstacle := kernel_obstacle(q, k, v, call) or long_obstacle(q, v, call):
@@ -162,7 +170,7 @@ def decode_obstacle(q: Tensor, keys: Tensor, values: Tensor, call: AttentionCall
         return f"it takes up to {MAX_DECODE_QUERIES} query rows per key head"
     if max(keys.stride(0), values.stride(0)) >= 2**31:
         return "it counts the numbers of one cache row in 32 bits"
-    if wants_gradients(q, keys, values):
+    if wants_gradients(q, keys, values, *call.options.values()):
         return "it has no gradient, and one is asked for"
     return ""
 

@@ -17,27 +17,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.activations import RowScale
+from rectiformer.ops.activations import Pointwise, RowScale, RowShift
 from rectiformer.ops.autograd import recall, second_derivatives
 from rectiformer.ops.call import HIDING, AttentionCall, Packing, Visibility
 from rectiformer.ops.gpu.plans import Gradients, KernelPlan
+from rectiformer.ops.gpu.pointwise import pointwise_flags, shift_unit
 from rectiformer.ops.variants import VARIANTS
 
 ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? head_factors, Tensor? key_lengths, "
-    "Tensor? seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, int power, float scale, float dropout_p, "
-    "float row_exponent, float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys"
+    "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? head_factors, Tensor? head_shifts, "
+    "Tensor? row_counts, Tensor? key_lengths, Tensor? seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "str function, int power, str shift, float shift_factor, float scale, float dropout_p, float row_exponent, "
+    "float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys"
 )
 """What every operator of the short and long kernels takes: the fields of `KernelCall`, as torch names them."""
-NO_GRADIENT = [None] * 13
-"""Of the arguments from key_lengths on."""
+NO_GRADIENT = [None] * 17
+"""Of the arguments from row_counts on."""
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """Sum over visible keys of head_factors[h] row_factor n^-row_exponent [scale q k + attn_bias]+ ** power v.
+    """Sum over visible keys of head_factors[h] row_factor n^-row_exponent function(x) ** power v, where x = scale q k +
+    attn_bias - head_shifts[h] shift_factor shift(n).
 
-    Power 0 is a softmax. With cu_seqlens, batch row 0 holds sequences end to end, none longer than max_queries and
+    Power 0 is a softmax. n is counted by the kernels unless row_counts has it, as it must where a mask or bias hides
+    keys. With cu_seqlens, batch row 0 holds sequences end to end, none longer than max_queries and
     max_keys; without, these are the lengths of q and k.
     """
 
@@ -47,11 +51,16 @@ class KernelCall:
     attn_bias: Tensor | None  # broadcasts to [B, H, M, N]
     attn_mask: Tensor | None  # bool, likewise
     head_factors: Tensor | None  # [H]
+    head_shifts: Tensor | None  # [H]
+    row_counts: Tensor | None  # float32 [B, H, M], at least 1
     key_lengths: Tensor | None  # [B]
     seed: Tensor | None
     cu_seqlens_q: Tensor | None  # [sequences + 1]
     cu_seqlens_k: Tensor | None
+    function: str
     power: int
+    shift: str  # a key of `SHIFT_FLAGS`
+    shift_factor: float
     scale: float  # not negative
     dropout_p: float
     row_exponent: float
@@ -70,14 +79,18 @@ class KernelCall:
         return self.q.shape[0] if self.cu_seqlens_q is None else len(self.cu_seqlens_q) - 1
 
     @property
+    def scales_outside(self) -> bool:
+        """Whether scores may be scaled after the function: a plain ReLU lets positive factors through."""
+        return self.function == "relu" and not self.shift
+
+    @property
     def dropout_threshold(self) -> int:
         """Cells whose 32-bit hash is below are dropped."""
         return round(self.dropout_p * 2**32) - 2**31
 
     def flags(self) -> dict[str, Any]:
         """Compile-time arguments that all kernels have. No length is among them, so none compiles a kernel again."""
-        return {
-            "POWER": self.power,
+        return pointwise_flags(self.function, self.power, self.shift, self.head_shifts is not None) | {
             "ROW_SCALE": row_scale_flag(self.row_exponent),
             "PER_HEAD": self.head_factors is not None,
             "RAGGED": self.key_lengths is not None,
@@ -85,7 +98,7 @@ class KernelCall:
             "DROPOUT": self.seed is not None and self.dropout_p > 0,
         }
 
-    def unflatten(self, head_factors: Tensor | None) -> AttentionCall:
+    def unflatten(self, head_factors: Tensor | None, head_shifts: Tensor | None) -> AttentionCall:
         """The call that these arguments stand for, with its bias left out."""
         M, N = self.q.shape[2], self.k.shape[2]
         visibility = Visibility(
@@ -93,7 +106,11 @@ class KernelCall:
         )
         factor = self.row_factor if head_factors is None else self.row_factor * head_factors
         row = RowScale(lambda options: self.row_exponent, lambda options: factor)
-        variant = replace(VARIANTS["rela"], power=self.power, row_scale=row) if self.power else VARIANTS["softmax"]
+        by_row = self.shift_factor if head_shifts is None else self.shift_factor * head_shifts
+        shift = RowShift(self.shift, lambda options: by_row) if self.shift else None
+        pointwise = Pointwise(self.function, self.power, shift)
+        rectified = replace(VARIANTS["rela"], pointwise=pointwise, row_scale=row)
+        variant = rectified if self.power else VARIANTS["softmax"]
         return AttentionCall(variant, visibility, {}, self.scale, dropout_p=self.dropout_p, seed=self.seed)
 
 
@@ -155,6 +172,7 @@ def unpacked_view(tensor: Tensor) -> Tensor:
 
 
 def flatten(
+    q: Tensor,
     call: AttentionCall,
     packing: Packing | None,
     row_scale: tuple[float, float, Tensor | None],
@@ -164,8 +182,12 @@ def flatten(
     """The operators' arguments after q, k and v; `row_scale` is what the kernels are to apply of it."""
     seen, (exponent, factor, head_factors) = call.visibility, row_scale
     bounds = (None, None) if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
-    tensors = (call.attn_bias, seen.attn_mask, head_factors, seen.key_lengths, call.seed, *bounds)
-    numbers = (call.variant.power, call.scale, call.dropout_p, exponent, factor)
+    function, power, shift, shift_factor, head_shifts = pointwise_parts(q, call)
+    counts = None
+    if shift and call.counts_cells:
+        counts = call.seen.counts(q.device).clamp_min(1).float().expand(q.shape[:3])
+    tensors = (call.attn_bias, seen.attn_mask, head_factors, head_shifts, counts, seen.key_lengths, call.seed, *bounds)
+    numbers = (function, power, shift, shift_factor, call.scale, call.dropout_p, exponent, factor)
     return *tensors, *numbers, seen.left, seen.right, max_queries, max_keys
 
 
@@ -185,21 +207,36 @@ def row_scale_parts(q: Tensor, call: AttentionCall) -> tuple[float, float, Tenso
     return exponent, float(factor), None
 
 
+def pointwise_parts(q: Tensor, call: AttentionCall) -> tuple[str, int, str, float, Tensor | None]:
+    """Function and power, and the shift of rows: its unit, factor of all rows, and factors of the heads [H] if any."""
+    row = call.variant.pointwise
+    if row is None:
+        return "relu", 0, "", 0.0, None  # softmax
+    power = row.find_power(call.options)
+    if row.shift is None:
+        return row.function, power, "", 0.0, None
+    factor = row.shift.factor(call.options)
+    if isinstance(factor, Tensor):
+        return row.function, power, row.shift.unit, 1.0, factor.to(q.device).float().expand(q.shape[1]).contiguous()
+    return row.function, power, row.shift.unit, float(factor), None
+
+
 def row_scale_flag(exponent: float) -> int:
     """How `row_gain` computes n^-exponent: not at all, by a root, by a quotient, or by a power of 2."""
     return {0.0: 0, 0.5: 1, 1.0: 2}.get(exponent, 3)
 
 
 def differentiate_twice(ctx: Any, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Gradients for d_out and all of `ARGUMENTS`; cotangents belong to d_q, d_k, d_v, d_attn_bias, d_head_factors."""
+    """Gradients for d_out and all of `ARGUMENTS`; cotangents belong to d_q, d_k, d_v, d_attn_bias, d_head_factors
+    and d_head_shifts."""
     d_out, *inputs = recall(ctx)
     call = KernelCall(*inputs)
-    leaves = [d_out, call.q, call.k, call.v, call.attn_bias, call.head_factors]
+    leaves = [d_out, call.q, call.k, call.v, call.attn_bias, call.head_factors, call.head_shifts]
     if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
         second = second_derivatives(call.unflatten, leaves, cotangents)
     else:
         second = packed_second_derivatives(call, Packing(call.cu_seqlens_q, call.cu_seqlens_k), leaves, cotangents)
-    return *second[:5], None, second[5], *NO_GRADIENT
+    return *second[:5], None, *second[5:], *NO_GRADIENT
 
 
 def packed_second_derivatives(
@@ -207,22 +244,22 @@ def packed_second_derivatives(
 ) -> list[Tensor | None]:
     """`second_derivatives`, one sequence after the other; packed sequences have no bias."""
     totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
-    d_out, (of_q, of_k, of_v, _, of_factors) = inputs[0], cotangents
+    d_out, (of_q, of_k, of_v, _, *of_heads) = inputs[0], cotangents
     assert d_out is not None
     assert of_q is not None
     assert of_k is not None
     assert of_v is not None
-    for q, k, v, alone in packing.split(call.q, call.k, call.v, call.unflatten(None)):
+    for q, k, v, alone in packing.split(call.q, call.k, call.v, call.unflatten(None, None)):
         start, key_start = alone.origin
         rows = slice(None), slice(None), slice(start, start + q.shape[2])
         keys = slice(None), slice(None), slice(key_start, key_start + k.shape[2])
 
-        def describe(factors: Tensor | None, alone: AttentionCall = alone) -> AttentionCall:
-            return replace(call.unflatten(factors), visibility=alone.visibility, origin=alone.origin)
+        def describe(*of_heads: Tensor | None, alone: AttentionCall = alone) -> AttentionCall:
+            return replace(call.unflatten(*of_heads), visibility=alone.visibility, origin=alone.origin)
 
-        parts = [d_out[rows], q, k, v, None, inputs[5]]
-        found = second_derivatives(describe, parts, [of_q[rows], of_k[keys], of_v[keys], None, of_factors])
-        for total, grad, part in zip(totals, found, (rows, rows, keys, keys, None, None), strict=True):
+        parts = [d_out[rows], q, k, v, None, *inputs[5:]]
+        found = second_derivatives(describe, parts, [of_q[rows], of_k[keys], of_v[keys], None, *of_heads])
+        for total, grad, part in zip(totals, found, (rows, rows, keys, keys, None, None, None), strict=True):
             if total is not None and grad is not None:
                 (total if part is None else total[part]).add_(grad)
     return totals
@@ -288,9 +325,13 @@ def visible(m, n, M, N, length, left, right, KEY_AXIS: tl.constexpr, BANDED: tl.
 
 
 @triton.jit
-def relu(x):
-    """[x]+ in which NaN stays NaN, as in torch: the plain maximum of a GPU takes the number, 0."""
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+def count_keys(m, M, N, length, left, right, BANDED: tl.constexpr):
+    """n, the keys that a row sees, at least 1: one number for all rows without BANDED, since all see the same keys."""
+    count = length
+    if BANDED:
+        position = m + (N - M)
+        count = tl.minimum(position + right + 1, length) - tl.maximum(position - left, 0)
+    return tl.maximum(count, 1).to(tl.float32)
 
 
 @triton.jit
@@ -298,17 +339,13 @@ def row_gain(
     gain, exponent, m, M, N, length, left, right,
     KEY_AXIS: tl.constexpr, BANDED: tl.constexpr, ROW_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """What a row's rectified powers are multiplied with: `gain`, times n^-exponent where the rows are scaled.
+    """What a row's weights are multiplied with: `gain`, times n^-exponent where the rows are scaled.
 
-    One number for all rows without BANDED, since all see the same keys. Roots and quotients are the correctly rounded
-    ones, as in torch; the default ones of a GPU are not.
+    One number for all rows without BANDED. Roots and quotients are the correctly rounded ones, as in torch; the default
+    ones of a GPU are not.
     """
     if ROW_SCALE > 0:
-        count = length
-        if BANDED:
-            position = m + (N - M)
-            count = tl.minimum(position + right + 1, length) - tl.maximum(position - left, 0)
-        count = tl.maximum(count, 1).to(tl.float32)
+        count = count_keys(m, M, N, length, left, right, BANDED)
         if ROW_SCALE == 1:
             gain = tl.div_rn(gain, tl.sqrt_rn(count))
         elif ROW_SCALE == 2:
@@ -396,15 +433,43 @@ def load_mask_tile(ptr, strides, seq, m, n, other, KEY_AXIS: tl.constexpr):
 
 
 @triton.jit
-def seen_scores(
-    scores, m, n, seq, window, mask_args, scale,
-    KEY_AXIS: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr,
-    BIAS: tl.constexpr, MASK: tl.constexpr, SCALE_INSIDE: tl.constexpr,
+def row_shifts(
+    shift_args, m, H, rows, seq, window,
+    KEY_AXIS: tl.constexpr, BANDED: tl.constexpr, SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """Scores, scaled if SCALE_INSIDE and biased if BIAS, with zeros where a query does not see a key: 0 is what a ReLU
-    makes of a hidden score, forward and backward.
+    """What is subtracted from the scores of each row, and its unit: the shift is linear in the factor of its head.
 
-    Without EDGE, bias and mask every cell is seen, or belongs to a key that was loaded as zeros.
+    `shift_args` = (factor, pointer to those of the heads, pointer to counts of keys). COUNTED: counts [B, H, rows] are
+    given, where a mask or bias may hide any key.
+    """
+    unit, factor = 0.0, 0.0
+    if SHIFT > 0:
+        factor, shifts_ptr, counts_ptr = shift_args
+        b, h, _, _, _, M, N, length = seq
+        left, right = window
+        if SHIFT_PER_HEAD:
+            factor = factor * tl.load(shifts_ptr + h)
+        if COUNTED:
+            count = tl.load(counts_ptr + tl.cast(b * H + h, tl.int64) * rows + m, mask=m < M, other=1.0)
+        else:
+            count = count_keys(m, M, N, length, left, right, BANDED)
+        unit = shift_unit(count, SHIFT)
+        if BANDED or COUNTED:
+            unit = tl.expand_dims(unit, KEY_AXIS)
+    return unit * factor, unit
+
+
+@triton.jit
+def seen_scores(
+    scores, m, n, seq, window, mask_args, shift, scale,
+    KEY_AXIS: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, SCALE_INSIDE: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Scores, scaled if SCALE_INSIDE, biased if BIAS and shifted if SHIFT, with zeros where a query does not see a key:
+    0 is what a ReLU makes of a hidden score, forward and backward. And where it sees one, for other functions.
+
+    Without EDGE, bias and mask nothing is tested: every cell is seen, or belongs to a key that was loaded as zeros.
     """
     bias_ptr, bias_strides, mask_ptr, mask_strides = mask_args
     _, _, _, _, _, M, N, length = seq
@@ -413,31 +478,19 @@ def seen_scores(
         scores = scores * scale
     if BIAS:
         bias = load_mask_tile(bias_ptr, bias_strides, seq, m, n, 0.0, KEY_AXIS).to(tl.float32)
-        scores = tl.where(bias <= HIDING_BIAS, 0.0, scores + bias)
+        hidden = bias <= HIDING_BIAS
+        scores = tl.where(hidden, 0.0, scores + bias)
+    if SHIFT > 0:
+        scores = scores - shift
+    seen = 0
     if EDGE or BIAS or MASK:
         seen = visible(m, n, M, N, length, left, right, KEY_AXIS, BANDED)
         if MASK:
             seen = seen & (load_mask_tile(mask_ptr, mask_strides, seq, m, n, 0, KEY_AXIS) != 0)
         scores = tl.where(seen, scores, 0.0)
-    return scores
-
-
-@triton.jit
-def rectified_powers(scores, DTYPE: tl.constexpr, POWER: tl.constexpr, ASM: tl.constexpr):
-    """[scores]+ ** POWER in DTYPE. ASM folds the ReLU into the conversion, which Triton does not find by itself;
-    it keeps NaN too. The interpreter has no assembler, so it takes the other way."""
-    if ASM and POWER == 1 and tl.bfloat16 == DTYPE:
-        weights = tl.inline_asm_elementwise(
-            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    elif ASM and POWER == 1 and tl.float16 == DTYPE:
-        weights = tl.inline_asm_elementwise(
-            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.float16, is_pure=True, pack=2
-        )
-    else:
-        rectified = relu(scores)
-        weights = (rectified * rectified if POWER == 2 else rectified).to(DTYPE)
-    return weights
+        if BIAS:
+            seen = seen & ~hidden
+    return scores, seen
 
 
 @triton.jit

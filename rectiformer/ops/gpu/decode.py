@@ -1,6 +1,6 @@
 """Decoding: the few queries of a row against the keys and values that a cache holds for it. No kernel has a gradient.
 
-Rectified rows and softmax take one operator, `rectiformer::decode`. `decode_heads_kernel` has one query row per key
+Pointwise variants and softmax take one operator, `rectiformer::decode`. `decode_heads_kernel` has one query row per key
 head: no matrix unit helps, so products are multiplied and summed, and each of the BLOCK_N positions of a block keeps
 sums of its own until the end. `decode_groups_kernel` has several query rows that share a key head and uses matrix
 products. Both walk over the part of the keys that is their split's; with more than one split they leave float32 parts
@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rectiformer.ops.activations import cosine_scores, unit_rms
 from rectiformer.ops.autograd import operator
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import queries_per_key_head, simplex_suits
@@ -38,8 +39,8 @@ from rectiformer.ops.gpu.common import (
     block_size,
     empty_heads_last,
     pointer,
+    pointwise_parts,
     power_of_two,
-    relu,
     row_gain,
     row_scale_flag,
     row_scale_parts,
@@ -47,6 +48,7 @@ from rectiformer.ops.gpu.common import (
 )
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import KernelPlan, PlanCache, is_aligned, is_intercepted, open_plan
+from rectiformer.ops.gpu.pointwise import key_gains, pointwise_flags, scale_scores, shift_unit, whole_power
 from rectiformer.ops.gpu.simplex import simplex_weights
 from rectiformer.ops.norm import OutputNorm, norm_heads
 from rectiformer.ops.plain import plain_weights
@@ -73,18 +75,19 @@ CACHE_PROGRAMS = 256
 
 ARGUMENTS = (
     "Tensor q, Tensor(a!) keys, Tensor(b!) values, Tensor? new_key, Tensor? new_value, Tensor? lengths, "
-    "Tensor? ancestors, Tensor? head_factors, Tensor? norm_gain, Tensor? norm_gate, int power, float scale, "
-    "float row_exponent, float row_factor, float norm_epsilon, SymInt window_left, SymInt splits, bool skip_zeros, "
-    "bool all_heads"
+    "Tensor? ancestors, Tensor? head_factors, Tensor? head_shifts, Tensor? norm_gain, Tensor? norm_gate, "
+    "str function, int power, str shift, float shift_factor, float scale, float row_exponent, float row_factor, "
+    "float norm_epsilon, SymInt window_left, SymInt splits, bool skip_zeros, bool all_heads, bool unit_keys"
 )
 
 
 @dataclass(frozen=True)
 class DecodeCall:
-    """Sum over a row's keys of head_factors[h] row_factor n^-row_exponent [scale q k]+ ** power v.
+    """Sum over a row's keys of head_factors[h] row_factor n^-row_exponent function(x) ** power v, where x = scale q k -
+    head_shifts[h] shift_factor shift(n).
 
-    Power 0 is a softmax. With norm_gain, the output norm over all heads follows, which asks for `all_heads` in
-    one program.
+    Power 0 is a softmax. With unit_keys, keys are divided by their root mean square. With norm_gain, the output norm
+    over all heads follows, which asks for `all_heads` in one program.
     """
 
     q: Tensor  # [R, H, Q, D]
@@ -95,9 +98,13 @@ class DecodeCall:
     lengths: Tensor | None  # [R] or [1], the new key included; None where every row has all keys
     ancestors: Tensor | None  # [R, capacity]
     head_factors: Tensor | None  # [H]
+    head_shifts: Tensor | None  # [H]
     norm_gain: Tensor | None  # [H * Dv]
     norm_gate: Tensor | None
+    function: str
     power: int
+    shift: str
+    shift_factor: float
     scale: float
     row_exponent: float
     row_factor: float
@@ -106,6 +113,12 @@ class DecodeCall:
     splits: int
     skip_zeros: bool
     all_heads: bool
+    unit_keys: bool
+
+    @property
+    def scales_outside(self) -> bool:
+        """As of a `KernelCall`."""
+        return self.function == "relu" and not self.shift
 
 
 def fused_decoding(
@@ -139,11 +152,13 @@ def decode_inputs(
 ) -> tuple[tuple[Any, ...], bool]:
     """The operator's inputs, and whether one program takes all heads of a row, and so their norm."""
     q, call = with_positive_scale(q, call)
-    splits, skip, together = choose_splits(q, keys, values, norm is not None, splits, skip)
-    _, _, head_factors = row_scale_parts(q, call)
+    chosen = choose_splits(q, keys, values, norm is not None, splits, skip)
+    *_, together = chosen
+    head_factors, head_shifts = row_scale_parts(q, call)[2], pointwise_parts(q, call)[4]
+    q = unit_rms(q) if call.variant.score is cosine_scores else q
     gain, gate, epsilon = (norm.gain, norm.gate, norm.epsilon) if norm is not None and together else (None, None, 0.0)
-    tensors = (*(new or (None, None)), call.visibility.key_lengths, ancestors, head_factors, gain, gate)
-    return (q, keys, values, *tensors, *decode_numbers(q, call, epsilon, splits, skip, together)), together
+    tensors = (*(new or (None, None)), call.visibility.key_lengths, ancestors, head_factors, head_shifts, gain, gate)
+    return (q, keys, values, *tensors, *decode_numbers(q, call, epsilon, *chosen)), together
 
 
 def plan_decoding(
@@ -178,9 +193,12 @@ def decode_numbers(
     q: Tensor, call: AttentionCall, epsilon: float, splits: int, skip: bool, together: bool
 ) -> tuple[Any, ...]:
     """The operator's inputs after its tensors."""
+    function, power, shift, shift_factor, _ = pointwise_parts(q, call)
     exponent, factor, _ = row_scale_parts(q, call)
-    numbers = (call.variant.power, call.scale, exponent, factor, epsilon, call.visibility.left)
-    return *numbers, splits, skip and call.variant.rectified, together
+    skip = skip and power > 0 and function == "relu"  # only a ReLU has weights of exactly 0
+    scales = (call.scale, exponent, factor, epsilon)
+    cosine = call.variant.score is cosine_scores
+    return function, power, shift, shift_factor, *scales, call.visibility.left, splits, skip, together, cosine
 
 
 class GrowingPlan:
@@ -309,17 +327,20 @@ def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch
     q, keys, values = call.q, call.keys, call.values
     (R, H, Q, D), (_, K, capacity, Dv) = q.shape, values.shape
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
-    gain = call.row_factor * call.scale**call.power if call.power else 1.0
+    gain = call.row_factor * (call.scale**call.power if call.scales_outside else 1.0) if call.power else 1.0
+    scale = call.scale if call.power else call.scale * math.log2(math.e)
     parts = tensors[slots[3]]
     strides = [tensors[slot].stride()[-4:] for slot in slots[:6]]  # of parts, those of one split
     length_step = 0 if call.lengths is None or len(call.lengths) == 1 else call.lengths.stride(0)
     ancestor_step = 0 if call.ancestors is None or len(call.ancestors) == 1 else call.ancestors.stride(0)
     numbers = (
         *chain(*strides), length_step, ancestor_step, parts.stride(0), R, H, K, Q, capacity, D, Dv,
-        call.window_left, call.scale * math.log2(math.e), gain, call.row_exponent, call.norm_epsilon,
+        call.window_left, scale, gain, call.row_exponent, call.shift_factor, call.norm_epsilon,
     )  # fmt: skip
     flags = {
-        "POWER": call.power,
+        **pointwise_flags(call.function, call.power, call.shift, call.head_shifts is not None),
+        "SCALE_INSIDE": not call.power or not call.scales_outside,
+        "UNIT_KEYS": call.unit_keys,
         "ROW_SCALE": row_scale_flag(call.row_exponent),
         "PER_HEAD": call.head_factors is not None,
         "RAGGED": call.lengths is not None,
@@ -460,10 +481,23 @@ def split_range(length, known, left, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def decode_gain(gain, exponent, length, left, factor_ptr, heads, H, PER_HEAD: tl.constexpr, ROW_SCALE: tl.constexpr):
-    """What the rectified powers of each of `heads` are multiplied with."""
+    """What the weights of each of `heads` are multiplied with."""
     count = tl.minimum(length, left + 1)
     gain = row_gain(gain, exponent, 0, 0, 0, count, 0, 0, 1, False, ROW_SCALE)
     return gain * tl.load(factor_ptr + heads, mask=heads < H, other=0.0) if PER_HEAD else gain
+
+
+@triton.jit
+def decode_shift(
+    factor, length, left, shifts_ptr, heads, H, SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr
+):  # fmt: skip
+    """What is subtracted from the scores of each of `heads`."""
+    shift = 0.0
+    if SHIFT > 0:
+        count = tl.maximum(tl.minimum(length, left + 1), 1).to(tl.float32)
+        shift = factor * shift_unit(count, SHIFT)
+        shift = shift * tl.load(shifts_ptr + heads, mask=heads < H, other=0.0) if SHIFT_PER_HEAD else shift
+    return shift
 
 
 @triton.jit
@@ -493,22 +527,29 @@ def softmax_step(scores, running_max, highest):
 
 
 @triton.jit
-def rectified_power(scores, POWER: tl.constexpr):
-    """Keys that are not seen were loaded as zeros, so nothing has to be hidden."""
-    rectified = relu(scores)
-    return rectified * rectified if POWER == 2 else rectified
+def softmax_block(scores, held, running_max, total, mixed):
+    """Weights of a block of scores [M, N], with all sums of the rows brought to the new highest score."""
+    scores = tl.where(held[None, :], scores, MINUS_INFINITY)
+    highest = tl.maximum(running_max, tl.max(scores, 1))
+    weights, _ = softmax_step(scores, scores, highest[:, None])
+    _, shrink = softmax_step(running_max, running_max, highest)
+    return weights, highest, total * shrink + tl.sum(weights, 1), mixed * shrink[:, None]
 
 
 @triton.jit
-def add_new_key(mixed, running_max, total, score, value, gain, POWER: tl.constexpr):
-    """The sums of rows [M, BLOCK_DV] with one key more, of these scores [M]; -inf where it is not to be added."""
+def add_new_key(
+    mixed, running_max, total, score, value, gain, mine, POWER: tl.constexpr, WEIGHT: tl.constexpr
+):  # fmt: skip
+    """The sums of rows [M, BLOCK_DV] with one key more, of these scores [M], where it is this program's to add."""
     if POWER == 0:
+        score = tl.where(mine, score, MINUS_INFINITY)
         highest = tl.maximum(running_max, score)
         weight, shrink = softmax_step(score, running_max, highest)
         running_max, total, mixed = highest, total * shrink + weight, mixed * shrink[:, None]
         mixed += weight[:, None] * value
     else:
-        mixed += rectified_power(score, POWER)[:, None] * gain * value
+        weight = tl.where(mine, whole_power(WEIGHT(score), POWER), 0.0)
+        mixed += weight[:, None] * gain * value
     return mixed, running_max, total
 
 
@@ -535,8 +576,9 @@ def norm_row(z, gain_ptr, gate_ptr, columns, inside, E, epsilon, NORM: tl.conste
 
 @triton.jit
 def scan_keys(
-    q, k_ptrs, v_ptrs, inside, inside_v, k_steps, v_steps, r, span, ancestry, scale,
-    POWER: tl.constexpr, INDEXED: tl.constexpr, SKIP_ZEROS: tl.constexpr,
+    q, k_ptrs, v_ptrs, inside, inside_v, k_steps, v_steps, r, span, ancestry, scale, shift, D,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SHIFT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
+    UNIT_KEYS: tl.constexpr, INDEXED: tl.constexpr, SKIP_ZEROS: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """What each of BLOCK_N positions adds up over the blocks of `span`: values, and of a softmax highest score and sum.
@@ -570,14 +612,15 @@ def scan_keys(
         k_ahead = tl.load(ahead, mask=seen[:, None, None] & inside[None], other=0.0)
         rows_ahead = cache_rows(ancestors_ptr, ancestor_step, r, n + BLOCK_N, n + BLOCK_N < stop, INDEXED)
         scores = tl.sum(k.to(tl.float32) * q[None], 2)  # [BLOCK_N, HEADS]
+        scores = scale_scores(scores, key_gains(k, D, 2, UNIT_KEYS), scale, shift, SCALE_INSIDE, SHIFT, UNIT_KEYS)
         mixed += weights[:, :, None] * v.to(tl.float32)  # of the block before
         if POWER == 0:
-            scores = tl.where(held[:, None], scores * scale, MINUS_INFINITY)
+            scores = tl.where(held[:, None], scores, MINUS_INFINITY)
             highest = tl.maximum(running_max, scores)
             weights, shrink = softmax_step(scores, running_max, highest)
             running_max, total, mixed = highest, total * shrink + weights, mixed * shrink[:, :, None]
         else:
-            weights = rectified_power(scores, POWER)
+            weights = whole_power(WEIGHT(scores), POWER)  # keys not seen are zeros, and so are their values
         v = tl.load(own, mask=asked & (weights > 0.0)[:, :, None], other=0.0) if SKIP_ZEROS else v_now
         k = k_ahead
         start += BLOCK_N
@@ -587,13 +630,15 @@ def scan_keys(
 @triton.jit
 def decode_heads_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, new_k_ptr, new_v_ptr, highest_ptr, total_ptr,
-    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr,
+    lengths_ptr, ancestors_ptr, factor_ptr, shifts_ptr, gain_ptr, gate_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
-    o_batch, o_head, o_row, o_column,
-    new_k_batch, new_k_head, new_k_row, new_k_column, new_v_batch, new_v_head, new_v_row, new_v_column,
-    length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv, left, scale, gain, exponent, epsilon,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, RAGGED: tl.constexpr, APPEND: tl.constexpr,
-    INDEXED: tl.constexpr, PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, NORM: tl.constexpr,
+    o_batch, o_head, o_row, o_column, new_k_batch, new_k_head, new_k_row, new_k_column,
+    new_v_batch, new_v_head, new_v_row, new_v_column, length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv,
+    left, scale, gain, exponent, shift_factor, epsilon,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, UNIT_KEYS: tl.constexpr, ROW_SCALE: tl.constexpr,
+    PER_HEAD: tl.constexpr, RAGGED: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
+    PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, NORM: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of a row, one query each. SKIP_ZEROS: the value of a key that weighs nothing is not read."""
@@ -606,18 +651,19 @@ def decode_heads_kernel(
     first, start, stop = split_range(length, known, left, BLOCK_N)
     q = tl.load(q_ptr + r * q_batch + heads * q_head + d * q_column, mask=inside, other=0.0).to(tl.float32)
     k_ptrs, v_ptrs = k_ptr + heads * k_head + d * k_column, v_ptr + heads * v_head + dv * v_column
+    shift = decode_shift(shift_factor, length, left, shifts_ptr, h, H, SHIFT, SHIFT_PER_HEAD)
     if APPEND:
         mine = (tl.program_id(2) == 0) & (known >= 0)  # one split alone adds and writes the new key
         new_k_own = new_k_ptr + r * new_k_batch + heads * new_k_head + d * new_k_column
         new_v_own = new_v_ptr + r * new_v_batch + heads * new_v_head + dv * new_v_column
         new_k = append(new_k_own, k_ptrs + r * k_batch + known * k_row, inside, mine)
         new_v = append(new_v_own, v_ptrs + r * v_batch + known * v_row, inside_v, mine)
-        score = tl.sum(q * new_k, 1) * (scale if POWER == 0 else 1.0)
-        score = tl.where(mine, score, MINUS_INFINITY)
+        score = tl.sum(q * new_k, 1)
+        score = scale_scores(score, key_gains(new_k, D, 1, UNIT_KEYS), scale, shift, SCALE_INSIDE, SHIFT, UNIT_KEYS)
     mixed, running_max, total = scan_keys(
         q, k_ptrs, v_ptrs, inside, inside_v, (k_batch, k_row), (v_batch, v_row), r, (start, stop, first),
-        (ancestors_ptr, ancestor_step), scale,
-        POWER, INDEXED, SKIP_ZEROS, HEADS, BLOCK_N, BLOCK_D, BLOCK_DV,
+        (ancestors_ptr, ancestor_step), scale, shift, D,
+        POWER, WEIGHT, SHIFT, SCALE_INSIDE, UNIT_KEYS, INDEXED, SKIP_ZEROS, HEADS, BLOCK_N, BLOCK_D, BLOCK_DV,
     )  # fmt: skip
     highest = tl.max(running_max, 0)
     if POWER == 0:
@@ -625,7 +671,7 @@ def decode_heads_kernel(
         mixed, total = mixed * shrink[:, :, None], total * shrink
     out, total = tl.sum(mixed, 0), tl.sum(total, 0)
     if APPEND:
-        out, highest, total = add_new_key(out, highest, total, score, new_v, 1.0, POWER)
+        out, highest, total = add_new_key(out, highest, total, score, new_v, 1.0, mine, POWER, WEIGHT)
     if POWER == 0:
         rows_out = (tl.program_id(2) * R + r) * H + h
         out = finish_softmax(out, highest, total, highest_ptr, total_ptr, rows_out, h < H, PARTIAL)
@@ -640,13 +686,15 @@ def decode_heads_kernel(
 @triton.jit
 def decode_groups_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, new_k_ptr, new_v_ptr, highest_ptr, total_ptr,
-    lengths_ptr, ancestors_ptr, factor_ptr, gain_ptr, gate_ptr,
+    lengths_ptr, ancestors_ptr, factor_ptr, shifts_ptr, gain_ptr, gate_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
-    o_batch, o_head, o_row, o_column,
-    new_k_batch, new_k_head, new_k_row, new_k_column, new_v_batch, new_v_head, new_v_row, new_v_column,
-    length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv, left, scale, gain, exponent, epsilon,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, RAGGED: tl.constexpr, APPEND: tl.constexpr,
-    INDEXED: tl.constexpr, PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, STAGES: tl.constexpr,
+    o_batch, o_head, o_row, o_column, new_k_batch, new_k_head, new_k_row, new_k_column,
+    new_v_batch, new_v_head, new_v_row, new_v_column, length_step, ancestor_step, o_split, R, H, K, Q, capacity, D, Dv,
+    left, scale, gain, exponent, shift_factor, epsilon,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, UNIT_KEYS: tl.constexpr, ROW_SCALE: tl.constexpr,
+    PER_HEAD: tl.constexpr, RAGGED: tl.constexpr, APPEND: tl.constexpr, INDEXED: tl.constexpr,
+    PARTIAL: tl.constexpr, SKIP_ZEROS: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All queries of all heads that read one key head: row m is query m % Q of the group's head m // Q."""
@@ -661,8 +709,8 @@ def decode_groups_kernel(
     k_ptrs, v_ptrs = k_ptr + head * k_head + d * k_column, v_ptr + head * v_head + dv * v_column
     wide = q.to(tl.float32)
     gain = decode_gain(gain, exponent, length, left, factor_ptr, heads[:, None], H, PER_HEAD, ROW_SCALE)
-    running_max = tl.full([BLOCK_M], MINUS_INFINITY, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    shift = decode_shift(shift_factor, length, left, shifts_ptr, heads, H, SHIFT, SHIFT_PER_HEAD)
+    running_max, total = tl.full([BLOCK_M], MINUS_INFINITY, tl.float32), tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     if APPEND:
         mine = (tl.program_id(2) == 0) & (known >= 0)
@@ -670,9 +718,10 @@ def decode_groups_kernel(
         new_v_own = new_v_ptr + r * new_v_batch + head * new_v_head + dv * new_v_column
         new_k = append(new_k_own, k_ptrs + r * k_batch + known * k_row, d < D, mine)
         new_v = append(new_v_own, v_ptrs + r * v_batch + known * v_row, dv < Dv, mine)
-        score = tl.sum(wide * new_k, 1) * (scale if POWER == 0 else 1.0)
-        score = tl.where(mine, score, MINUS_INFINITY)
-        mixed, running_max, total = add_new_key(mixed, running_max, total, score, new_v, gain, POWER)
+        score = tl.sum(wide * new_k, 1)
+        score = scale_scores(score, key_gains(new_k, D, 1, UNIT_KEYS), scale, shift, SCALE_INSIDE, SHIFT, UNIT_KEYS)
+        mixed, running_max, total = add_new_key(mixed, running_max, total, score, new_v, gain, mine, POWER, WEIGHT)
+    shift = shift[:, None] if SHIFT_PER_HEAD else shift
     weights = tl.zeros([BLOCK_M, BLOCK_N], v_ptr.dtype.element_ty)
     v = tl.zeros([BLOCK_N, BLOCK_DV], v_ptr.dtype.element_ty)
     for begin in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
@@ -681,15 +730,12 @@ def decode_groups_kernel(
         rows = cache_rows(ancestors_ptr, ancestor_step, r, n, held, INDEXED)
         k = tl.load(k_ptrs + (rows * k_batch + n * k_row)[:, None], mask=held[:, None] & (d < D), other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        scores = scale_scores(scores, key_gains(k, D, 1, UNIT_KEYS), scale, shift, SCALE_INSIDE, SHIFT, UNIT_KEYS)
         mixed += tl.dot(weights, v, input_precision="ieee")  # of the block before, whose values have arrived by now
         if POWER == 0:
-            scores = tl.where(held[None, :], scores * scale, MINUS_INFINITY)
-            highest = tl.maximum(running_max, tl.max(scores, 1))
-            wide_weights, _ = softmax_step(scores, scores, highest[:, None])
-            _, shrink = softmax_step(running_max, running_max, highest)
-            running_max, total, mixed = highest, total * shrink + tl.sum(wide_weights, 1), mixed * shrink[:, None]
+            wide_weights, running_max, total, mixed = softmax_block(scores, held, running_max, total, mixed)
         else:
-            wide_weights = rectified_power(scores, POWER) * gain
+            wide_weights = whole_power(WEIGHT(scores), POWER) * gain
         weights = wide_weights.to(v_ptr.dtype.element_ty)
         asked = held & (tl.max(weights.to(tl.float32), 0) > 0.0) if SKIP_ZEROS else held
         v = tl.load(v_ptrs + (rows * v_batch + n * v_row)[:, None], mask=asked[:, None] & (dv < Dv), other=0.0)

@@ -1,9 +1,9 @@
-"""Attention of sequences of any length, rectified rows only: launches, operators and the forward kernel.
+"""Attention of sequences of any length, pointwise variants only: launches, operators and the forward kernel.
 
-A rectified row has no maximum, no sum and no rescaling, so the loop over keys is two matrix products with a ReLU
-between them; all that scales a row is multiplied once at the end. Autograd keeps the inputs and nothing else, and the
-backward pass (long_backward.py) is deterministic. As operators of torch: `rectiformer::long`, `rectiformer::long_rows`,
-which also sums up each row of weights, and the backward of either.
+A row of pointwise weights has no maximum, no sum and no rescaling, so the loop over keys is two matrix products with a
+function between them, above all a ReLU; all that scales a row is multiplied once at the end. Autograd keeps the inputs
+and nothing else, and the backward pass (long_backward.py) is deterministic. As operators of torch: `rectiformer::long`,
+`rectiformer::long_rows`, which also sums up each row of rectified weights, and the backward of either.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rectiformer.ops.gpu.common import (
     key_range,
     load_tile,
     locate_sequence,
-    rectified_powers,
     row_gain,
     row_scale_parts,
+    row_shifts,
     safe_log,
     seen_scores,
     store_tile,
@@ -43,6 +43,7 @@ from rectiformer.ops.gpu.common import (
 )
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, is_aligned, open_plan, run_kernels
+from rectiformer.ops.gpu.pointwise import weigh
 from rectiformer.ops.reference import scale_rows
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def has_large_tiles(device: torch.device) -> bool:
 
 
 def long_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
-    """`reference_attention` for rectified rows of any length.
+    """`reference_attention` for pointwise rows of any length.
 
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
     """
@@ -140,7 +141,7 @@ def long_inputs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: P
     if packing is not None:
         max_queries = max_queries if packing.max_seqlen_q is None else packing.max_seqlen_q
         max_keys = max_keys if packing.max_seqlen_k is None else packing.max_seqlen_k
-    return q, k, v, *flatten(call, packing, (exponent, factor, head_factors), max_queries, max_keys)
+    return q, k, v, *flatten(q, call, packing, (exponent, factor, head_factors), max_queries, max_keys)
 
 
 def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
@@ -153,7 +154,10 @@ def scale_late(out: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     return out
 
 
-TABLES = ("head_factors", "key_lengths", "seed", "cu_seqlens_q", "cu_seqlens_k", "rows", "attn_bias", "attn_mask")
+TABLES = (
+    "head_factors", "key_lengths", "seed", "cu_seqlens_q", "cu_seqlens_k", "rows", "head_shifts", "row_counts",
+    "attn_bias", "attn_mask",
+)  # fmt: skip
 """What the kernels read by address. `rows` [B, H, M, 2] is what is known of each row of weights: sums and entropies, or
 slopes; it is no input of a call."""
 
@@ -161,7 +165,7 @@ slopes; it is no input of a call."""
 class LongPlan(AttentionPlan):
     """One launch forward; backward one for keys and values, one for queries, and more where a call asks for them."""
 
-    gradient_of: ClassVar = {"q": 0, "k": 1, "v": 2, "attn_bias": 3, "head_factors": 4}
+    gradient_of: ClassVar = {"q": 0, "k": 1, "v": 2, "attn_bias": 3, "head_factors": 4, "head_shifts": 5}
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
         super().__init__(tensors, numbers)
@@ -185,9 +189,9 @@ class LongPlan(AttentionPlan):
         gradients = self.gradients.get(layout)
         if gradients is None:
             gradients = self.gradients.keep(layout, LongGradients(self, d_out, held))
-        d_q, d_k, d_v = gradients(d_out, held)
+        d_q, d_k, d_v, d_shifts = gradients(d_out, held)
         d_bias = bias_gradient(self, d_out, held) if "attn_bias" in self.slots else None
-        return d_q, d_k, d_v, d_bias, self.factor_gradients(held, d_v)
+        return d_q, d_k, d_v, d_bias, self.factor_gradients(held, d_v), d_shifts
 
     def factor_gradients(self, held: Sequence[Tensor], d_v: Tensor) -> Tensor | None:
         """Mixed values are linear in v, so <d_out, out> is <d_v, v>, head by head."""
@@ -198,14 +202,15 @@ class LongPlan(AttentionPlan):
 
 @operator(f"long({ARGUMENTS}) -> Tensor")
 def long(*inputs: Any) -> Tensor:
-    """The output of a `KernelCall` of rectified rows."""
+    """The output of a `KernelCall` of pointwise rows."""
     plan, held = open_plan(LongPlan, inputs)
     return plan.forward(held)
 
 
-@operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+@operator(f"long_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 def long_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of `long` for q, k, v, attn_bias and head_factors; the last two are empty without them."""
+    """Gradients of `long` for q, k, v, attn_bias, head_factors and head_shifts; the last three are empty without
+    them."""
     plan, held = open_plan(LongPlan, inputs)
     return fill_gradients(plan.backward(d_out, held), d_out)
 
@@ -233,7 +238,7 @@ def long_rows_backward(d_out: Tensor, slopes: Tensor, *inputs: Any) -> tuple[Ten
     from rectiformer.ops.gpu.long_backward import LongGradients
 
     plan, held = open_plan(LongPlan, inputs)
-    d_q, d_k, d_v = LongGradients(plan, d_out, held, stats=True)(d_out, held, slopes.contiguous())
+    d_q, d_k, d_v, _ = LongGradients(plan, d_out, held, stats=True)(d_out, held, slopes.contiguous())
     return fill_gradients((d_q, d_k, d_v, plan.factor_gradients(held, d_v)), d_out)
 
 
@@ -261,9 +266,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("rectiformer::long_backward")
 def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     d_q, d_k, d_v, d_factors = empty_gradients(*inputs)
-    bias = inputs[3]
+    bias, shifts = inputs[3], inputs[6]
     none = d_q.new_empty(0, dtype=torch.float32)
-    return d_q, d_k, d_v, none if bias is None else bias.new_empty(bias.shape), d_factors
+    d_shifts = none if shifts is None else none.new_empty(len(shifts))
+    return d_q, d_k, d_v, none if bias is None else bias.new_empty(bias.shape), d_factors, d_shifts
 
 
 @torch.library.register_fake("rectiformer::long_rows_backward")
@@ -280,9 +286,10 @@ def empty_gradients(*inputs: Any) -> tuple[Tensor, ...]:
 # autograd calls the next functions with a context of its own, whose type torch does not publish.
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     inputs = recall(ctx)
-    d_q, d_k, d_v, d_bias, d_factors = long_backward(d_out, *inputs)
-    bias, factors = inputs[3], inputs[5]
-    return d_q, d_k, d_v, None if bias is None else d_bias, None, None if factors is None else d_factors, *NO_GRADIENT
+    d_q, d_k, d_v, *more = long_backward(d_out, *inputs)
+    asked = inputs[3], inputs[5], inputs[6]
+    d_bias, *of_heads = (None if given is None else found for given, found in zip(asked, more, strict=True))
+    return d_q, d_k, d_v, d_bias, None, *of_heads, *NO_GRADIENT
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -296,7 +303,7 @@ def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _differentiate_rows(ctx: Any, d_out: Tensor, d_rows: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, rows = recall(ctx)
     d_q, d_k, d_v, d_factors = long_rows_backward(d_out, row_slopes(d_rows, rows), *inputs)
-    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *NO_GRADIENT
+    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, None, *NO_GRADIENT
 
 
 register_derivative(long, _differentiate)
@@ -333,7 +340,8 @@ def prepare(
     more = {"GROUP": call.q.shape[1] // call.k.shape[1]} if name == "keys" else {}
     numbers = (
         *mask_strides(call), *(tensor.stride() for tensor in strided), (call.window_left, call.window_right),
-        *shape_args(call), call.scale, *gains, call.row_exponent, call.dropout_threshold,
+        *shape_args(call), call.scale, *gains, call.row_exponent, call.shift_factor,
+        call.dropout_threshold,
     )  # fmt: skip
     flags = long_flags(call, tiling) | more | {"STATS": stats, "TMA": tma}
     return Launch(kernel, tile_grid(call, length, size, owner.shape[1]), tensors, slots, numbers, flags, tiles)
@@ -355,12 +363,12 @@ def hidden_sides(call: KernelCall) -> tuple[bool, bool]:
 
 
 def scales_inside(call: KernelCall) -> bool:
-    """Whether scores are scaled before the ReLU: a bias asks for it, and unscaled ones may overflow in float16."""
-    return call.attn_bias is not None or call.q.dtype == torch.float16
+    """Whether scores are scaled before the function: a bias asks for it, and unscaled ones may overflow in float16."""
+    return not call.scales_outside or call.attn_bias is not None or call.q.dtype == torch.float16
 
 
 def gain_of(call: KernelCall) -> float:
-    """What rectified powers are multiplied with in the end."""
+    """What weights are multiplied with in the end."""
     return call.row_factor * (1.0 if scales_inside(call) else call.scale**call.power) / (1 - call.dropout_p)
 
 
@@ -388,6 +396,7 @@ def long_flags(call: KernelCall, tiling: Tiling) -> dict[str, Any]:
         "BIAS": call.attn_bias is not None,
         "MASK": call.attn_mask is not None,
         "SCALE_INSIDE": scales_inside(call),
+        "COUNTED": call.row_counts is not None,
         "ASM": not interpreting(),
         "PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "tf32",
         "BLOCK_M": tiling.queries,
@@ -409,10 +418,10 @@ def copy_engine_reads(tensor: Tensor) -> bool:
 @triton.jit
 def mix_keys(
     mixed, mass, logs, q, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window,
-    mask_args, seed_ptr, threshold, scale, D, Dv,
-    EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
-    MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr,
-    TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    mask_args, shift, seed_ptr, threshold, scale, D, Dv,
+    EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
+    SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`mixed` plus what keys `begin` to `end` add; EDGE: not every query may see each of them.
@@ -425,8 +434,11 @@ def mix_keys(
         n = column + tl.arange(0, BLOCK_N)
         keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(q, keys.T, input_precision=PRECISION)
-        scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 1, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE)
-        weights = rectified_powers(scores, tl.float32 if STATS else q.dtype, POWER, ASM)
+        scores, seen = seen_scores(
+            scores, m, n, seq, window, mask_args, shift, scale, 1, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE, SHIFT
+        )
+        dtype: tl.constexpr = tl.float32 if STATS else q.dtype
+        weights = weigh(scores, seen, dtype, POWER, WEIGHT, RECTIFIED, EDGE or BIAS or MASK, ASM)
         if STATS:  # before dropout
             mass += tl.sum(weights, 1)
             logs += tl.sum(weights * safe_log(weights), 1)
@@ -445,10 +457,11 @@ def mix_keys(
 @triton.jit
 def long_forward_kernel(
     q, k, v, q_ptr, k_ptr, v_ptr, out_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr, k_bounds_ptr,
-    rows_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides,
+    rows_ptr, shifts_ptr, counts_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides,
     v_strides, out_strides, window,
-    H, group, M, N, D, Dv, scale, gain, exponent, threshold,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    H, group, M, N, D, Dv, scale, gain, exponent, shift_factor, threshold,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
@@ -475,6 +488,8 @@ def long_forward_kernel(
         queries = load_tile(q, q_ptr, q_strides, b, h, q_start, row, rows, D, BLOCK_M, BLOCK_D, TMA, False)
         mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         mass, logs = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+        shift_args = (shift_factor, shifts_ptr, counts_ptr)
+        shift, _unit = row_shifts(shift_args, m, H, M, seq, window, 1, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, seq, window, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
         stops = (end if TEST_ALL else tl.minimum(full_begin, end), full_end if CLEAR or HIDES_LATER else end, end)
@@ -484,9 +499,9 @@ def long_forward_kernel(
             if HIDES_EARLIER or TEST_ALL if part == 0 else not TEST_ALL and (CLEAR or HIDES_LATER or part == 1):
                 mixed, mass, logs = mix_keys(
                     mixed, mass, logs, queries, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
-                    b * H + h, seq, window, mask_args, seed_ptr, threshold, scale, D, Dv, part != 1, POWER,
-                    BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM, PRECISION,
-                    BLOCK_N, BLOCK_D, BLOCK_DV,
+                    b * H + h, seq, window, mask_args, shift, seed_ptr, threshold, scale, D, Dv, part != 1, POWER,
+                    WEIGHT, RECTIFIED, SHIFT, BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM,
+                    PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if PER_HEAD:
             gain = gain * tl.load(factor_ptr + h)

@@ -28,10 +28,9 @@ from rectiformer.ops.gpu.common import (
     key_range,
     load_tile,
     locate_sequence,
-    rectified_powers,
-    relu,
     row_gain,
     row_scale_flag,
+    row_shifts,
     safe_log,
     seen_scores,
     store_tile,
@@ -51,46 +50,50 @@ from rectiformer.ops.gpu.long import (
     shape_args,
     tile_grid,
 )
+from rectiformer.ops.gpu.pointwise import score_gradients, weigh
 
 
 class LongGradients:
-    """The launches that make the gradients of q, k and v, for calls of one plan with a d_out of one layout."""
+    """The launches that make the gradients of q, k, v and head_shifts, for calls of one plan with a d_out of one
+    layout."""
 
     def __init__(self, plan: LongPlan, d_out: Tensor, held: Sequence[Tensor], stats: bool = False) -> None:
         call = plan.call(held)
         self.scales = bool(call.row_exponent) and any(hidden_sides(call))
+        self.shifted = call.head_shifts is not None
+        gain = gain_of(call)
+        self.shift_gain = -gain * call.shift_factor
         tensors = self.gather(d_out, held, d_out if stats else None)
-        first = len(held)
+        d_q, d_k, d_v, upstream, scaled = range(len(held), len(held) + 5)
+        by_row = len(held) + 4 + self.scales if self.shifted else 0
         tables = plan.find(TABLES)
         if stats:
             tables[TABLES.index("rows")] = len(tensors) - 1
-        d_q, d_k, d_v, upstream, scaled = range(first, first + 5)
         if self.scales:
             self.scaling = prepare_scaling(plan, call, tensors, upstream, scaled)
-        else:
-            scaled = upstream
-        gain = gain_of(call)
         score_gain = gain * (call.scale if scales_inside(call) else 1.0)
-        slots = [0, 1, 2, scaled, d_k, d_v, *tables]
+        slots = [0, 1, 2, scaled if self.scales else upstream, d_k, d_v, *tables]
         self.keys = prepare(long_dkdv_kernel, "keys", call, tensors, slots, 4, 2, [gain, score_gain], stats)
-        slots = [0, 1, 2, upstream, d_q, *tables]
-        self.queries = prepare(long_dq_kernel, "queries", call, tensors, slots, 4, 1, [score_gain], stats)
+        slots = [0, 1, 2, upstream, d_q, by_row, *tables]
+        self.queries = prepare(long_dq_kernel, "queries", call, tensors, slots, 4, 2, [score_gain], stats)
 
     def gather(self, d_out: Tensor, held: Sequence[Tensor], slopes: Tensor | None) -> list[Tensor]:
-        """All tensors of the launches: those held, d_q, d_k, d_v, d_out, and what there is of a scaled d_out and
-        slopes."""
+        """All tensors of the launches: those held, d_q, d_k, d_v, d_out, and what there is of a scaled d_out, of sums
+        by row and of slopes."""
         d_q, d_k, d_v = [empty_heads_last(tensor, tensor.shape[3]) for tensor in held[:3]]
         tensors = [*held, d_q, d_k, d_v, d_out]
         if self.scales:
             # It may lie where d_q will be: the kernel that reads it ends before the one that writes d_q begins.
             tensors.append(d_q if d_q.shape == d_out.shape else empty_heads_last(d_out, d_out.shape[3]))
+        if self.shifted:
+            tensors.append(d_q.new_empty(d_q.shape[:3], dtype=torch.float32))
         if slopes is not None:
             tensors.append(slopes)
         return tensors
 
     def __call__(
         self, d_out: Tensor, held: Sequence[Tensor], slopes: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """With `slopes` a, b [B, H, M, 2], the gradient of a weight x has a + b log x more."""
         tensors = self.gather(d_out, held, slopes)
         if self.scales:
@@ -98,7 +101,10 @@ class LongGradients:
         self.keys(tensors)
         self.queries(tensors)
         d_q, d_k, d_v = tensors[len(held) : len(held) + 3]
-        return d_q, d_k, d_v
+        if not self.shifted:
+            return d_q, d_k, d_v, None
+        by_row = tensors[len(held) + 4 + self.scales]  # summed by torch, in a fixed order
+        return d_q, d_k, d_v, self.shift_gain * by_row.sum((0, 2))
 
 
 def prepare_scaling(plan: LongPlan, call: KernelCall, tensors: list[Tensor], upstream: int, scaled: int) -> Launch:
@@ -132,11 +138,11 @@ def bias_gradient(plan: LongPlan, d_out: Tensor, held: Sequence[Tensor]) -> Tens
     strides = [tensor.stride() for tensor in (call.q, call.k, call.v, d_out)]
     numbers = (
         *mask_strides(call), *strides, (call.window_left, call.window_right), tuple(shape), call.q.shape[0],
-        *shape_args(call), call.scale, gain_of(call), call.row_exponent, call.dropout_threshold,
+        *shape_args(call), call.scale, gain_of(call), call.row_exponent, call.shift_factor, call.dropout_threshold,
     )  # fmt: skip
     grid = (-(-shape[2] // tiling.queries), -(-shape[3] // tiling.keys), shape[0] * shape[1])
-    tables = plan.find(("head_factors", "key_lengths", "seed", "attn_bias", "attn_mask"))
-    slots = [0, 1, 2, len(held), len(held) + 1, *tables]
+    names = ("head_factors", "key_lengths", "seed", "head_shifts", "row_counts", "attn_bias", "attn_mask")
+    slots = [0, 1, 2, len(held), len(held) + 1, *plan.find(names)]
     tensors = [*held, d_out, d_bias]
     Launch(long_dbias_kernel, grid, tensors, slots, numbers, flags)(tensors)
     return d_bias.to(call.attn_bias.dtype)
@@ -184,14 +190,6 @@ def query_range(row, rows, seq, window, BLOCK: tl.constexpr, BANDED: tl.constexp
 
 
 @triton.jit
-def score_gradients(scores, d_weights, POWER: tl.constexpr):
-    """Gradients of scores from those of their rectified powers; 0 at 0 and passed at NaN, as torch has it."""
-    if POWER == 2:
-        d_weights = 2.0 * relu(scores) * d_weights
-    return tl.where(scores <= 0.0, 0.0, d_weights)
-
-
-@triton.jit
 def load_slopes(slopes, seq, m, KEY_AXIS: tl.constexpr):
     """What queries' weights w add to their gradient through the sums of rows: a + b log w, a and b as row vectors.
 
@@ -208,23 +206,28 @@ def load_slopes(slopes, seq, m, KEY_AXIS: tl.constexpr):
 @triton.jit
 def add_queries(
     d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, pattern, seq,
-    window, mask_args, slopes, seed_ptr, threshold, scale, D, Dv,
-    EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr,
+    window, mask_args, shift_args, slopes, seed_ptr, threshold, scale, H, rows, D, Dv,
+    EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
+    SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`d_k` and `d_v` plus what queries `begin` to `end` add; EDGE: each may not see every key."""
+    TESTED: tl.constexpr = EDGE or BIAS or MASK
     b, _, _, q_start, k_start, M, _, _ = seq
     for row in range(begin, end, BLOCK_M):
         m = row + tl.arange(0, BLOCK_M)
         queries = load_tile(q, q_ptr, q_strides, b, head, q_start, row, M, D, BLOCK_M, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(keys, queries.T, input_precision=PRECISION)
-        scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 0, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE)
+        shift, _unit = row_shifts(shift_args, m, H, rows, seq, window, 0, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
+        scores, seen = seen_scores(
+            scores, m, n, seq, window, mask_args, shift, scale, 0, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE, SHIFT
+        )
         d_out = load_tile(g, g_ptr, g_strides, b, head, q_start, row, M, Dv, BLOCK_M, BLOCK_DV, TMA, EDGE and CLEAR)
         d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
         if DROPOUT or STATS:
-            weights = rectified_powers(scores, tl.float32, POWER, False)
+            weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, RECTIFIED, TESTED, False)
             logs = safe_log(weights) if STATS else 0.0
             if DROPOUT:
                 kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 0)
@@ -235,9 +238,9 @@ def add_queries(
                 d_weights += even + steep * logs
             weights = weights.to(queries.dtype)
         else:
-            weights = rectified_powers(scores, queries.dtype, POWER, ASM)
+            weights = weigh(scores, seen, queries.dtype, POWER, WEIGHT, RECTIFIED, TESTED, ASM)
         d_v = tl.dot(weights, d_out, d_v, input_precision=PRECISION)
-        d_scores = score_gradients(scores, d_weights, POWER).to(queries.dtype)
+        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED).to(queries.dtype)
         d_k = tl.dot(d_scores, queries, d_k, input_precision=PRECISION)
     return d_k, d_v
 
@@ -258,10 +261,11 @@ def head_scale(
 @triton.jit
 def long_dkdv_kernel(
     q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dk_ptr, dv_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
-    k_bounds_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
+    k_bounds_ptr, slopes_ptr, shifts_ptr, counts_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
     k_strides, v_strides, g_strides, dk_strides, dv_strides, window,
-    H, group, M, N, D, Dv, scale, gain, d_gain, exponent, threshold,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    H, group, M, N, D, Dv, scale, gain, d_gain, exponent, shift_factor, threshold,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
@@ -305,10 +309,13 @@ def long_dkdv_kernel(
                     # Of queries only packed ones need clearing: padding of keys was cleared above.
                     d_k, d_v = add_queries(
                         d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, starts[part], stops[part],
-                        n, head, b * H + head, here, window, mask_args, slopes, seed_ptr, threshold, scale, D, Dv,
-                        part != 1, POWER, BANDED, PACKED, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM, PRECISION,
-                        BLOCK_M, BLOCK_D, BLOCK_DV,
+                        n, head, b * H + head, here, window, mask_args, (shift_factor, shifts_ptr, counts_ptr), slopes,
+                        seed_ptr, threshold, scale, H, M, D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT,
+                        SHIFT_PER_HEAD, COUNTED, BANDED, PACKED, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM,
+                        PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
                     )  # fmt: skip
+        if RAGGED and not RECTIFIED:  # a key that was loaded as zeros may have weights
+            d_v = tl.where((n < length)[:, None], d_v, 0.0)
         head_gain = head_scale(factor_ptr, kh, exponent, seq, window, PER_HEAD, BANDED, ROW_SCALE)
         store_tile(dk_ptr, dk_strides, b, kh, k_start, column, columns, D, d_k * (d_gain * head_gain), BLOCK_N, BLOCK_D)
         store_tile(dv_ptr, dv_strides, b, kh, k_start, column, columns, Dv, d_v * (gain * head_gain), BLOCK_N, BLOCK_DV)
@@ -316,20 +323,27 @@ def long_dkdv_kernel(
 
 @triton.jit
 def add_keys(
-    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window, mask_args,
-    even, steep, seed_ptr, threshold, scale, D, Dv,
-    EDGE: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
+    d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window,
+    mask_args, shift, even, steep, seed_ptr, threshold, scale, D, Dv,
+    EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
+    SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """`d_q` plus what keys `begin` to `end` add; EDGE: not every query may see each of them."""
+    """`d_q` plus what keys `begin` to `end` add; EDGE: not every query may see each of them.
+
+    SHIFT_PER_HEAD: the gradients of their scores are added to `d_shifted`.
+    """
+    TESTED: tl.constexpr = EDGE or BIAS or MASK
     b, _, kh, q_start, k_start, _, N, length = seq
     limit = length if EDGE else N
     for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
         keys = load_tile(k, k_ptr, k_strides, b, kh, k_start, column, limit, D, BLOCK_N, BLOCK_D, TMA, EDGE and CLEAR)
         scores = tl.dot(queries, keys.T, input_precision=PRECISION)
-        scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 1, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE)
+        scores, seen = seen_scores(
+            scores, m, n, seq, window, mask_args, shift, scale, 1, EDGE, BANDED, BIAS, MASK, SCALE_INSIDE, SHIFT
+        )
         values = load_tile(
             v, v_ptr, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR
         )
@@ -338,26 +352,32 @@ def add_keys(
             kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 1)
             d_weights = tl.where(kept, d_weights, 0.0)
         if STATS:
-            powers = rectified_powers(scores, tl.float32, POWER, False)
-            d_weights += even + steep * safe_log(powers)
-        d_scores = score_gradients(scores, d_weights, POWER).to(queries.dtype)
-        d_q = tl.dot(d_scores, keys, d_q, input_precision=PRECISION)
-    return d_q
+            weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, RECTIFIED, TESTED, False)
+            d_weights += even + steep * safe_log(weights)
+        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED)
+        if SHIFT_PER_HEAD:
+            d_shifted += tl.sum(d_scores, 1)
+        d_q = tl.dot(d_scores.to(queries.dtype), keys, d_q, input_precision=PRECISION)
+    return d_q, d_shifted
 
 
 @triton.jit
 def long_dq_kernel(
-    q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dq_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
-    k_bounds_ptr, slopes_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
-    k_strides, v_strides, g_strides, dq_strides, window,
-    H, group, M, N, D, Dv, scale, gain, exponent, threshold,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    q, k, v, g, q_ptr, k_ptr, v_ptr, g_ptr, dq_ptr, by_row_ptr, factor_ptr, lengths_ptr, seed_ptr, q_bounds_ptr,
+    k_bounds_ptr, slopes_ptr, shifts_ptr, counts_ptr, bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides,
+    k_strides, v_strides, g_strides, dq_strides, by_row_strides, window,
+    H, group, M, N, D, Dv, scale, gain, exponent, shift_factor, threshold,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
     STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """`gain` multiplies d_q. Here a program owns its rows, so their scales are applied in the end."""
+    """`gain` multiplies d_q. Here a program owns its rows, so their scales are applied in the end.
+
+    SHIFT_PER_HEAD: what each row adds to the gradient of its head's shift, but for a common factor, goes to `by_row`.
+    """
     BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     CLEAR: tl.constexpr = RAGGED or PACKED
     TEST_ALL: tl.constexpr = BIAS or MASK
@@ -381,17 +401,25 @@ def long_dq_kernel(
             shared = shared / scale if SCALE_INSIDE else shared
             shared = row_gain(shared, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE)
             even, steep = load_slopes((slopes_ptr, (b * H + h) * M, shared), seq, m, 1)
+        shift_args = (shift_factor, shifts_ptr, counts_ptr)
+        shift, unit = row_shifts(shift_args, m, H, M, seq, window, 1, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
+        d_shifted = tl.zeros([BLOCK_M], tl.float32)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, seq, window, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
         stops = (end if TEST_ALL else tl.minimum(full_begin, end), full_end if CLEAR or HIDES_LATER else end, end)
         for part in tl.static_range(3):  # an edge, what all queries see, another edge
             if HIDES_EARLIER or TEST_ALL if part == 0 else not TEST_ALL and (CLEAR or HIDES_LATER or part == 1):
-                d_q = add_keys(
-                    d_q, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
-                    b * H + h, seq, window, mask_args, even, steep, seed_ptr, threshold, scale, D, Dv,
-                    part != 1, POWER, BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, PRECISION,
-                    BLOCK_N, BLOCK_D, BLOCK_DV,
+                d_q, d_shifted = add_keys(
+                    d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part],
+                    stops[part], b * H + h, seq, window, mask_args, shift, even, steep, seed_ptr, threshold, scale,
+                    D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SHIFT_PER_HEAD, BANDED, CLEAR, BIAS, MASK,
+                    DROPOUT, SCALE_INSIDE, STATS, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
+        if SHIFT_PER_HEAD:
+            own = row_gain(1.0, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE) * unit
+            own = own * tl.load(factor_ptr + h) if PER_HEAD else own
+            total = tl.sum(tl.expand_dims(d_shifted, 1) * own, 1)
+            tl.store(by_row_ptr + tl.cast(b * H + h, tl.int64) * M + q_start + m, total, mask=m < rows)
         if PER_HEAD:
             gain = gain * tl.load(factor_ptr + h)
         d_q = d_q * row_gain(gain, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE)
@@ -400,12 +428,13 @@ def long_dq_kernel(
 
 @triton.jit
 def long_dbias_kernel(
-    q, k, v, g, d_bias_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    q, k, v, g, d_bias_ptr, factor_ptr, lengths_ptr, seed_ptr, shifts_ptr, counts_ptr,
     bias_ptr, mask_ptr, bias_strides, mask_strides, q_strides, k_strides, v_strides, g_strides, window, bias_shape,
-    B, H, group, M, N, D, Dv, scale, gain, exponent, threshold,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, HIDES_LATER: tl.constexpr,
-    HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    B, H, group, M, N, D, Dv, scale, gain, exponent, shift_factor, threshold,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, MASK: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """A tile of the bias's gradient, summed over every batch row, head, query and key that it is broadcast to, in
@@ -420,15 +449,15 @@ def long_dbias_kernel(
         for h in range(slab % bias_H if bias_H > 1 else 0, slab % bias_H + 1 if bias_H > 1 else H):
             seq = locate_sequence(b, h, group, M, N, lengths_ptr, lengths_ptr, lengths_ptr, RAGGED, False)
             _, _, kh, _, _, _, _, length = seq
-            head_gain = gain
-            if PER_HEAD:
-                head_gain = gain * tl.load(factor_ptr + h)
+            head_gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
             row = tl.program_id(0) * BLOCK_M
             row_end = row + BLOCK_M if bias_M > 1 else M
             while row < row_end:
                 m = row + tl.arange(0, BLOCK_M)
                 queries = load_tile(q, q, q_strides, b, h, 0, row, M, D, BLOCK_M, BLOCK_D, False, False)
                 d_out = load_tile(g, g, g_strides, b, h, 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
+                shift_args = (shift_factor, shifts_ptr, counts_ptr)
+                shift, _unit = row_shifts(shift_args, m, H, M, seq, window, 1, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
                 rows_gain = row_gain(head_gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
                 column = tl.program_id(1) * BLOCK_N
                 column_end = tl.minimum(column + BLOCK_N if bias_N > 1 else N, length)
@@ -436,12 +465,15 @@ def long_dbias_kernel(
                     n = column + tl.arange(0, BLOCK_N)
                     keys = load_tile(k, k, k_strides, b, kh, 0, column, length, D, BLOCK_N, BLOCK_D, False, False)
                     scores = tl.dot(queries, keys.T, input_precision=PRECISION)
-                    scores = seen_scores(scores, m, n, seq, window, mask_args, scale, 1, True, BANDED, True, MASK, True)
+                    scores, seen = seen_scores(
+                        scores, m, n, seq, window, mask_args, shift, scale, 1, True, BANDED, True, MASK, True, SHIFT
+                    )
                     values = load_tile(v, v, v_strides, b, kh, 0, column, length, Dv, BLOCK_N, BLOCK_DV, False, False)
                     d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
                     if DROPOUT:
                         d_weights = tl.where(dropout_keeps(seed_ptr, threshold, b * H + h, m, n, 1), d_weights, 0.0)
-                    total += score_gradients(scores, d_weights, POWER) * rows_gain
+                    d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, True)
+                    total += d_scores * rows_gain
                     column += BLOCK_N
                 row += BLOCK_M
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

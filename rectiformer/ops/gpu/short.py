@@ -2,11 +2,11 @@
 
 The forward pass is two matrix products with the weights between them; the backward pass rebuilds the weights and makes
 all gradients in one go, in one program per key head, so that nothing is added up by atomics and reruns are bitwise
-equal. Autograd keeps the inputs and nothing else. Power 0 is a softmax, there so that both can be compared like for
-like. As operators of torch: `rectiformer::short` and its backward.
+equal. Autograd keeps the inputs and nothing else. Weights are those of a pointwise variant; power 0 is a softmax, there
+so that both can be compared like for like. As operators of torch: `rectiformer::short` and its backward.
 
-A ReLU lets every positive factor of a row through, so the scale of the scores, the 1 / (1 - p) of dropout and the row
-scale are one number per row, multiplied once.
+A plain ReLU lets every positive factor of a row through, so the scale of the scores, the 1 / (1 - p) of dropout and the
+row scale are one number per row, multiplied once. Other functions get scaled scores (SCALE_INSIDE).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rectiformer.ops.gpu.common import (
     AttentionPlan,
     KernelCall,
     block_size,
+    count_keys,
     differentiate_twice,
     dropout_keeps,
     empty_heads_last,
     flatten,
-    relu,
     row_gain,
     row_scale_parts,
     visible,
@@ -41,6 +41,7 @@ from rectiformer.ops.gpu.common import (
 )
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, open_plan, run_kernels
+from rectiformer.ops.gpu.pointwise import score_gradients, shift_unit, weigh
 
 Launches = list[Launch]
 BUCKETS = (32, 64, 128)
@@ -48,7 +49,7 @@ BUCKETS = (32, 64, 128)
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> Tensor:
-    """`reference_attention` for rectified rows and softmax, up to `MAX_SHORT` queries and keys.
+    """`reference_attention` for pointwise rows and softmax, up to `MAX_SHORT` queries and keys.
 
     With `packing`, of sequences that lie end to end in [1, H, total, D]; nothing is read on the host.
     """
@@ -63,7 +64,7 @@ def short_inputs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: 
         assert packing.max_seqlen_q is not None
         assert packing.max_seqlen_k is not None
         max_queries, max_keys = bucket(packing.max_seqlen_q), bucket(packing.max_seqlen_k)
-    return q, k, v, *flatten(call, packing, row_scale_parts(q, call), max_queries, max_keys)
+    return q, k, v, *flatten(q, call, packing, row_scale_parts(q, call), max_queries, max_keys)
 
 
 def bucket(length: int) -> int:
@@ -119,13 +120,14 @@ def short_flags(call: KernelCall) -> dict[str, Any]:
     M, N = call.max_queries, call.max_keys
     return call.flags() | {
         "BANDED": Visibility(M, N, call.window_left, call.window_right, first=N - M).banded,
+        "SCALE_INSIDE": not call.scales_outside,
         "GROUP": call.q.shape[1] // call.k.shape[1],
         "BLOCK_D": block_size(call.q.shape[3]),
         "BLOCK_DV": block_size(call.v.shape[3]),
     }
 
 
-TABLES = ("cu_seqlens_q", "cu_seqlens_k", "head_factors", "key_lengths", "seed")
+TABLES = ("cu_seqlens_q", "cu_seqlens_k", "head_factors", "key_lengths", "seed", "head_shifts")
 """What the kernels read by address alone."""
 
 
@@ -136,9 +138,12 @@ def prepare(
     q = call.q
     strides = [stride for slot in slots[:strided] for stride in tensors[slot].stride()]
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
-    gain = (call.row_factor * call.scale**call.power if call.power else 1.0) / (1 - call.dropout_p)
+    gain = (call.row_factor * (call.scale**call.power if call.scales_outside else 1.0) if call.power else 1.0) / (
+        1 - call.dropout_p
+    )
     sizes = (q.shape[1], call.max_queries, call.max_keys, q.shape[3], call.v.shape[3])
-    scales = (call.scale * math.log2(math.e), gain, call.row_exponent, call.dropout_threshold)
+    scale = call.scale if call.power else call.scale * math.log2(math.e)
+    scales = (scale, gain, call.row_exponent, call.shift_factor, call.dropout_threshold)
     numbers = (*strides, *sizes, call.window_left, call.window_right, *scales)
     grid, flags = (call.sequences * heads,), short_flags(call)
     return [
@@ -150,7 +155,7 @@ def prepare(
 class ShortPlan(AttentionPlan):
     """One launch each way, or two where packed sequences are of very different lengths."""
 
-    gradient_of: ClassVar = {"q": 0, "k": 1, "v": 2, "head_factors": 3}
+    gradient_of: ClassVar = {"q": 0, "k": 1, "v": 2, "head_factors": 3, "head_shifts": 4}
 
     def __init__(self, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> None:
         super().__init__(tensors, numbers)
@@ -173,20 +178,21 @@ class ShortPlan(AttentionPlan):
     def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         q, k, v = held[:3]
         d_q, d_k, d_v = [empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v)]
-        tensors = [*held, d_out, d_q, d_k, d_v]
-        by_sequence = None
-        if "head_factors" in self.slots:
-            by_sequence = self.empty_sums(held)
-            tensors.append(by_sequence)
+        sums = {name: self.empty_sums(held) for name in ("head_factors", "head_shifts") if name in self.slots}
+        tensors = [*held, d_out, d_q, d_k, d_v, *sums.values()]
         launches = self.gradients.get(d_out.stride())
         if launches is None:
             first = len(held)
-            slots = [first, 0, 1, 2, first + 1, first + 2, first + 3, len(tensors) - 1, *self.find(TABLES)]
+            summed = [
+                first + 4 + list(sums).index(name) if name in sums else 0 for name in ("head_factors", "head_shifts")
+            ]
+            slots = [first, 0, 1, 2, first + 1, first + 2, first + 3, *summed, *self.find(TABLES)]
             launches = prepare(short_backward_kernel, self.call(held), k.shape[1], tensors, slots, 7, backward=True)
             self.gradients.keep(d_out.stride(), launches)
         for launch in launches:
             launch(tensors)
-        return d_q, d_k, d_v, None if by_sequence is None else by_sequence.sum(0)
+        by_head = [sums[name].sum(0) if name in sums else None for name in ("head_factors", "head_shifts")]
+        return d_q, d_k, d_v, *by_head
 
     def empty_sums(self, held: Sequence[Tensor]) -> Tensor:
         """One number per sequence and head. Packed sequences that are empty on both sides add nothing, and nothing is
@@ -203,9 +209,9 @@ def short(*inputs: Any) -> Tensor:
     return plan.forward(held)
 
 
-@operator(f"short_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
+@operator(f"short_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def short_backward(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of `short` for q, k, v and head_factors; the last is empty without them."""
+    """Gradients of `short` for q, k, v, head_factors and head_shifts; the last two are empty without them."""
     plan, held = open_plan(ShortPlan, inputs)
     return fill_gradients(plan.backward(d_out, held), d_out)
 
@@ -221,19 +227,23 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
 @torch.library.register_fake("rectiformer::short_backward")
 def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     call = KernelCall(*inputs)
-    d_factors = call.q.new_empty(0 if call.head_factors is None else call.q.shape[1], dtype=torch.float32)
-    return *(empty_heads_last(tensor, tensor.shape[3]) for tensor in (call.q, call.k, call.v)), d_factors
+    of_heads = (
+        call.q.new_empty(0 if numbers is None else call.q.shape[1], dtype=torch.float32)
+        for numbers in (call.head_factors, call.head_shifts)
+    )
+    return *(empty_heads_last(tensor, tensor.shape[3]) for tensor in (call.q, call.k, call.v)), *of_heads
 
 
 # autograd calls the next functions with a context of its own, whose type torch does not publish.
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     inputs = recall(ctx)
-    d_q, d_k, d_v, d_factors = short_backward(d_out, *inputs)
-    return d_q, d_k, d_v, None, None, None if inputs[5] is None else d_factors, *NO_GRADIENT
+    d_q, d_k, d_v, *of_heads = short_backward(d_out, *inputs)
+    of_heads = [None if given is None else found for given, found in zip(inputs[5:7], of_heads, strict=True)]
+    return d_q, d_k, d_v, None, None, *of_heads, *NO_GRADIENT
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-    return differentiate_twice(ctx, [*cotangents[:3], None, cotangents[3]])
+    return differentiate_twice(ctx, [*cotangents[:3], None, *cotangents[3:]])
 
 
 register_derivative(short, _differentiate)
@@ -292,10 +302,20 @@ def keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, KEY_AXIS: tl.con
 
 
 @triton.jit
-def rectify(scores, seen, BANDED: tl.constexpr):
-    """Scores above 0; only a band has to be cut out, since keys beyond the length were loaded as zeros."""
-    rectified = relu(scores)
-    return tl.where(seen, rectified, 0.0) if BANDED else rectified
+def shift_scores(
+    scores, scale, factor, m, M, N, length, left, right,
+    KEY_AXIS: tl.constexpr, BANDED: tl.constexpr, SCALE_INSIDE: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Scores as functions other than a plain ReLU take them, scaled and shifted; and the unit of the shift."""
+    unit = 0.0
+    if SCALE_INSIDE:
+        scores = scores * scale
+    if SHIFT > 0:
+        unit = shift_unit(count_keys(m, M, N, length, left, right, BANDED), SHIFT)
+        if BANDED:
+            unit = tl.expand_dims(unit, KEY_AXIS)
+        scores = scores - factor * unit
+    return scores, unit
 
 
 @triton.jit
@@ -315,14 +335,16 @@ def softmax(scores, seen, scale, KEY_AXIS: tl.constexpr, EMPTY: tl.constexpr):
 @triton.jit
 def row_weights(
     scores, seen, scale,
-    KEY_AXIS: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr, EMPTY: tl.constexpr,
+    KEY_AXIS: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, BANDED: tl.constexpr, EMPTY: tl.constexpr,
 ):  # fmt: skip
-    """[scores]+ ** POWER, or a softmax for POWER 0; what else multiplies a row is left out."""
+    """WEIGHT(scores) ** POWER, or a softmax for POWER 0; what else multiplies a row is left out.
+
+    Only a band has to be cut out, since keys beyond the length were loaded as zeros, and so were their values.
+    """
     if POWER == 0:
         weights = softmax(scores, seen, scale, KEY_AXIS, EMPTY)
     else:
-        weights = rectify(scores, seen, BANDED)
-        weights = weights * weights if POWER == 2 else weights
+        weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, False, BANDED, False)
     return weights
 
 
@@ -336,30 +358,61 @@ def scale_and_drop(values, gain, kept, POWER: tl.constexpr, DROPOUT: tl.constexp
 @triton.jit
 def score_gradient(
     scores, weights, d_weights, seen, scale,
-    KEY_AXIS: tl.constexpr, POWER: tl.constexpr, BANDED: tl.constexpr,
+    KEY_AXIS: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
+    BANDED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores, from that of what `row_weights` made of them."""
+    """The gradient of what `row_weights` was given, from that of what it made of it."""
     if POWER == 0:
         mean = tl.sum(weights * d_weights, KEY_AXIS)
         d_scores = weights * (d_weights - tl.expand_dims(mean, KEY_AXIS)) * (scale * LN2)
-    elif POWER == 1:
-        d_scores = tl.where(weights <= 0.0, 0.0, d_weights)  # NaN passes, as in torch
+    elif RECTIFIED and POWER == 1:
+        d_scores = tl.where(weights <= 0.0, 0.0, d_weights)  # weights are hidden already; NaN passes, as in torch
+    elif RECTIFIED:  # 0 where the ReLU is, without asking again
+        below = weigh(scores, seen, tl.float32, POWER - 1, WEIGHT, False, BANDED, False)
+        d_scores = POWER * below * d_weights
     else:
-        d_scores = 2.0 * rectify(scores, seen, BANDED) * d_weights
+        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, False, BANDED)
     return d_scores
+
+
+@triton.jit
+def block_gradients(
+    scores, d_weights, kept, m, n, M, N, length, left, right, scale, shift, gain, exponent, factor_ptr,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, BANDED: tl.constexpr,
+    EMPTY: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Of a block of products [n, m]: the gradient of the products, the weights that mix values, and what the block adds
+    to the gradients of its head's factor and shift."""
+    scores, unit = shift_scores(scores, scale, shift, m, M, N, length, left, right, 0, BANDED, SCALE_INSIDE, SHIFT)
+    seen = visible(m, n, M, N, length, left, right, 0, BANDED)
+    weights = row_weights(scores, seen, scale, 0, POWER, WEIGHT, BANDED, EMPTY)
+    row = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
+    d_weights = scale_and_drop(d_weights, row, kept, POWER, DROPOUT)
+    grown = scale_and_drop(weights, row, kept, POWER, DROPOUT)
+    d_factor, d_shift = 0.0, 0.0
+    if PER_HEAD:  # the factor is left out until its own gradient is summed, so that a factor of 0 has one
+        d_factor = tl.sum(tl.sum(weights * d_weights, 1), 0)
+        factor = tl.load(factor_ptr)
+        d_weights, grown = d_weights * factor, grown * factor
+    d_scores = score_gradient(scores, weights, d_weights, seen, scale, 0, POWER, WEIGHT, SLOPE, RECTIFIED, BANDED)
+    if SHIFT > 0:
+        d_shift = -tl.sum(tl.sum(d_scores * unit, 1), 0)
+    return d_scores * scale if SCALE_INSIDE else d_scores, grown, d_factor, d_shift
 
 
 # Lengths and window differ from call to call: specialized, every multiple of 16 would be compiled anew. Flags are
 # constexpr, since each takes instructions out of kernels that run for microseconds.
 @triton.jit(do_not_specialize=["M", "N", "left", "right"])
 def short_forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr, shifts_ptr,
     q_batch, q_head, q_row, q_column,
     k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column,
     o_batch, o_head, o_row, o_column,
-    H, M, N, D, Dv, left, right, scale, gain, exponent, threshold,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    H, M, N, D, Dv, left, right, scale, gain, exponent, shift_factor, threshold,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
     PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -375,13 +428,15 @@ def short_forward_kernel(
     k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
     v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
     gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+    shift = shift_factor * tl.load(shifts_ptr + h) if SHIFT_PER_HEAD else shift_factor
     # With one block of rows the loop has a constant end and vanishes; else it ends at the sequence's own M.
     for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
         q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores, _unit = shift_scores(scores, scale, shift, m, M, N, length, left, right, 1, BANDED, SCALE_INSIDE, SHIFT)
         seen = visible(m, n, M, N, length, left, right, 1, BANDED)
-        weights = row_weights(scores, seen, scale, 1, POWER, BANDED, BANDED or RAGGED or PACKED)
+        weights = row_weights(scores, seen, scale, 1, POWER, WEIGHT, BANDED, BANDED or RAGGED or PACKED)
         row = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
         kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPOUT else seen
         weights = scale_and_drop(weights, row, kept, POWER, DROPOUT)
@@ -392,16 +447,14 @@ def short_forward_kernel(
 @triton.jit(do_not_specialize=["M", "N", "left", "right"])
 def short_backward_kernel(
     d_out_ptr, q_ptr, k_ptr, v_ptr, dq_ptr, dk_ptr, dv_ptr,
-    d_factor_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr,
-    g_batch, g_head, g_row, g_column,
-    q_batch, q_head, q_row, q_column,
-    k_batch, k_head, k_row, k_column,
-    v_batch, v_head, v_row, v_column,
+    d_factor_ptr, d_shift_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr, shifts_ptr,
+    g_batch, g_head, g_row, g_column, q_batch, q_head, q_row, q_column,
+    k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
     dq_batch, dq_head, dq_row, dq_column,
-    dk_batch, dk_head, dk_row, dk_column,
-    dv_batch, dv_head, dv_row, dv_column,
-    H, M, N, D, Dv, left, right, scale, gain, exponent, threshold,
-    POWER: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
+    dk_batch, dk_head, dk_row, dk_column, dv_batch, dv_head, dv_row, dv_column,
+    H, M, N, D, Dv, left, right, scale, gain, exponent, shift_factor, threshold,
+    POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
+    SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
     PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -421,24 +474,25 @@ def short_backward_kernel(
     d_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in range(GROUP):
         h = key_head * GROUP + member
-        d_factor = 0.0
+        d_factor, d_shift = 0.0, 0.0
+        shift = shift_factor * tl.load(shifts_ptr + h) if SHIFT_PER_HEAD else shift_factor
         for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
             m = first + tl.arange(0, BLOCK_M)
             q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
             d_out = load_head(d_out_ptr, g_batch, g_head, g_row, g_column, b, h, q_start, m, M, Dv, BLOCK_DV)
             scores = tl.dot(k, tl.trans(q), input_precision="ieee")
             d_weights = tl.dot(v, tl.trans(d_out), input_precision="ieee")
-            seen = visible(m, n, M, N, length, left, right, 0, BANDED)
-            weights = row_weights(scores, seen, scale, 0, POWER, BANDED, BANDED or RAGGED or PACKED)
-            row = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
-            kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 0) if DROPOUT else seen
-            d_weights = scale_and_drop(d_weights, row, kept, POWER, DROPOUT)
-            grown = scale_and_drop(weights, row, kept, POWER, DROPOUT)
-            if PER_HEAD:  # the factor is left out until its own gradient is summed, so that a factor of 0 has one
-                d_factor += tl.sum(tl.sum(weights * d_weights, 1), 0)
-                factor = tl.load(factor_ptr + h)
-                d_weights, grown = d_weights * factor, grown * factor
-            d_scores = score_gradient(scores, weights, d_weights, seen, scale, 0, POWER, BANDED).to(q.dtype)
+            kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 0) if DROPOUT else scores
+            d_scores, grown, of_factor, of_shift = block_gradients(
+                scores, d_weights, kept, m, n, M, N, length, left, right, scale, shift, gain, exponent, factor_ptr + h,
+                POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SCALE_INSIDE, ROW_SCALE, PER_HEAD, BANDED,
+                BANDED or RAGGED or PACKED, DROPOUT,
+            )  # fmt: skip
+            d_scores = d_scores.to(q.dtype)
+            if PER_HEAD:
+                d_factor += of_factor
+            if SHIFT_PER_HEAD:
+                d_shift += of_shift
             # d_q^T = k^T d_scores^T: the result is transposed for the store alone, never for another product.
             d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
             store_head(dq_ptr, dq_batch, dq_head, dq_row, dq_column, b, h, q_start, m, M, D, d_q, BLOCK_D)
@@ -446,5 +500,9 @@ def short_backward_kernel(
             d_k = tl.dot(d_scores, q, d_k, input_precision="ieee")
         if PER_HEAD:
             tl.store(d_factor_ptr + sequence * H + h, d_factor)
+        if SHIFT_PER_HEAD:
+            tl.store(d_shift_ptr + sequence * H + h, d_shift * shift_factor)
+    if RAGGED and not RECTIFIED:  # a key that was loaded as zeros may have weights
+        d_v = tl.where((n < length)[:, None], d_v, 0.0)
     store_head(dv_ptr, dv_batch, dv_head, dv_row, dv_column, b, key_head, k_start, n, N, Dv, d_v, BLOCK_DV)
     store_head(dk_ptr, dk_batch, dk_head, dk_row, dk_column, b, key_head, k_start, n, N, D, d_k, BLOCK_D)

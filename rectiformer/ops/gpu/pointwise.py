@@ -1,0 +1,179 @@
+"""What happens to one score on the device: the pointwise functions of the table of variants, and their slopes.
+
+A function is two device functions, its value at x and d times its slope there, and a row of `DEVICE_FUNCTIONS`. Kernels
+get both as compile-time arguments, WEIGHT and SLOPE. Scores come scaled, biased and shifted; only a plain ReLU gets
+them unscaled, since a positive factor may leave it.
+
+Hidden cells weigh exactly 0 and have no slope. A ReLU makes that of a score of 0 by itself, which is what hidden cells
+hold (RECTIFIED). Any other function has its results cleared where cells were tested at all (TESTED); elsewhere every
+cell is seen, or belongs to a key that was loaded as zeros together with its value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from rectiformer.ops.activations import RMS_EPSILON
+
+SHIFT_FLAGS = {"": 0, "log n": 1, "sqrt(2 log n)": 2}
+"""The flag SHIFT of each key of `SHIFTS` in ops/activations.py; 0 where rows are not shifted."""
+KEY_EPSILON = tl.constexpr(RMS_EPSILON)
+ROOT_HALF = tl.constexpr(0.7071067811865476)
+INVERSE_ROOT_2PI = tl.constexpr(0.3989422804014327)
+
+
+@triton.jit
+def relu(x):
+    """[x]+ in which NaN stays NaN, as in torch: the plain maximum of a GPU takes the number, 0."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def relu_slope(x, d):
+    return tl.where(x <= 0.0, 0.0, d)  # 0 at 0 and passed at NaN, as torch has it
+
+
+@triton.jit
+def identity(x):
+    return x
+
+
+@triton.jit
+def identity_slope(x, d):
+    return d
+
+
+@triton.jit
+def leaky_relu(x):
+    return tl.where(x > 0.0, x, 0.01 * x)
+
+
+@triton.jit
+def leaky_relu_slope(x, d):
+    return tl.where(x > 0.0, d, 0.01 * d)
+
+
+@triton.jit
+def gelu(x):
+    return 0.5 * x * (1.0 + tl.erf(x * ROOT_HALF))
+
+
+@triton.jit
+def gelu_slope(x, d):
+    below = 0.5 * (1.0 + tl.erf(x * ROOT_HALF))
+    return d * (below + x * INVERSE_ROOT_2PI * tl.exp(-0.5 * x * x))
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def sigmoid_slope(x, d):
+    s = sigmoid(x)
+    return d * s * (1.0 - s)
+
+
+DEVICE_FUNCTIONS = {
+    "relu": (relu, relu_slope),
+    "identity": (identity, identity_slope),
+    "leaky-relu": (leaky_relu, leaky_relu_slope),
+    "gelu": (gelu, gelu_slope),
+    "sigmoid": (sigmoid, sigmoid_slope),
+}
+
+
+def pointwise_flags(function: str, power: int, shift: str, per_head: bool) -> dict[str, Any]:
+    """Compile-time arguments of all attention kernels; a softmax, of power 0, has no function and no shift."""
+    weight, slope = DEVICE_FUNCTIONS[function if power else "relu"]
+    return {
+        "POWER": power,
+        "WEIGHT": weight,
+        "SLOPE": slope,
+        "RECTIFIED": weight is relu,
+        "SHIFT": SHIFT_FLAGS[shift],
+        "SHIFT_PER_HEAD": per_head,
+    }
+
+
+@triton.jit
+def whole_power(x, POWER: tl.constexpr):
+    product = x
+    for _ in tl.static_range(POWER - 1):
+        product = product * x
+    return product
+
+
+@triton.jit
+def weigh(
+    scores, seen, DTYPE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, RECTIFIED: tl.constexpr,
+    TESTED: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """WEIGHT(scores) ** POWER in DTYPE, 0 for hidden cells.
+
+    ASM folds a ReLU into the conversion, which Triton does not find by itself; it keeps NaN too. The interpreter has no
+    assembler, so it takes the other way.
+    """
+    if ASM and RECTIFIED and POWER == 1 and tl.bfloat16 == DTYPE:
+        weights = tl.inline_asm_elementwise(
+            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    elif ASM and RECTIFIED and POWER == 1 and tl.float16 == DTYPE:
+        weights = tl.inline_asm_elementwise(
+            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        weights = whole_power(WEIGHT(scores), POWER)
+        if TESTED and not RECTIFIED:
+            weights = tl.where(seen, weights, 0.0)
+        weights = weights.to(DTYPE)
+    return weights
+
+
+@triton.jit
+def score_gradients(
+    scores, seen, d_weights, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
+    TESTED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of what `weigh` was given, from those of the weights; 0 for hidden cells."""
+    if POWER > 1:
+        d_weights = POWER * whole_power(WEIGHT(scores), POWER - 1) * d_weights
+    d_scores = SLOPE(scores, d_weights)
+    if TESTED and not RECTIFIED:
+        d_scores = tl.where(seen, d_scores, 0.0)
+    return d_scores
+
+
+@triton.jit
+def shift_unit(count, SHIFT: tl.constexpr):
+    """What a row that sees `count` keys is shifted by, but for its factor. Roots are correctly rounded, as in torch."""
+    unit = tl.log(count)
+    if SHIFT == 2:
+        unit = tl.sqrt_rn(2.0 * unit)
+    return unit
+
+
+@triton.jit
+def key_gains(k, D, AXIS: tl.constexpr, UNIT_KEYS: tl.constexpr):
+    """What divides keys by their root mean square, as `unit_rms` does; their scores are multiplied with it."""
+    gains = 1.0
+    if UNIT_KEYS:
+        wide = k.to(tl.float32)
+        gains = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(wide * wide, AXIS) / D + KEY_EPSILON))
+    return gains
+
+
+@triton.jit
+def scale_scores(
+    scores, gains, scale, shift, SCALE_INSIDE: tl.constexpr, SHIFT: tl.constexpr, UNIT_KEYS: tl.constexpr
+):  # fmt: skip
+    """Scores times what their keys ask for, scaled and shifted: as functions other than a plain ReLU take them."""
+    if UNIT_KEYS:
+        scores = scores * gains
+    if SCALE_INSIDE:
+        scores = scores * scale
+    return scores - shift if SHIFT > 0 else scores

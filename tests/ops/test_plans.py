@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from closeness import grid_inputs
+from closeness import assert_no_worse, grid_inputs
 
 from rectiformer import attention
 from rectiformer.errors import ArgumentError, ShapeError
@@ -70,6 +70,36 @@ def test_what_differs_in_an_argument_has_another_plan(change):
         torch.testing.assert_close(
             attention(q, k, v, backend="fused", **given), attention(q, k, v, backend="reference", **given)
         )
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 5, 7, 8, 8), (1, 2, 2, 70, 140, 24, 8)], ids=["short", "long"])
+def test_cosine_scores_have_a_plan_of_their_own(sizes, checks):
+    """Queries and keys are normed by kernels, with first and second derivatives."""
+    given = {"variant": "threshold", "beta": 0.25, "causal": True}
+    inputs = [torch.randn_like(tensor) for tensor in inputs_of(sizes)]
+    for _ in range(2):
+        found = results(inputs, **given)
+    assert checks == ["threshold"]
+    twice = [
+        with_second_derivatives([tensor.to(dtype) for tensor in inputs], backend=backend, **given)
+        for backend, dtype in (("fused", torch.float32), ("reference", torch.float32), ("reference", torch.float64))
+    ]
+    for index, (fused, eager, exact) in enumerate(zip(*twice, strict=True)):
+        assert_no_worse(f"result {index}", fused, eager, exact)
+        if index < len(found):  # the same without second derivatives, by kernels alone
+            assert_no_worse(f"result {index}", found[index], eager, exact)
+
+
+def with_second_derivatives(inputs, **given):
+    """Output, gradients, and the gradients of one of these."""
+    *leaves, upstream = (tensor.clone().requires_grad_() for tensor in inputs)
+    out = attention(*leaves, **given)
+    first = torch.autograd.grad(out, leaves, upstream, create_graph=True)
+    return [
+        out.detach(),
+        *(x.detach() for x in first),
+        *torch.autograd.grad(first[0].square().sum(), [*leaves, upstream]),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -66,21 +66,36 @@ class FusedKernels:
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
     ) -> AttentionPlan | GrowingPlan | None:
         """The plan of all calls of this layout; None where kernels are not all that a call takes."""
-        row, pointwise = call.variant.row_scale, call.variant.pointwise
+        row, pointwise, cosine = call.variant.row_scale, call.variant.pointwise, call.variant.score is cosine_scores
         counts = row is not None or (pointwise is not None and pointwise.shift is not None)
-        late = (call.counts_cells and counts) or call.variant.score is cosine_scores
-        if late or call.scale < 0 or any(isinstance(value, Tensor) for value in call.options.values()):
+        padded = packing is not None or call.visibility.key_lengths is not None
+        if (call.counts_cells and counts) or call.scale < 0 or (cosine and (padded or self.name == "decode")):
+            return None
+        if any(isinstance(value, Tensor) for value in call.options.values()):
             return None
         if self.name == "decode":
             from rectiformer.ops.gpu.decode import GrowingPlan
 
-            return None if call.visibility.key_lengths is not None else GrowingPlan(call)
+            return None if padded else GrowingPlan(call)
+        if not cosine:
+            return self.open(q, k, v, call, packing)[0]
+        from rectiformer.ops.gpu.common import empty_heads_last
+        from rectiformer.ops.gpu.cosine import CosinePlan
+
+        q, k = empty_heads_last(q, q.shape[3]), empty_heads_last(k, k.shape[3])
+        inner, held = self.open(q, k, v, call, packing)
+        return CosinePlan(inner, inner.restore(held))
+
+    def open(
+        self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None
+    ) -> tuple[AttentionPlan, list[Tensor]]:
+        """The plan of a call of short or long kernels, and its tensors."""
         from rectiformer.ops.gpu.long import LongPlan, long_inputs
         from rectiformer.ops.gpu.short import ShortPlan, short_inputs
 
         if self.name == "short":
-            return open_plan(ShortPlan, short_inputs(q, k, v, call, packing))[0]
-        return open_plan(LongPlan, long_inputs(q, k, v, call, packing))[0]
+            return open_plan(ShortPlan, short_inputs(q, k, v, call, packing))
+        return open_plan(LongPlan, long_inputs(q, k, v, call, packing))
 
 
 def choose_kernels(

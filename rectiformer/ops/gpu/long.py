@@ -267,9 +267,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     d_q, d_k, d_v, d_factors = empty_gradients(*inputs)
     bias, shifts = inputs[3], inputs[6]
-    none = d_q.new_empty(0, dtype=torch.float32)
-    d_shifts = none if shifts is None else none.new_empty(len(shifts))
-    return d_q, d_k, d_v, none if bias is None else bias.new_empty(bias.shape), d_factors, d_shifts
+    d_bias = d_q.new_empty(0, dtype=torch.float32) if bias is None else bias.new_empty(bias.shape)
+    return d_q, d_k, d_v, d_bias, d_factors, d_q.new_empty(0 if shifts is None else len(shifts), dtype=torch.float32)
 
 
 @torch.library.register_fake("rectiformer::long_rows_backward")

@@ -15,6 +15,7 @@ from closeness import assert_no_worse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import kernel_speed
+import running
 from kernel_errors import describe_call, part_errors
 from kernel_peers import add_wheels, flex_emulation
 from kernel_report import judge, name_row, write_table
@@ -89,7 +90,7 @@ def test_a_row_is_given_up_when_the_time_is_over(capsys, tmp_path):
     rows = [Row("forward", {"size": size}, lambda: time.sleep(60)) for size in (1, 2)]
     options = argparse.Namespace(out=tmp_path / "points.jsonl", device="cpu", tiny=True, seconds=0.05)
     start = time.monotonic()
-    assert kernel_speed.measure_rows(rows, options, start + options.seconds) == []
+    assert running.measure_rows(rows, kernel_speed.measure, {}, options, start + options.seconds) == []
     assert time.monotonic() - start < 20
     assert capsys.readouterr().out == "0.05 seconds are over; left: forward D 1; forward D 2\n"
     assert not options.out.exists()
@@ -98,7 +99,8 @@ def test_a_row_is_given_up_when_the_time_is_over(capsys, tmp_path):
 def test_a_row_that_may_take_too_long_is_not_begun(capsys):
     rows = [Row("entmax", {"size": 1}, lambda: pytest.fail("begun"))]
     options = argparse.Namespace(out=None, device="cpu", tiny=False, seconds=50.0)
-    assert kernel_speed.measure_rows(rows, options, time.monotonic() + options.seconds) == []
+    end = time.monotonic() + options.seconds
+    assert running.measure_rows(rows, kernel_speed.measure, {}, options, end, kernel_speed.NEEDED) == []
     assert "left: entmax D 1" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""The fused kernels vs. SDPA, torch's packed attention, AdaSplash, FlexAttention and plain torch, on one GPU.
+"""The fused kernels vs. SDPA, torch's packed attention, FlexAttention, published kernels and plain torch, on one GPU.
 
     python benchmarks/kernel_speed.py --wheels data/wheels --out benchmarks/results/kernels.jsonl --plot kernels.svg
 
@@ -6,7 +6,8 @@ A point is one shape, bf16, with all contestants one after the other in this pro
 calls timed by CUDA events, the GPU's cache flushed before each (decoding and short sequences: inside a CUDA graph).
 Results of a part of every shape are compared with float64 in the same run. Points are appended as they come; a run
 that is started again leaves out those its file has of the same commit and device. At the end the table says of each
-ratio whether it reaches what was asked for.
+ratio whether it reaches what was asked for. The kernel of threshold attention is free for research only and no part of
+this repository: its file is read from --peer-folder.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from kernel_peers import add_wheels
 from kernel_report import Point, draw_rates, write_table
-from kernel_rows import dense_rows, entmax_rows, flex_rows, memory_rows, plain_rows, variant_rows
+from kernel_rows import (
+    dense_rows,
+    entmax_rows,
+    flex_rows,
+    memory_rows,
+    plain_rows,
+    sigmoid_rows,
+    threshold_rows,
+    variant_rows,
+)
 from kernel_sentences import decode_rows, short_rows
 from kernel_setup import TINY, Bench, Row, Scale, Trial
 from kernel_timing import Work
@@ -40,8 +50,15 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "flex": flex_rows,
     "entmax": entmax_rows,
     "plain": plain_rows,
+    "sigmoid": sigmoid_rows,
+    "threshold": threshold_rows,
 }
-NEEDED = {"entmax": 60, "flex": 30, "plain": 20}  # seconds a row may take where much is compiled; others take 5
+NEEDED = {
+    "entmax": 60,
+    "sigmoid": 60,
+    "flex": 30,
+    "plain": 20,
+}  # seconds a row may take where much is compiled; others take 5
 
 
 def measure(row: Row) -> Point:
@@ -60,6 +77,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, SECTIONS, milliseconds=30, seconds=300)
     parser.add_argument("--wheels", type=Path, default=None, help="folder of wheels: AdaSplash, entmax, triton-sigmoid")
+    parser.add_argument("--peer-folder", type=Path, default=None, help="folder of triton_threshold_attention.py")
     parser.add_argument("--plot", type=Path, default=None, help="SVG of the rates over lengths")
     return parser.parse_args()
 
@@ -72,6 +90,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as unpacked:
         if options.wheels is not None:
             add_wheels(options.wheels, Path(unpacked))
+        if options.peer_folder is not None:
+            sys.path.insert(0, str(options.peer_folder))
         rows = [row for section in options.sections for row in SECTIONS[section](bench)]
         setting = describe_run("kernels", options.device, ("triton", "adasplash", "triton-sigmoid"))
         points = measure_rows(rows, measure, setting, options, end, NEEDED)

@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import kernel_speed
 import running
 from kernel_errors import describe_call, part_errors
-from kernel_peers import add_wheels, flex_emulation
+from kernel_peers import PLAIN, add_wheels, flex_emulation, plain
 from kernel_report import judge, name_row, write_table
+from kernel_rows import draw_cosines, threshold_arguments
 from kernel_sentences import decode_trial
 from kernel_setup import TINY, Bench, Row, Scale, Trial
 
+from rectiformer import VARIANTS
 from rectiformer.ops.reference import reference_attention
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +53,8 @@ def sweep(tmp_path_factory):
 
 def test_every_section_is_measured_and_right(sweep):
     points = read(sweep[0])
-    assert {point["section"] for point in points} == {"matmul", *kernel_speed.SECTIONS}
+    there = {section for section in kernel_speed.SECTIONS if section != "threshold" or section in VARIANTS}
+    assert {point["section"] for point in points} == {"matmul", *there}
     for point in points:
         assert {"command", "commit", "device", "torch", "triton", "time"} <= point.keys()
         assert not point.get("complaint"), point
@@ -67,6 +70,8 @@ def test_a_ratio_is_the_quotient_of_two_times(sweep):
 def test_a_peer_that_cannot_run_is_named_once_a_section(sweep):
     assert sweep[1].count("forward: cudnn: left out: RuntimeError") == 1
     assert "entmax: adasplash: left out: ModuleNotFoundError" in sweep[1]
+    assert "sigmoid: triton sigmoid: left out: ModuleNotFoundError" in sweep[1]
+    assert "threshold: tda: left out: ModuleNotFoundError" in sweep[1] or "no variant 'threshold'" in sweep[1]
 
 
 def test_a_second_run_measures_nothing_again(sweep):
@@ -133,6 +138,19 @@ def test_flex_attention_can_emulate_a_relu(causal):
     assert_no_worse("flex", found.float(), plain, exact)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", sorted(PLAIN.keys() & VARIANTS.keys() - {"threshold"}))
+def test_plain_torch_computes_the_same(variant, causal):
+    tensors = BENCH.draw_dense(16, 32)
+    assert part_errors(plain(variant, causal), tensors, "backward", variant, causal=causal).own < 1e-6
+
+
+@pytest.mark.skipif("threshold" not in VARIANTS, reason="the table has no such variant")
+def test_plain_torch_computes_the_same_of_cosines():
+    tensors, arguments = draw_cosines(BENCH, 16, 32), threshold_arguments()
+    assert part_errors(plain("threshold", True), tensors, "backward", "threshold", **arguments).own < 1e-6
+
+
 def test_sparse_decoding_hides_one_key_in_twenty():
     trial = decode_trial(Bench("cpu", Scale(layers=1), 1.0), (4, 2, 64), 4, 2, 2048)
     assert trial.facts["sparsity"] == pytest.approx(0.95, abs=0.01)
@@ -159,6 +177,7 @@ def test_wheels_are_unpacked_and_imported(tmp_path, monkeypatch):
         ({"section": "decode", "ratios": {"sdpa": 6}, "ms": {"ours": 5, "ours y": 4, "sdpa": 6}}, "missed reached"),
         ({"section": "entmax", "ratios": {"adasplash": 3.0}, "ms": {"ours": 1.0, "adasplash": 3.0}}, "reached"),
         ({"section": "flex", "ratios": {"flex": 2.1}, "errors": {"ours": 2e-3, "flex": 1e-3}}, "reached missed"),
+        ({"section": "sigmoid", "ratios": {"x": 1.1}, "errors": {"ours": 1e-3, "x": 2e-3}}, "reached "),
         ({"section": "memory", "extra_percent": {"ours": 10.5, "cudnn": 0.4}}, "missed "),
         ({"section": "plain", "ratios": {"eager": 5.0}}, ""),
     ],

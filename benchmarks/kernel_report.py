@@ -14,7 +14,7 @@ from typing import Any
 
 Point = dict[str, Any]
 LABELS = {"size": "D", "length": "N", "keys": "N", "batch": "B", "heads": "H", "key_heads": "K", "rows": "B"}
-SAID = ("pass", "mask", "variant", "attention")  # whose values speak for themselves
+SAID = ("pass", "mask", "variant", "attention", "module", "model", "text", "time")  # whose values speak for themselves
 TARGETS = {"short": 2.0, "decode": 1.3, "entmax": 3.0, "flex": 2.0, "sigmoid": 1.0, "threshold": 1.0}
 LONG = 4096  # from this length on the targets of forward and backward are higher
 

@@ -185,9 +185,9 @@ def threshold_rows(bench: Bench) -> Iterator[Row]:
             yield Row("threshold", case, partial(threshold_trial, bench, direction, size, length))
 
 
-def draw_cosines(bench: Bench, size: int, length: int) -> list[Tensor]:
-    """q, k, v and the gradient of the output, with products of q and k that are cosines, as the peer expects."""
-    q, k, *others = bench.draw_dense(size, length)
+def as_cosines(tensors: list[Tensor]) -> list[Tensor]:
+    """The same with q and k of length 1, whose products are cosines, as threshold attention expects them."""
+    q, k, *others = tensors
     return [*(F.normalize(tensor.detach(), dim=-1).requires_grad_() for tensor in (q, k)), *others]
 
 
@@ -198,7 +198,7 @@ def threshold_arguments() -> Case:
 
 
 def threshold_trial(bench: Bench, direction: str, size: int, length: int) -> Trial:
-    tensors, arguments = draw_cosines(bench, size, length), threshold_arguments()
+    tensors, arguments = as_cosines(bench.draw_dense(size, length)), threshold_arguments()
     peer = cache(threshold_attention)
     checked = direction.removeprefix("forward+")
 

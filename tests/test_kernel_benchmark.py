@@ -1,4 +1,4 @@
-"""The benchmarks of kernels and of a language model run anywhere at small sizes, keep time, and judge as was asked."""
+"""The benchmarks of kernels, eager calls and language models run anywhere at small sizes, keep time, and judge."""
 
 import argparse
 import json
@@ -14,12 +14,14 @@ import torch
 from closeness import assert_no_worse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import eager
 import kernel_speed
 import running
+import turns
 from kernel_errors import describe_call, part_errors
 from kernel_peers import PLAIN, add_wheels, flex_emulation, plain
 from kernel_report import judge, name_row, write_table
-from kernel_rows import draw_cosines, threshold_arguments
+from kernel_rows import as_cosines, threshold_arguments
 from kernel_sentences import decode_trial
 from kernel_setup import TINY, Bench, Row, Scale, Trial
 
@@ -147,7 +149,7 @@ def test_plain_torch_computes_the_same(variant, causal):
 
 @pytest.mark.skipif("threshold" not in VARIANTS, reason="the table has no such variant")
 def test_plain_torch_computes_the_same_of_cosines():
-    tensors, arguments = draw_cosines(BENCH, 16, 32), threshold_arguments()
+    tensors, arguments = as_cosines(BENCH.draw_dense(16, 32)), threshold_arguments()
     assert part_errors(plain("threshold", True), tensors, "backward", "threshold", **arguments).own < 1e-6
 
 
@@ -213,3 +215,82 @@ def test_a_language_model_trains_with_both_attentions(tmp_path):
     assert sdpa["loss"] != ours["loss"]
     assert all(torch.tensor(point["loss"]).isfinite() for point in (sdpa, ours))
     assert "sdpa-cudnn: left out:" in printed
+
+
+@pytest.fixture(scope="module")
+def eager_sweep(tmp_path_factory):
+    out = tmp_path_factory.mktemp("results") / "points.jsonl"
+    return out, run_script("eager", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+
+
+def test_eager_calls_are_measured_in_every_section(eager_sweep):
+    points = read(eager_sweep[0])
+    assert {point["section"] for point in points} == set(eager.SECTIONS)
+    for point in points:
+        assert {"command", "commit", "device", "torch", "time"} <= point.keys()
+        assert not point.get("complaint"), point
+        for name, microseconds in point["us"].items():
+            least, most = point["us_least_most"][name]
+            assert least <= microseconds <= most
+    measured = {
+        (point["case"]["variant"], point["case"]["time"]) for point in points if point["section"] == "attention"
+    }
+    for variant in eager.PLAIN:
+        if variant in VARIANTS:
+            assert {(variant, "host"), (variant, "wall")} <= measured
+        else:
+            assert f"attention: {variant}: left out" in eager_sweep[1]
+
+
+def test_eager_calls_are_not_measured_again(eager_sweep):
+    before = read(eager_sweep[0])
+    printed = run_script("eager", "--tiny", "--sections", "norm", "profile", "--out", str(eager_sweep[0]))
+    assert read(eager_sweep[0]) == before
+    assert printed.startswith("| what |")
+    assert "| norm host forward+backward |" in printed
+
+
+@pytest.mark.parametrize(
+    ("section", "case", "ratios", "verdicts"),
+    [
+        ("attention", {"time": "host", "pass": "forward", "length": 128}, {"plain": 0.5}, "reached "),
+        ("attention", {"time": "host", "pass": "forward+backward", "length": 128}, {}, "reached"),
+        ("attention", {"time": "wall", "pass": "forward", "length": 2048}, {"sdpa": 0.5, "plain": 0.9}, " missed"),
+        ("attention", {"time": "wall", "pass": "forward+backward", "length": 2048}, {"sdpa": 0.99}, "missed"),
+        ("attention", {"time": "wall", "pass": "forward", "length": 8192}, {"sdpa": 1.0, "plain": 2}, "missed reached"),
+        ("module", {"variant": "rela-g"}, {"torch": 1.0}, "reached"),
+        ("module", {"variant": "softmax"}, {"torch": 0.5}, ""),
+        ("packed", {}, {"varlen": 0.9, "padded sdpa": 1.1}, " reached"),
+    ],
+)  # fmt: skip
+def test_eager_figures_are_held_against_their_bars(section, case, ratios, verdicts):
+    marks = eager.judge({"section": section, "case": case, "us": {"ours": 45.0}, "ratios": ratios})
+    assert [mark.verdict for mark in marks] == verdicts.split(" ")
+
+
+def test_contestants_take_turns():
+    """A clock that slows down halfway hits both alike."""
+    order = []
+    works = {name: lambda name=name: order.append(name) for name in ("ours", "peer")}
+    clock = iter([1.0] * 4 + [2.0] * 4)
+    trial = Trial({name: lambda work=work: work for name, work in works.items()}, lambda work: work() or next(clock))
+    point = turns.measure_in_turns(Row("forward", {}, lambda: trial), rounds=4, warm_ups=1)
+    assert order == ["ours", "peer"] * 5
+    assert point["ratios"] == {"peer": 1.0}
+    assert point["ms_least_most"] == {"ours": [1.0, 2.0], "peer": [1.0, 2.0]}
+
+
+def test_hugging_face_models_run_with_both_attentions(tmp_path):
+    pytest.importorskip("transformers")
+    out = tmp_path / "points.jsonl"
+    printed = run_script("huggingface", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+    points = read(out)
+    found = {(point["section"], point["case"]["model"], point["case"]["text"]) for point in points}
+    kinds = (("train", "llama"), ("train", "bert"), ("generate", "llama"))
+    assert found == {(*kind, text) for kind in kinds for text in ("short", "long")}
+    for point in points:
+        assert point["ratios"]["sdpa"] == point["ms"]["sdpa"] / point["ms"]["ours"]
+        if point["section"] == "train":
+            assert point["losses"]["ours"] != point["losses"]["sdpa"]
+            assert all(torch.tensor(losses).isfinite().all() for losses in point["losses"].values())
+    assert printed.count("| >= 0.97 |") == printed.count("| >= 1 |") == 3

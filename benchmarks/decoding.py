@@ -23,9 +23,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 import ctranslate
+from kernel_timing import seconds_of
 from marian import SIZES, marian_config, our_config
 from points import append_point, describe_machine
-from training import seconds_of
 
 from rectiformer import VARIANTS
 from rectiformer.model.transformer import Transformer

@@ -1,4 +1,4 @@
-"""The peers of the fused kernels: SDPA's backends, torch's packed attention, FlexAttention, AdaSplash, plain torch.
+"""The peers of our kernels: SDPA's backends, torch's packed attention, FlexAttention, plain torch, published kernels.
 
 A peer that is not there or does not run on this device raises; the benchmark says so and goes on without it.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import sys
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from kernel_timing import Attend
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+RowTerm = Callable[[Tensor, int], Tensor]
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
@@ -57,9 +60,35 @@ def require_cuda(device: str) -> None:
         raise NotImplementedError("measured on CUDA devices only")
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """ReLU attention as a user writes it."""
-    return F.relu(q @ k.mT * q.shape[-1] ** -0.5) @ v
+BETA = 0.5
+"""Of "threshold". At its paper's 1, random rows of 4,096 keys see next to nothing, and speed would say little."""
+PLAIN: dict[str, tuple[RowTerm | None, Callable[[Tensor, Tensor | None], Tensor]]] = {
+    "rela": (None, lambda x, _: F.relu(x)),
+    "relu2": (lambda n, D: 1 / n, lambda x, row: F.relu(x).square() * row),
+    "sigmoid": (lambda n, D: n.log(), lambda x, row: torch.sigmoid(x - row)),
+    "threshold": (lambda n, D: BETA * (2 / D * n.log()).sqrt(), lambda x, row: F.relu(x - row).square()),
+}
+"""What a row that sees n keys of size D adds or multiplies with, and the weights made of it and of scores x."""
+
+
+@cache
+def row_terms(variant: str, causal: bool, keys: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The terms of all rows [N, 1], or of any [1, 1]; kept, so that plain torch does not pay for them in every call."""
+    count = torch.arange(1 if causal else keys, keys + 1, device=device, dtype=torch.float32)[:, None]
+    return PLAIN[variant][0](count, size).to(dtype)
+
+
+def plain(variant: str = "rela", causal: bool = False) -> Attend:
+    """Attention as a user writes it, which holds all scores. "threshold" takes cosines, which nothing scales."""
+    term, weigh = PLAIN[variant]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * (1.0 if variant == "threshold" else q.shape[-1] ** -0.5)
+        row = None if term is None else row_terms(variant, causal, *k.shape[2:], q.dtype, q.device)
+        weights = weigh(scores, row)
+        return (weights.tril() if causal else weights) @ v
+
+    return attend
 
 
 def compiled(function: Attend, device: str) -> Attend:
@@ -111,14 +140,32 @@ def entmax_attention() -> Attend:
     return module.sparse_attn
 
 
+def sigmoid_attention(causal: bool) -> Attend:
+    """Sigmoid attention by triton-sigmoid, of [B, N, H, D]. Causal or not, it subtracts log N from every score."""
+    import triton_sigmoid.sigmoid_triton_dense as module
+    from triton.runtime.autotuner import Autotuner
+
+    for tuner in vars(module).values():
+        if isinstance(tuner, Autotuner) and "run" not in vars(tuner):
+            compile_together(tuner)
+    return lambda q, k, v: module.sigmoid_attention(q, k, v, is_causal=causal)
+
+
+def threshold_attention() -> Attend:
+    """Causal threshold attention by the kernel of its paper, of [B, H, N, D]; its file is in --peer-folder."""
+    from triton_threshold_attention import threshold_rela_triton
+
+    return lambda q, k, v: threshold_rela_triton(q, k, v, BETA, 2.0)
+
+
 def compile_together(tuner: Any) -> None:
-    """Let a tuner's first run compile all its configurations in threads."""
+    """Let a tuner's next run compile all its configurations in threads."""
     from triton.runtime._async_compile import AsyncCompileMode
 
     run = tuner.run
 
     def first_run(*args: object, **kwargs: object) -> object:
-        tuner.run = run
+        del tuner.run  # its class has the method that stood here
         settings = {name: value for name, value in kwargs.items() if name != "warmup"}
         with ThreadPoolExecutor() as pool, AsyncCompileMode(pool, ignore_errors=True):
             tuner.warmup(*args, **settings)

@@ -14,8 +14,8 @@ from typing import Any
 
 Point = dict[str, Any]
 LABELS = {"size": "D", "length": "N", "keys": "N", "batch": "B", "heads": "H", "key_heads": "K", "rows": "B"}
-SAID = ("pass", "mask", "variant", "attention")  # whose values speak for themselves
-TARGETS = {"short": 2.0, "decode": 1.3, "entmax": 3.0, "flex": 2.0}
+SAID = ("pass", "mask", "variant", "attention", "module", "model", "text", "time")  # whose values speak for themselves
+TARGETS = {"short": 2.0, "decode": 1.3, "entmax": 3.0, "flex": 2.0, "sigmoid": 1.0, "threshold": 1.0}
 LONG = 4096  # from this length on the targets of forward and backward are higher
 
 
@@ -55,10 +55,11 @@ def judge(point: Point, cublas: float | None) -> Iterator[Mark]:
             yield Mark("cudnn", ratios["cudnn"], 1.15 if case["length"] >= LONG else None)
         if best != "cudnn":
             yield Mark(best, ratios[best])
-    elif section == "flex":
+    elif section in ("flex", "sigmoid", "threshold"):
         yield Mark(best, ratios[best], TARGETS[section])
-        if "flex" in point.get("errors", {}):
-            yield Mark("flex's error", point["errors"]["ours"] / point["errors"]["flex"], 1.0, at_most=True)
+        if best in point.get("errors", {}):
+            target = 1.0 if section == "flex" else None
+            yield Mark(f"{best}'s error", point["errors"]["ours"] / point["errors"][best], target, at_most=True)
     elif section in ("entmax", "decode"):
         for name in times:
             if name.startswith("ours"):

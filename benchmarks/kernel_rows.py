@@ -1,4 +1,4 @@
-"""Rows over long sequences: ours vs. SDPA, entmax, FlexAttention and plain torch."""
+"""Rows over long sequences: ours vs. SDPA, FlexAttention, plain torch, and published entmax, sigmoid and threshold."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from functools import cache, partial
 from itertools import product
 
 import torch
-from kernel_errors import part_errors
-from kernel_peers import compiled, entmax_attention, flex_emulation, plain, sdpa
+import torch.nn.functional as F
+from kernel_errors import Errors, part_errors
+from kernel_peers import (
+    BETA,
+    compiled,
+    entmax_attention,
+    flex_emulation,
+    plain,
+    sdpa,
+    sigmoid_attention,
+    threshold_attention,
+)
 from kernel_setup import Bench, Case, Row, Scale, Trial, enter
-from kernel_timing import backward_work, both_work, extra_percent, forward_work
+from kernel_timing import Attend, backward_work, both_work, extra_percent, forward_work
 from torch import Tensor
 
-from rectiformer import attention
+from rectiformer import VARIANTS, attention
 
 WORKS = {"forward": forward_work, "backward": backward_work, "forward+backward": both_work}
 
@@ -136,6 +146,76 @@ def entmax_trial(bench: Bench, size: int, length: int) -> Trial:
     return Trial(entered, bench.eagerly, flops=count_flops(bench, "forward+backward", True, length))
 
 
+def sigmoid_rows(bench: Bench) -> Iterator[Row]:
+    """Sigmoid attention vs. its published Triton kernel."""
+    for size, causal, length in product(bench.scale.sizes, (False, True), bench.scale.lengths[1:]):
+        for direction in ("forward", "forward+backward"):
+            case = dense_case(direction, size, causal, length, bench.scale)
+            yield Row("sigmoid", case, partial(sigmoid_trial, bench, direction, size, causal, length))
+
+
+def sigmoid_trial(bench: Bench, direction: str, size: int, causal: bool, length: int) -> Trial:
+    tensors = bench.draw_dense(size, length)
+    turned = [tensor.detach().transpose(1, 2).contiguous().requires_grad_() for tensor in tensors]
+    peer = cache(lambda: sigmoid_attention(causal))
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, "sigmoid", causal=causal)
+
+    def turned_peer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return peer()(*(tensor.transpose(1, 2) for tensor in (q, k, v))).transpose(1, 2)
+
+    entered = enter(WORKS[direction], tensors, ours=lambda: ours)
+    entered |= enter(WORKS[direction], turned, triton_sigmoid=peer)
+    checked = direction.removeprefix("forward+")
+    checks = {"ours": lambda: part_errors(ours, tensors, checked, "sigmoid", causal=causal)}
+    if not causal:  # where it is, the peer's weights are others
+        checks["triton sigmoid"] = lambda: part_errors(turned_peer, tensors, checked, "sigmoid")
+    return Trial(entered, bench.eagerly, flops=count_flops(bench, direction, causal, length), checks=checks)
+
+
+def threshold_rows(bench: Bench) -> Iterator[Row]:
+    """Causal threshold attention, power 2, vs. the kernel of its paper."""
+    if "threshold" not in VARIANTS:
+        print("threshold: left out: the table has no variant 'threshold'", flush=True)
+        return
+    for size, length in product(bench.scale.sizes, bench.scale.lengths[1:]):
+        for direction in ("forward", "forward+backward"):
+            case = dense_case(direction, size, True, length, bench.scale)
+            yield Row("threshold", case, partial(threshold_trial, bench, direction, size, length))
+
+
+def as_cosines(tensors: list[Tensor]) -> list[Tensor]:
+    """The same with q and k of length 1, whose products are cosines, as threshold attention expects them."""
+    q, k, *others = tensors
+    return [*(F.normalize(tensor.detach(), dim=-1).requires_grad_() for tensor in (q, k)), *others]
+
+
+def threshold_arguments() -> Case:
+    """The call that the peer computes, in the words that the table has for it."""
+    options = {"beta": BETA, "power": 2}
+    return {"causal": True, "scale": 1.0} | {n: x for n, x in options.items() if n in VARIANTS["threshold"].options}
+
+
+def threshold_trial(bench: Bench, direction: str, size: int, length: int) -> Trial:
+    tensors, arguments = as_cosines(bench.draw_dense(size, length)), threshold_arguments()
+    peer = cache(threshold_attention)
+    checked = direction.removeprefix("forward+")
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, "threshold", **arguments)
+
+    def errors(attend: Attend) -> Errors:
+        return part_errors(attend, tensors, checked, "threshold", **arguments)
+
+    return Trial(
+        enter(WORKS[direction], tensors, ours=lambda: ours, tda=peer),
+        bench.eagerly,
+        flops=count_flops(bench, direction, True, length),
+        checks={"ours": lambda: errors(ours), "tda": lambda: errors(peer())},
+    )
+
+
 def flex_rows(bench: Bench) -> Iterator[Row]:
     size, length = bench.scale.sizes[0], bench.scale.one_length
     for causal, direction in product((False, True), ("forward", "backward")):
@@ -168,7 +248,7 @@ def plain_rows(bench: Bench) -> Iterator[Row]:
 def plain_trial(bench: Bench, direction: str, size: int, length: int) -> Trial:
     tensors = bench.draw_dense(size, length)
     entered = enter(
-        WORKS[direction], tensors, ours=bench.ours, eager=lambda: plain, compiled=lambda: compiled(plain, bench.device)
+        WORKS[direction], tensors, ours=bench.ours, eager=plain, compiled=lambda: compiled(plain(), bench.device)
     )
     return Trial(entered, bench.eagerly, flops=count_flops(bench, direction, False, length))
 

@@ -17,6 +17,7 @@ from closeness import peak_allocation
 Work = Callable[[], object]
 Attend = Callable[..., Tensor]  # of q, k, v, and what else is learned
 CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache
+BATCH = 10  # calls between two waits for the device, where the host's time is measured
 ROUNDS = 4  # calls in one captured graph, so that its launch weighs little
 
 
@@ -50,6 +51,40 @@ def cuda_times(work: Work, repeats: int, cache: Tensor | None) -> list[float]:
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]
+
+
+def seconds_of(work: Work, repeats: int, device: str) -> float:
+    """Seconds of one call, from `repeats` in a row and the wait for the device."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    wait()
+    return (time.perf_counter() - start) / repeats
+
+
+def wall_us(work: Work, device: str, milliseconds: float) -> float:
+    """Microseconds of one call among as many in a row as fill the time."""
+    once = seconds_of(work, 3, device)
+    return seconds_of(work, min(1000, max(3, int(milliseconds / 1e3 / once))), device) * 1e6
+
+
+def host_us(work: Work, device: str, milliseconds: float) -> float:
+    """Microseconds until a call returns to Python: the median over batches, each begun with nothing queued.
+
+    A batch is far shorter than the queue of launches, in which Python would wait for the device.
+    """
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    means: list[float] = []
+    end = time.perf_counter() + milliseconds / 1e3
+    while len(means) < 3 or time.perf_counter() < end:
+        wait()
+        start = time.perf_counter()
+        for _ in range(BATCH):
+            work()
+        means.append((time.perf_counter() - start) / BATCH)
+    return statistics.median(means) * 1e6
 
 
 def time_graph(work: Work, device: str, milliseconds: float) -> float:

@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
+from kernel_timing import seconds_of
 from points import append_point, describe_machine
-from training import seconds_of
 
 from rectiformer.integrations.transformers import register
 

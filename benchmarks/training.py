@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
+from kernel_timing import seconds_of
 from marian import SIZES, marian_config, our_config
 from points import append_point, describe_machine
 
@@ -73,17 +74,6 @@ def marian_update(
         optimizer.zero_grad()
 
     return update
-
-
-def seconds_of(update: Callable[[], None], repeats: int, device: str) -> float:
-    """Seconds of one update, from `repeats` in a row."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    wait()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        update()
-    wait()
-    return (time.perf_counter() - start) / repeats
 
 
 def measure(name: str, build: Callable[[], Callable[[], None]], options: argparse.Namespace, batch: Batch) -> None:

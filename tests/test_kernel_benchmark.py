@@ -1,4 +1,4 @@
-"""The benchmarks of kernels and of a language model run anywhere at small sizes, keep time, and judge as was asked."""
+"""The benchmarks of kernels, eager calls and language models run anywhere at small sizes, keep time, and judge."""
 
 import argparse
 import json
@@ -14,13 +14,18 @@ import torch
 from closeness import assert_no_worse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import eager
 import kernel_speed
+import running
+import turns
 from kernel_errors import describe_call, part_errors
-from kernel_peers import add_wheels, flex_emulation
+from kernel_peers import PLAIN, add_wheels, flex_emulation, plain
 from kernel_report import judge, name_row, write_table
+from kernel_rows import as_cosines, threshold_arguments
 from kernel_sentences import decode_trial
 from kernel_setup import TINY, Bench, Row, Scale, Trial
 
+from rectiformer import VARIANTS
 from rectiformer.ops.reference import reference_attention
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +55,8 @@ def sweep(tmp_path_factory):
 
 def test_every_section_is_measured_and_right(sweep):
     points = read(sweep[0])
-    assert {point["section"] for point in points} == {"matmul", *kernel_speed.SECTIONS}
+    there = {section for section in kernel_speed.SECTIONS if section != "threshold" or section in VARIANTS}
+    assert {point["section"] for point in points} == {"matmul", *there}
     for point in points:
         assert {"command", "commit", "device", "torch", "triton", "time"} <= point.keys()
         assert not point.get("complaint"), point
@@ -66,6 +72,8 @@ def test_a_ratio_is_the_quotient_of_two_times(sweep):
 def test_a_peer_that_cannot_run_is_named_once_a_section(sweep):
     assert sweep[1].count("forward: cudnn: left out: RuntimeError") == 1
     assert "entmax: adasplash: left out: ModuleNotFoundError" in sweep[1]
+    assert "sigmoid: triton sigmoid: left out: ModuleNotFoundError" in sweep[1]
+    assert "threshold: tda: left out: ModuleNotFoundError" in sweep[1] or "no variant 'threshold'" in sweep[1]
 
 
 def test_a_second_run_measures_nothing_again(sweep):
@@ -89,7 +97,7 @@ def test_a_row_is_given_up_when_the_time_is_over(capsys, tmp_path):
     rows = [Row("forward", {"size": size}, lambda: time.sleep(60)) for size in (1, 2)]
     options = argparse.Namespace(out=tmp_path / "points.jsonl", device="cpu", tiny=True, seconds=0.05)
     start = time.monotonic()
-    assert kernel_speed.measure_rows(rows, options, start + options.seconds) == []
+    assert running.measure_rows(rows, kernel_speed.measure, {}, options, start + options.seconds) == []
     assert time.monotonic() - start < 20
     assert capsys.readouterr().out == "0.05 seconds are over; left: forward D 1; forward D 2\n"
     assert not options.out.exists()
@@ -98,7 +106,8 @@ def test_a_row_is_given_up_when_the_time_is_over(capsys, tmp_path):
 def test_a_row_that_may_take_too_long_is_not_begun(capsys):
     rows = [Row("entmax", {"size": 1}, lambda: pytest.fail("begun"))]
     options = argparse.Namespace(out=None, device="cpu", tiny=False, seconds=50.0)
-    assert kernel_speed.measure_rows(rows, options, time.monotonic() + options.seconds) == []
+    end = time.monotonic() + options.seconds
+    assert running.measure_rows(rows, kernel_speed.measure, {}, options, end, kernel_speed.NEEDED) == []
     assert "left: entmax D 1" in capsys.readouterr().out
 
 
@@ -131,6 +140,19 @@ def test_flex_attention_can_emulate_a_relu(causal):
     assert_no_worse("flex", found.float(), plain, exact)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", sorted(PLAIN.keys() & VARIANTS.keys() - {"threshold"}))
+def test_plain_torch_computes_the_same(variant, causal):
+    tensors = BENCH.draw_dense(16, 32)
+    assert part_errors(plain(variant, causal), tensors, "backward", variant, causal=causal).own < 1e-6
+
+
+@pytest.mark.skipif("threshold" not in VARIANTS, reason="the table has no such variant")
+def test_plain_torch_computes_the_same_of_cosines():
+    tensors, arguments = as_cosines(BENCH.draw_dense(16, 32)), threshold_arguments()
+    assert part_errors(plain("threshold", True), tensors, "backward", "threshold", **arguments).own < 1e-6
+
+
 def test_sparse_decoding_hides_one_key_in_twenty():
     trial = decode_trial(Bench("cpu", Scale(layers=1), 1.0), (4, 2, 64), 4, 2, 2048)
     assert trial.facts["sparsity"] == pytest.approx(0.95, abs=0.01)
@@ -157,6 +179,7 @@ def test_wheels_are_unpacked_and_imported(tmp_path, monkeypatch):
         ({"section": "decode", "ratios": {"sdpa": 6}, "ms": {"ours": 5, "ours y": 4, "sdpa": 6}}, "missed reached"),
         ({"section": "entmax", "ratios": {"adasplash": 3.0}, "ms": {"ours": 1.0, "adasplash": 3.0}}, "reached"),
         ({"section": "flex", "ratios": {"flex": 2.1}, "errors": {"ours": 2e-3, "flex": 1e-3}}, "reached missed"),
+        ({"section": "sigmoid", "ratios": {"x": 1.1}, "errors": {"ours": 1e-3, "x": 2e-3}}, "reached "),
         ({"section": "memory", "extra_percent": {"ours": 10.5, "cudnn": 0.4}}, "missed "),
         ({"section": "plain", "ratios": {"eager": 5.0}}, ""),
     ],
@@ -192,3 +215,82 @@ def test_a_language_model_trains_with_both_attentions(tmp_path):
     assert sdpa["loss"] != ours["loss"]
     assert all(torch.tensor(point["loss"]).isfinite() for point in (sdpa, ours))
     assert "sdpa-cudnn: left out:" in printed
+
+
+@pytest.fixture(scope="module")
+def eager_sweep(tmp_path_factory):
+    out = tmp_path_factory.mktemp("results") / "points.jsonl"
+    return out, run_script("eager", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+
+
+def test_eager_calls_are_measured_in_every_section(eager_sweep):
+    points = read(eager_sweep[0])
+    assert {point["section"] for point in points} == set(eager.SECTIONS)
+    for point in points:
+        assert {"command", "commit", "device", "torch", "time"} <= point.keys()
+        assert not point.get("complaint"), point
+        for name, microseconds in point["us"].items():
+            least, most = point["us_least_most"][name]
+            assert least <= microseconds <= most
+    measured = {
+        (point["case"]["variant"], point["case"]["time"]) for point in points if point["section"] == "attention"
+    }
+    for variant in eager.PLAIN:
+        if variant in VARIANTS:
+            assert {(variant, "host"), (variant, "wall")} <= measured
+        else:
+            assert f"attention: {variant}: left out" in eager_sweep[1]
+
+
+def test_eager_calls_are_not_measured_again(eager_sweep):
+    before = read(eager_sweep[0])
+    printed = run_script("eager", "--tiny", "--sections", "norm", "profile", "--out", str(eager_sweep[0]))
+    assert read(eager_sweep[0]) == before
+    assert printed.startswith("| what |")
+    assert "| norm host forward+backward |" in printed
+
+
+@pytest.mark.parametrize(
+    ("section", "case", "ratios", "verdicts"),
+    [
+        ("attention", {"time": "host", "pass": "forward", "length": 128}, {"plain": 0.5}, "reached "),
+        ("attention", {"time": "host", "pass": "forward+backward", "length": 128}, {}, "reached"),
+        ("attention", {"time": "wall", "pass": "forward", "length": 2048}, {"sdpa": 0.5, "plain": 0.9}, " missed"),
+        ("attention", {"time": "wall", "pass": "forward+backward", "length": 2048}, {"sdpa": 0.99}, "missed"),
+        ("attention", {"time": "wall", "pass": "forward", "length": 8192}, {"sdpa": 1.0, "plain": 2}, "missed reached"),
+        ("module", {"variant": "rela-g"}, {"torch": 1.0}, "reached"),
+        ("module", {"variant": "softmax"}, {"torch": 0.5}, ""),
+        ("packed", {}, {"varlen": 0.9, "padded sdpa": 1.1}, " reached"),
+    ],
+)  # fmt: skip
+def test_eager_figures_are_held_against_their_bars(section, case, ratios, verdicts):
+    marks = eager.judge({"section": section, "case": case, "us": {"ours": 45.0}, "ratios": ratios})
+    assert [mark.verdict for mark in marks] == verdicts.split(" ")
+
+
+def test_contestants_take_turns():
+    """A clock that slows down halfway hits both alike."""
+    order = []
+    works = {name: lambda name=name: order.append(name) for name in ("ours", "peer")}
+    clock = iter([1.0] * 4 + [2.0] * 4)
+    trial = Trial({name: lambda work=work: work for name, work in works.items()}, lambda work: work() or next(clock))
+    point = turns.measure_in_turns(Row("forward", {}, lambda: trial), rounds=4, warm_ups=1)
+    assert order == ["ours", "peer"] * 5
+    assert point["ratios"] == {"peer": 1.0}
+    assert point["ms_least_most"] == {"ours": [1.0, 2.0], "peer": [1.0, 2.0]}
+
+
+def test_hugging_face_models_run_with_both_attentions(tmp_path):
+    pytest.importorskip("transformers")
+    out = tmp_path / "points.jsonl"
+    printed = run_script("huggingface", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+    points = read(out)
+    found = {(point["section"], point["case"]["model"], point["case"]["text"]) for point in points}
+    kinds = (("train", "llama"), ("train", "bert"), ("generate", "llama"))
+    assert found == {(*kind, text) for kind in kinds for text in ("short", "long")}
+    for point in points:
+        assert point["ratios"]["sdpa"] == point["ms"]["sdpa"] / point["ms"]["ours"]
+        if point["section"] == "train":
+            assert point["losses"]["ours"] != point["losses"]["sdpa"]
+            assert all(torch.tensor(losses).isfinite().all() for losses in point["losses"].values())
+    assert printed.count("| >= 0.97 |") == printed.count("| >= 1 |") == 3

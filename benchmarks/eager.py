@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is no
 from kernel_errors import part_errors
 from kernel_peers import PLAIN, plain, sdpa
 from kernel_report import Mark, Point
-from kernel_rows import WORKS, as_cosines, threshold_arguments
+from kernel_rows import WORKS, threshold_arguments
 from kernel_sentences import decode_trial, short_trial
 from kernel_setup import TINY, Bench, Case, Row, Scale, Trial, enter
 from kernel_timing import Work, both_work, forward_work, host_us, wall_us
@@ -88,9 +88,8 @@ def attention_rows(bench: Bench) -> Iterator[Row]:
 def attention_trial(bench: Bench, variant: str, clock: str, direction: str, shape: Shape) -> Trial:
     *sizes, causal = shape
     tensors = [bench.draw(*sizes, seed=seed) for seed in range(4)]
-    arguments: Case = {"causal": causal}
-    if variant == "threshold":
-        tensors, arguments = as_cosines(tensors), threshold_arguments() | arguments
+    arguments: Case = threshold_arguments() if variant == "threshold" else {}
+    arguments["causal"] = causal
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, variant, **arguments)

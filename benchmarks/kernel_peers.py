@@ -20,6 +20,8 @@ from kernel_timing import Attend
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rectiformer.ops.activations import RMS_EPSILON
+
 RowTerm = Callable[[Tensor, int], Tensor]
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
@@ -66,7 +68,7 @@ PLAIN: dict[str, tuple[RowTerm | None, Callable[[Tensor, Tensor | None], Tensor]
     "rela": (None, lambda x, _: F.relu(x)),
     "relu2": (lambda n, D: 1 / n, lambda x, row: F.relu(x).square() * row),
     "sigmoid": (lambda n, D: n.log(), lambda x, row: torch.sigmoid(x - row)),
-    "threshold": (lambda n, D: BETA * (2 / D * n.log()).sqrt(), lambda x, row: F.relu(x - row).square()),
+    "threshold": (lambda n, D: BETA * (2 * n.log()).sqrt(), lambda x, row: F.relu(x - row).square()),
 }
 """What a row that sees n keys of size D adds or multiplies with, and the weights made of it and of scores x."""
 
@@ -79,11 +81,13 @@ def row_terms(variant: str, causal: bool, keys: int, size: int, dtype: torch.dty
 
 
 def plain(variant: str = "rela", causal: bool = False) -> Attend:
-    """Attention as a user writes it, which holds all scores. "threshold" takes cosines, which nothing scales."""
+    """Attention as a user writes it, which holds all scores."""
     term, weigh = PLAIN[variant]
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT * (1.0 if variant == "threshold" else q.shape[-1] ** -0.5)
+        if variant == "threshold":
+            q, k = (F.rms_norm(tensor, tensor.shape[-1:], eps=RMS_EPSILON) for tensor in (q, k))
+        scores = q @ k.mT * q.shape[-1] ** -0.5
         row = None if term is None else row_terms(variant, causal, *k.shape[2:], q.dtype, q.device)
         weights = weigh(scores, row)
         return (weights.tril() if causal else weights) @ v
@@ -152,7 +156,10 @@ def sigmoid_attention(causal: bool) -> Attend:
 
 
 def threshold_attention() -> Attend:
-    """Causal threshold attention by the kernel of its paper, of [B, H, N, D]; its file is in --peer-folder."""
+    """Causal threshold attention by the kernel of its paper, of [B, H, N, D]; its file is in --peer-folder.
+
+    It takes cosines: the norms of q and k, which are a part of ours, are made by others and not timed.
+    """
     from triton_threshold_attention import threshold_rela_triton
 
     return lambda q, k, v: threshold_rela_triton(q, k, v, BETA, 2.0)

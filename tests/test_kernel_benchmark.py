@@ -21,7 +21,7 @@ import turns
 from kernel_errors import describe_call, part_errors
 from kernel_peers import PLAIN, add_wheels, flex_emulation, plain
 from kernel_report import judge, name_row, write_table
-from kernel_rows import as_cosines, threshold_arguments
+from kernel_rows import threshold_arguments
 from kernel_sentences import decode_trial
 from kernel_setup import TINY, Bench, Row, Scale, Trial
 
@@ -55,7 +55,7 @@ def sweep(tmp_path_factory):
 
 def test_every_section_is_measured_and_right(sweep):
     points = read(sweep[0])
-    there = {section for section in kernel_speed.SECTIONS if section != "threshold" or section in VARIANTS}
+    there = set(kernel_speed.SECTIONS)
     assert {point["section"] for point in points} == {"matmul", *there}
     for point in points:
         assert {"command", "commit", "device", "torch", "triton", "time"} <= point.keys()
@@ -73,7 +73,7 @@ def test_a_peer_that_cannot_run_is_named_once_a_section(sweep):
     assert sweep[1].count("forward: cudnn: left out: RuntimeError") == 1
     assert "entmax: adasplash: left out: ModuleNotFoundError" in sweep[1]
     assert "sigmoid: triton sigmoid: left out: ModuleNotFoundError" in sweep[1]
-    assert "threshold: tda: left out: ModuleNotFoundError" in sweep[1] or "no variant 'threshold'" in sweep[1]
+    assert "threshold: tda: left out: ModuleNotFoundError" in sweep[1]
 
 
 def test_a_second_run_measures_nothing_again(sweep):
@@ -141,16 +141,11 @@ def test_flex_attention_can_emulate_a_relu(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("variant", sorted(PLAIN.keys() & VARIANTS.keys() - {"threshold"}))
+@pytest.mark.parametrize("variant", sorted(PLAIN))
 def test_plain_torch_computes_the_same(variant, causal):
     tensors = BENCH.draw_dense(16, 32)
-    assert part_errors(plain(variant, causal), tensors, "backward", variant, causal=causal).own < 1e-6
-
-
-@pytest.mark.skipif("threshold" not in VARIANTS, reason="the table has no such variant")
-def test_plain_torch_computes_the_same_of_cosines():
-    tensors, arguments = as_cosines(BENCH.draw_dense(16, 32)), threshold_arguments()
-    assert part_errors(plain("threshold", True), tensors, "backward", "threshold", **arguments).own < 1e-6
+    arguments = (threshold_arguments() if variant == "threshold" else {}) | {"causal": causal}
+    assert part_errors(plain(variant, causal), tensors, "backward", variant, **arguments).own < 1e-6
 
 
 def test_sparse_decoding_hides_one_key_in_twenty():

@@ -1,5 +1,6 @@
 """Launch plans: eager calls of one layout share one, and it never answers for a call that differs."""
 
+import ctypes
 import threading
 
 import pytest
@@ -243,58 +244,84 @@ def test_tritons_private_interface_is_the_one_we_know():
     assert gpu.launch.launch_obstacle.__wrapped__() == ""
 
 
-class Recorder:
-    """A compiled kernel that only notes what it is launched with."""
+class Metadata:
+    """Of a compiled kernel that asks for nothing special."""
 
-    function, packed_metadata = 7, (4, 1, 0)
-
-    def __init__(self):
-        self.launches = []
-
-    def run(self, *arguments):
-        self.launches.append(arguments)
+    num_warps, shared, num_ctas = 4, 1024, 1
+    global_scratch_size = profile_scratch_size = launch_cooperative_grid = launch_pdl = 0
+    tensordesc_meta = None
 
 
 class Kernel:
-    """As much of a JIT function as a launch uses."""
+    """As much of a JIT function, and of what it compiles to, as a launch uses."""
 
-    arg_names = ("q", "k", "q_ptr", "k_ptr", "out_ptr", "strides", "count", "FLAG", "SIZE")
+    signature = {  # noqa: RUF012
+        "q": "*fp32", "k": "*fp32", "q_ptr": "*fp32", "k_ptr": "*fp32", "out_ptr": "*fp32",
+        "strides": ("i32", "constexpr"), "count": "i64", "scale": "fp32", "FLAG": "constexpr",
+    }  # fmt: skip
 
     def __init__(self):
-        self.compiled, self.by_triton = Recorder(), []
+        self.src, self.metadata, self.function, self.name = self, Metadata(), 7, "kernel"
+        self.by_triton, self.by_driver = [], []
 
     def __getitem__(self, grid):
-        return lambda *arguments, **flags: self.by_triton.append((grid, arguments, flags)) or self.compiled
+        return lambda *arguments, **flags: self.by_triton.append((grid, arguments, flags)) or self
+
+    def cuLaunchKernel(self, function, *shape_and_stream):  # noqa: N802
+        """Reads the arguments from memory, as the driver does."""
+        *shape, stream, where, _ = shape_and_stream
+        kinds = [ctypes.c_uint64] * 5 + [ctypes.c_int32, ctypes.c_int64, ctypes.c_float] + [ctypes.c_uint64] * 2
+        pointers = (ctypes.c_void_p * len(kinds)).from_address(where)
+        read = [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]
+        self.by_driver.append((function, *shape, stream, read))
+        return 0
 
 
-def repeat_launch(monkeypatch, tensors, tiles=(None, None)):
-    """A launch made twice: the kernel that Triton launched, and what the compiled one got."""
+def repeat_launch(monkeypatch, tensors, numbers=None):
+    """A launch made twice: what Triton launched, and what the driver got."""
+    kernel = Kernel()
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
-    kernel = Kernel()
-    flags = {"SIZE": 16, "FLAG": True, "num_warps": 4}
-    launch = gpu.launch.Launch(kernel, (3, 2), tensors, [0, 1, 2], ((8, 1), 5), flags, tiles)
+    monkeypatch.setattr(gpu.launch, "driver", lambda: kernel)
+    flags = {"FLAG": True, "num_warps": 4}
+    launch = gpu.launch.Launch(kernel, (3, 2), tensors, [0, 1, 2], ((8, 1), 5, 0.5), flags, tiles=(None, None))
     launch(tensors)
-    launch(tensors)
+    launch(tensors, numbers)
     return kernel
 
 
-def test_the_second_launch_goes_straight_to_the_compiled_kernel(monkeypatch):
+@pytest.mark.parametrize("numbers", [None, ((24, 1), 6, 0.25)])
+def test_the_second_launch_goes_straight_to_the_driver(monkeypatch, numbers):
     tensors = [torch.zeros(2, 8) for _ in range(3)]
-    kernel = repeat_launch(monkeypatch, tensors)
-    addresses = [tensor.data_ptr() for tensor in tensors]
+    kernel = repeat_launch(monkeypatch, tensors, numbers)
+    q, k, out = (tensor.data_ptr() for tensor in tensors)
+    (stride, _), count, scale = numbers or ((8, 1), 5, 0.5)
     assert len(kernel.by_triton) == 1
-    (found,) = kernel.compiled.launches
-    given = (*addresses[:2], *addresses, (8, 1), 5, True, 16)
-    assert found == (3, 2, 1, 99, 7, (4, 1, 0), None, None, None, *given)
+    assert kernel.by_driver == [(7, 3, 2, 1, 128, 1, 1, 1024, 99, [q, k, q, k, out, stride, count, scale, 0, 0])]
 
 
 def test_descriptors_are_made_anew_for_each_address(monkeypatch):
-    tensors = [torch.zeros(2, 8) for _ in range(3)]
-    kernel = repeat_launch(monkeypatch, tensors, tiles=([1, 8], [2, 8]))
-    described = kernel.compiled.launches[0][9:11]
-    assert all(each.base is tensor for each, tensor in zip(described, tensors, strict=False))
-    assert [(each.shape, each.strides, each.padding) for each in described] == [([2, 8], [8, 1], "zero")] * 2
+    """They come before all else, each followed by the shape and strides of its tensor."""
+    made = []
+    kernel, fill = Kernel(), lambda *given: made.append(given) or object()
+    monkeypatch.setattr(Metadata, "tensordesc_meta", [
+        {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [1, 8], "fp4_padded": False}
+    ])  # fmt: skip
+    monkeypatch.setattr(gpu.launch, "driver", lambda: kernel)
+    monkeypatch.setattr(gpu.launch, "map_filler", lambda: fill)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
+    kernel.signature = {"q": "tensordesc<fp32[1, 8]>", "q_ptr": "*fp32"}
+    kernel.cuLaunchKernel = lambda *given: 0
+    tensors = [torch.zeros(2, 8)]
+    launch = gpu.launch.Launch(kernel, (1,), tensors, [0], (), {}, tiles=([1, 8],))
+    packed = gpu.launch.PackedArguments(kernel, launch, ())
+    packed.launch([tensors[0].data_ptr()], None)
+    packed.launch([64], None)
+    assert made == [(address, 3, 4, 7, [1, 8], [2, 8], [8, 1], 0) for address in (tensors[0].data_ptr(), 64)]
+    shape = [ctypes.c_int32.from_address(packed.pointers[index]).value for index in (1, 2)]
+    strides = [ctypes.c_int64.from_address(packed.pointers[index]).value for index in (3, 4)]
+    assert (shape, strides) == ([2, 8], [8, 1])
+    assert ctypes.c_uint64.from_address(packed.pointers[5]).value == 64
 
 
 def test_unaligned_addresses_and_unknown_tritons_launch_by_triton(monkeypatch):
@@ -304,6 +331,12 @@ def test_unaligned_addresses_and_unknown_tritons_launch_by_triton(monkeypatch):
     assert len(repeat_launch(monkeypatch, [*tensors, torch.zeros(2, 8)]).by_triton) == 2
 
 
+@pytest.mark.parametrize("wants", ["global_scratch_size", "launch_cooperative_grid", "launch_pdl"])
+def test_kernels_that_ask_for_more_launch_by_triton(monkeypatch, wants):
+    monkeypatch.setattr(Metadata, wants, 1)
+    assert len(repeat_launch(monkeypatch, [torch.zeros(2, 8) for _ in range(3)]).by_triton) == 2
+
+
 def test_profilers_are_told_of_launches(monkeypatch):
     import triton
 
@@ -311,10 +344,13 @@ def test_profilers_are_told_of_launches(monkeypatch):
     assert len(repeat_launch(monkeypatch, [torch.zeros(2, 8) for _ in range(3)]).by_triton) == 2
 
 
+def test_an_error_of_the_driver_is_raised(monkeypatch):
+    monkeypatch.setattr(Kernel, "cuLaunchKernel", lambda *_: 700)
+    with pytest.raises(RuntimeError, match="the CUDA driver cannot launch kernel: error 700"):
+        repeat_launch(monkeypatch, [torch.zeros(2, 8) for _ in range(3)])
+
+
 def test_a_changed_interface_is_noticed(monkeypatch):
-    from triton.backends.nvidia import driver
-
-    def call(self, grid, stream, function, *args): ...
-
-    monkeypatch.setattr(driver.CudaLauncher, "__call__", call)
-    assert gpu.launch.launch_obstacle.__wrapped__() == "CudaLauncher takes self, grid, stream, function, args"
+    monkeypatch.setattr(gpu.launch, "KNOWN_LINES", ("params.append(something_new)",))
+    found = gpu.launch.launch_obstacle.__wrapped__()
+    assert found.endswith("launches kernels in another way: no 'params.append(something_new)'")

@@ -1,16 +1,19 @@
 """Kernel launches that are prepared once and repeated at little cost.
 
-Triton binds, specializes and looks up a kernel at every launch: 16 us for 20 arguments on the host of an H200, longer
-than many of our kernels run. Everything but the addresses is the same for all calls of one layout, so a `Launch` lets
-Triton do that once and hands later calls to the compiled kernel, 5 us.
+Triton binds, specializes and looks up a kernel at every launch, and its launcher parses every argument: 20 us for the
+short kernels and 50 for the long ones on the host of an H200, longer than many of them run. Everything but the
+addresses is the same for all calls of one layout. So a `Launch` lets Triton launch once, packs the arguments of the
+compiled kernel, and from then on fills in addresses and calls the driver, which takes 4 us.
 """
 
 from __future__ import annotations
 
+import ctypes
 import inspect
-import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -19,6 +22,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rectiformer.ops.gpu.plans import ALIGNMENT
+
+NUMBERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+"""How the compiled kernel takes numbers of each of Triton's types."""
+MAP_OFFSET = 128
+"""Where a `PyCUtensorMap` of Triton holds the descriptor itself."""
 
 
 class Launch:
@@ -46,10 +54,8 @@ class Launch:
             (slot, tile, list(tensors[slot].shape), list(tensors[slot].stride()))
             for slot, tile in zip(slots, tiles, strict=False)
         ]
-        self.compiled: Any = None
-        """The compiled kernel, once Triton has launched it with aligned addresses."""
-        self.flag_values: tuple[Any, ...] = ()
-        """Flags in the kernel's own order."""
+        self.packed: PackedArguments | None = None
+        """What the driver is called with, once Triton has launched the kernel with aligned addresses."""
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> None:
         """Launch for these tensors. Other `numbers` than the launch was made with must be alike to Triton, which tells
@@ -58,28 +64,16 @@ class Launch:
         low_bits = 0
         for address in addresses:
             low_bits |= address
-        if self.compiled is None or low_bits & ALIGNMENT or is_watched():
+        if self.packed is None or low_bits & ALIGNMENT or is_watched():
             self.launch_by_triton(tensors, numbers or self.numbers, bool(low_bits & ALIGNMENT))
         elif torch._C._cuda_getDevice() == self.device:
-            self.launch_compiled(tensors, numbers or self.numbers, addresses)
+            self.packed.launch(addresses, numbers)
         else:
             with torch.cuda.device(self.device):
-                self.launch_compiled(tensors, numbers or self.numbers, addresses)
-
-    def launch_compiled(self, tensors: Sequence[Tensor], numbers: Sequence[Any], addresses: list[int]) -> None:
-        """What Triton's own `run` ends with; nothing is looked up, and addresses are not checked again."""
-        compiled, (x, y, z) = self.compiled, (*self.grid, 1, 1)[:3]
-        sources = [
-            addresses[slot] if tile is None else Described(tensors[slot], shape, strides)
-            for slot, tile, shape, strides in self.sources
-        ]
-        compiled.run(
-            x, y, z, torch._C._cuda_getCurrentRawStream(self.device), compiled.function, compiled.packed_metadata,
-            None, None, None, *sources, *[addresses[slot] for slot in self.slots], *numbers, *self.flag_values,
-        )  # fmt: skip
+                self.packed.launch(addresses, numbers)
 
     def launch_by_triton(self, tensors: Sequence[Tensor], numbers: Sequence[Any], unaligned: bool) -> None:
-        """Launch, compiling if need be, and keep the compiled kernel if later calls may go straight to it."""
+        """Launch, compiling if need be, and pack the arguments if later calls may go straight to the driver."""
         # Of booleans Triton would make single bits.
         given = [tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor for tensor in tensors]
         sources = [
@@ -89,19 +83,109 @@ class Launch:
         read = [given[slot] for slot in self.slots]
         with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
             compiled = self.kernel[self.grid](*sources, *read, *numbers, **self.flags)
-        if compiled is not None and not unaligned and not launch_obstacle():
-            names = self.kernel.arg_names[len(sources) + len(read) + len(numbers) :]
-            self.flag_values = tuple(self.flags[name] for name in names)
-            self.compiled = compiled
+        if compiled is not None and not unaligned and not launch_obstacle() and not needs_scratch(compiled):
+            self.packed = PackedArguments(compiled, self, numbers)
 
 
-class Described:
-    """As much of a `TensorDescriptor` as a compiled kernel's launcher reads, without the checks of its layout."""
+class PackedArguments:
+    """The arguments of a compiled kernel, laid out in memory as the driver wants them.
 
-    __slots__ = ("base", "padding", "shape", "strides")
+    One for all threads: a lock is held from the first address that is filled in until the driver has copied them all.
+    """
 
-    def __init__(self, base: Tensor, shape: list[int], strides: list[int]) -> None:
-        self.base, self.shape, self.strides, self.padding = base, shape, strides, "zero"
+    def __init__(self, compiled: Any, launch: Launch, numbers: Sequence[Any]) -> None:
+        metadata = compiled.metadata
+        self.compiled, self.device, self.lock = compiled, launch.device, threading.Lock()
+        signature = list(compiled.src.signature.values())
+        descriptors = iter(metadata.tensordesc_meta or ())
+        self.slots: list[int] = []
+        """Of which tensor each address is."""
+        self.maps: list[tuple[int, int, tuple[Any, ...]]] = []
+        """Which argument is a descriptor, of which tensor, and what else decides it."""
+        held: list[Any] = []
+        for slot, tile, shape, strides in launch.sources:
+            if tile is None:
+                held.append(slot)
+            else:
+                self.maps.append((len(held), slot, describe(next(descriptors), shape, strides)))
+                held += [None, *map(ctypes.c_int32, shape), *map(ctypes.c_int64, strides)]
+        held += launch.slots
+        first = len(launch.sources) + len(launch.slots)
+        self.kinds = signature[first : first + len(numbers)]
+        self.numbers = list(pack_numbers(self.kinds, numbers))
+        held += [*self.numbers, ctypes.c_uint64(0), ctypes.c_uint64(0)]  # no scratch memory
+        self.slots = [part for part in held if isinstance(part, int)]
+        self.addresses = (ctypes.c_uint64 * len(self.slots))()
+        places = count(ctypes.addressof(self.addresses), ctypes.sizeof(ctypes.c_uint64))
+        self.held = held
+        pointers = [
+            0 if part is None else next(places) if isinstance(part, int) else ctypes.addressof(part) for part in held
+        ]
+        self.pointers = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.where = ctypes.addressof(self.pointers)
+        x, y, z = (*launch.grid, 1, 1)[:3]
+        self.shape = (compiled.function, x, y, z, 32 * metadata.num_warps, 1, 1, metadata.shared)
+        self.call_driver = driver().cuLaunchKernel
+        self.fill_map: Any = map_filler() if self.maps else None
+
+    def launch(self, addresses: list[int], numbers: Sequence[Any] | None) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        with self.lock:
+            self.addresses[:] = [addresses[slot] for slot in self.slots]
+            maps = []  # alive until the driver has copied them
+            for index, slot, (swizzle, size, kind, tile, shape, strides) in self.maps:
+                tensor_map = self.fill_map(addresses[slot], swizzle, size, kind, tile, shape, strides, 0)
+                self.pointers[index] = id(tensor_map) + MAP_OFFSET
+                maps.append(tensor_map)
+            if numbers is not None:
+                for packed, number in zip(self.numbers, flatten_numbers(self.kinds, numbers), strict=True):
+                    packed.value = number
+            error = self.call_driver(*self.shape, stream, self.where, None)
+        if error and all(self.shape[1:4]):  # the driver refuses to launch nothing
+            raise RuntimeError(f"the CUDA driver cannot launch {self.compiled.name}: error {error}")
+
+
+def describe(metadata: dict[str, Any], shape: list[int], strides: list[int]) -> tuple[Any, ...]:
+    """What Triton makes the descriptor of a tensor from, apart from its address."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    kind = TMA_DTYPE_DEVICE_TO_HOST[metadata["elem_type"]]
+    return metadata["swizzle"], metadata["elem_size"], kind, metadata["block_size"], shape, strides
+
+
+def flatten_numbers(kinds: Sequence[Any], numbers: Sequence[Any]) -> Iterator[Any]:
+    """Numbers that the compiled kernel takes, those in tuples one by one; what was compiled in is left out."""
+    for kind, number in zip(kinds, numbers, strict=True):
+        if isinstance(kind, tuple):
+            yield from flatten_numbers(kind, number)
+        elif kind != "constexpr":
+            yield number
+
+
+def pack_numbers(kinds: Sequence[Any], numbers: Sequence[Any]) -> Iterator[Any]:
+    for kind, number in zip(flatten_numbers(kinds, kinds), flatten_numbers(kinds, numbers), strict=True):
+        yield NUMBERS[kind](number)
+
+
+def needs_scratch(compiled: Any) -> bool:
+    """Whether the kernel wants memory of its own, or blocks that cooperate: Triton's launcher sees to that."""
+    metadata = compiled.metadata
+    wants = metadata.global_scratch_size or metadata.profile_scratch_size or metadata.launch_cooperative_grid
+    return bool(wants or metadata.launch_pdl or metadata.num_ctas != 1)
+
+
+@cache
+def driver() -> Any:
+    """The CUDA driver. Its calls are short and never wait for the device, so Python's lock is kept meanwhile."""
+    library = ctypes.PyDLL("libcuda.so.1")
+    sizes = [ctypes.c_uint] * 7
+    library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *sizes, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return library
+
+
+def map_filler() -> Any:
+    """Triton's own function that makes a descriptor for the tensor copy engine."""
+    return triton.runtime.driver.active.utils.fill_tma_descriptor
 
 
 def is_watched() -> bool:
@@ -112,23 +196,28 @@ def is_watched() -> bool:
 
 @cache
 def launch_obstacle() -> str:
-    """Why compiled kernels cannot be launched without Triton's own `run`; empty where its private parts are those that
-    this file knows (Triton 3.6). Without them every launch goes through Triton: slower, and as right."""
+    """Why the driver cannot be called with Triton's kernels; empty where its private parts are those that this file
+    knows, of Triton 3.6. Without them every launch goes through Triton: slower, and as right."""
     try:
-        from triton.backends.nvidia.driver import CudaLauncher, make_tensordesc_arg
-        from triton.compiler.compiler import CompiledKernel
+        from triton.backends.nvidia.driver import make_launcher, make_tensordesc_arg
         from triton.knobs import HookChain
 
-        found = list(inspect.signature(CudaLauncher.__call__).parameters)
-        if found != ["self", "gridX", "gridY", "gridZ", "stream", "function", "args"]:
-            return f"CudaLauncher takes {', '.join(found)}"
-        source = inspect.getsource(CompiledKernel.__getitem__)
-        passed = "stream, self.function, self.packed_metadata, launch_metadata"
-        if passed not in " ".join(source.split()):
-            return f"CompiledKernel no longer passes {passed}"
-        read = set(re.findall(r"\barg\.(\w+)", inspect.getsource(make_tensordesc_arg)))
-        if unknown := read - set(Described.__slots__):
-            return f"a descriptor's {', '.join(sorted(unknown))} is read"
+        source = inspect.getsource(make_launcher) + inspect.getsource(make_tensordesc_arg)
+        missing = [line for line in KNOWN_LINES if line not in source]
+        if missing:
+            return f"Triton {triton.__version__} launches kernels in another way: no {missing[0]!r}"
         return "" if hasattr(HookChain(), "calls") else "HookChain has no list of calls"
     except (ImportError, AttributeError, TypeError, OSError) as error:
         return f"{type(error).__name__}: {error}"
+
+
+KNOWN_LINES = (
+    'output.append("nvTmaDesc")\n\n                for _ in range(ndim):\n                    output.append("i32")\n'
+    '                for _ in range(ndim):\n                    output.append("i64")\n',
+    'params.append("&global_scratch")\n    params.append("&profile_scratch")\n',
+    "PyObject_HEAD;\n  _Alignas(128) CUtensorMap tensorMap;\n",
+    "cuLaunchKernelExHandle(&config, function, params, 0)",
+    "TMA_DTYPE_DEVICE_TO_HOST[elem_type],\n        block_size,\n        shape,\n        strides,\n        padding,\n",
+)
+"""What Triton's launcher does, in its own words: how descriptors are expanded, what follows the arguments, where a
+descriptor lies, and what it is made of."""

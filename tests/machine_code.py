@@ -188,7 +188,7 @@ def launch_cached_products():
     """Heads of one size and of two, one key head for each query head and one for two, with and without ancestors."""
     import torch
 
-    from rectiformer.ops.gpu.decode import cache_mix, cache_scores
+    from rectiformer.ops.gpu.cached_products import cache_mix, cache_scores
 
     for dtype, (heads, queries, D, Dv), indexed in product(
         (torch.bfloat16, torch.float32), ((4, 1, 64, 64), (8, 3, 200, 136)), (False, True)

@@ -47,8 +47,8 @@ INSIDE_OPS = [
     "weights varlen decode distributed",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
-INSIDE_GPU = ["pointwise", "common", "short long simplex norm", "long_backward decode"]
-"""Files that are loaded when first needed: `gpu` itself imports none of them, and they all may import it."""
+INSIDE_GPU = ["plans pointwise", "launch", "common", "short long simplex norm cosine", "long_backward decode", "cached_products"]
+"""Files that are loaded when first needed: of them `gpu` itself imports `plans` alone, and they all may import it."""
 RANK_IN_GPU = {name: rank for rank, names in enumerate(INSIDE_GPU) for name in names.split()}
 
 

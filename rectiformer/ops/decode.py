@@ -139,7 +139,7 @@ def plain_decoding(
     visibility = Visibility(seen.queries, seen.keys, key_lengths=lengths, attn_mask=mask, first=seen.first)
     call = replace(call, visibility=visibility)
     if cached_products_suit(q, k_cache, v_cache, call):
-        from rectiformer.ops.gpu.decode import cached_products
+        from rectiformer.ops.gpu.cached_products import cached_products
 
         return cached_products(q, k_cache, v_cache, call, seen.left, ancestors)
     if ancestors is not None:

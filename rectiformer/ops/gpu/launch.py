@@ -83,7 +83,7 @@ class Launch:
         read = [given[slot] for slot in self.slots]
         with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
             compiled = self.kernel[self.grid](*sources, *read, *numbers, **self.flags)
-        if compiled is not None and not unaligned and not launch_obstacle() and not needs_scratch(compiled):
+        if compiled is not None and not unaligned and not launch_obstacle() and is_ordinary(compiled):
             self.packed = PackedArguments(compiled, self, numbers)
 
 
@@ -113,6 +113,7 @@ class PackedArguments:
         first = len(launch.sources) + len(launch.slots)
         self.kinds = signature[first : first + len(numbers)]
         self.numbers = list(pack_numbers(self.kinds, numbers))
+        self.original, self.current = launch.numbers, None if numbers is launch.numbers else numbers
         held += [*self.numbers, ctypes.c_uint64(0), ctypes.c_uint64(0)]  # no scratch memory
         self.slots = [part for part in held if isinstance(part, int)]
         self.addresses = (ctypes.c_uint64 * len(self.slots))()
@@ -137,9 +138,11 @@ class PackedArguments:
                 tensor_map = self.fill_map(addresses[slot], swizzle, size, kind, tile, shape, strides, 0)
                 self.pointers[index] = id(tensor_map) + MAP_OFFSET
                 maps.append(tensor_map)
-            if numbers is not None:
-                for packed, number in zip(self.numbers, flatten_numbers(self.kinds, numbers), strict=True):
+            if numbers is not self.current:
+                given = self.original if numbers is None else numbers
+                for packed, number in zip(self.numbers, flatten_numbers(self.kinds, given), strict=True):
                     packed.value = number
+                self.current = numbers
             error = self.call_driver(*self.shape, stream, self.where, None)
         if error and all(self.shape[1:4]):  # the driver refuses to launch nothing
             raise RuntimeError(f"the CUDA driver cannot launch {self.compiled.name}: error {error}")
@@ -167,11 +170,18 @@ def pack_numbers(kinds: Sequence[Any], numbers: Sequence[Any]) -> Iterator[Any]:
         yield NUMBERS[kind](number)
 
 
-def needs_scratch(compiled: Any) -> bool:
-    """Whether the kernel wants memory of its own, or blocks that cooperate: Triton's launcher sees to that."""
+def is_ordinary(compiled: Any) -> bool:
+    """Whether a kernel takes nothing but what is packed here: no memory of its own, no blocks that cooperate."""
     metadata = compiled.metadata
     wants = metadata.global_scratch_size or metadata.profile_scratch_size or metadata.launch_cooperative_grid
-    return bool(wants or metadata.launch_pdl or metadata.num_ctas != 1)
+    known = all(kind in NUMBERS or kind[0] == "*" or "tensordesc" in kind for kind in flat_kinds(compiled))
+    return known and not (wants or metadata.launch_pdl or metadata.num_ctas != 1)
+
+
+def flat_kinds(compiled: Any) -> Iterator[str]:
+    """The types of all arguments that a compiled kernel takes."""
+    kinds = list(compiled.src.signature.values())
+    return flatten_numbers(kinds, kinds)
 
 
 @cache

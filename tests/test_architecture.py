@@ -47,7 +47,7 @@ INSIDE_OPS = [
     "weights varlen decode distributed",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
-INSIDE_GPU = ["common", "short long simplex norm", "long_backward decode"]
+INSIDE_GPU = ["common", "short long simplex norm", "long_backward decode simplex_long", "simplex_long_backward"]
 """Files that are loaded when first needed: `gpu` itself imports none of them, and they all may import it."""
 RANK_IN_GPU = {name: rank for rank, names in enumerate(INSIDE_GPU) for name in names.split()}
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.call import AttentionCall, Packing
+from rectiformer.ops.variants import VARIANTS
 
 TRITON = find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,8 +26,8 @@ MAX_DECODE_QUERIES = 64
 """Query rows that may share a key head in decoding."""
 MAX_ROW = 8192
 """Longest row that one program of the norm and simplex kernels can hold."""
-SIMPLEX_POWERS = {"sparsemax": 1, "entmax15": 2}
-"""Variants whose weights are [x - tau]+ to a power."""
+SIMPLEX_POWERS = {name: row.simplex_power for name, row in VARIANTS.items() if row.simplex_power}
+"""Variants whose weights are [x / power - tau]+ ** power, each row with a tau such that it sums to 1."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class FusedKernels:
     """The kernels that were chosen for a call, and the way to run it."""
 
     name: str
-    """"short" or "long"."""
+    """"short", "long" or, for `SIMPLEX_POWERS`, "simplex"."""
     not_short: str = ""
     """Why the short kernels do not take the call."""
 
@@ -44,6 +45,10 @@ class FusedKernels:
             from rectiformer.ops.gpu.short import short_attention
 
             return short_attention(q, k, v, call, packing)
+        if self.name == "simplex":
+            from rectiformer.ops.gpu.simplex_long import simplex_attention
+
+            return simplex_attention(q, k, v, call)
         from rectiformer.ops.gpu.long import long_attention
 
         return long_attention(q, k, v, call, packing)
@@ -53,6 +58,9 @@ def choose_kernels(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
 ) -> FusedKernels | str:
     """The fused kernels that take this call, or why none can."""
+    if call.variant.name in SIMPLEX_POWERS:
+        not_short = f"variant {call.variant.name!r} has no fused kernel for short sequences"
+        return simplex_obstacle(q, k, v, call, packing) or FusedKernels("simplex", not_short)
     if obstacle := kernel_obstacle(q, k, v, call):
         return obstacle
     not_short = short_obstacle(q, v, call, packing)
@@ -65,6 +73,11 @@ def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str
     """Why no fused attention kernel can take this call; empty when one may."""
     if not (call.variant.rectified or call.variant.name == "softmax"):
         return f"variant {call.variant.name!r} has no fused kernel"
+    return device_obstacle(q, k, v, call)
+
+
+def device_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+    """Why no fused attention kernel can run on these tensors, whatever the variant; empty when one may."""
     if q.device.type != "cuda" and not interpreting():
         return f"it runs on CUDA devices, and q is on {q.device}"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
@@ -98,6 +111,18 @@ def long_obstacle(q: Tensor, v: Tensor, call: AttentionCall) -> str:
         return f"it takes head sizes up to {MAX_HEAD_DIM}, and they are {q.shape[3]} and {v.shape[3]}"
     if call.origin != (0, 0):
         return "its dropout begins at the first query and key"
+    return ""
+
+
+def simplex_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
+    """Why the kernels of sparsemax and 1.5-entmax for rows of any length cannot take this call; empty when they can."""
+    if obstacle := device_obstacle(q, k, v, call):
+        return obstacle
+    lacks = {"bias or mask": call.counts_cells, "dropout": call.dropout_p, "packed sequences": packing is not None}
+    if found := [name for name, asked in lacks.items() if asked]:
+        return f"variant {call.variant.name!r} has no fused kernel for {found[0]}"
+    if max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
+        return f"it takes head sizes up to {MAX_HEAD_DIM}, and they are {q.shape[3]} and {v.shape[3]}"
     return ""
 
 

@@ -4,7 +4,7 @@ Weights are [x/power - tau]+ ** power, x = scale q k, each row with its own tau 
 M x N is ever in device memory: every pass over the keys makes the scores again, tile by tile, from q and k.
 
 Here `simplex_threshold_kernel` finds tau and `simplex_forward_kernel` mixes the values; the kernels of the backward
-pass are in simplex_long_backward.py. Autograd keeps the inputs and three numbers of each row. All tiles are read by
+pass are in simplex_long_backward.py. Autograd keeps the inputs and two numbers of each row. All tiles are read by
 pointers.
 
 How tau is found: with x less the row's maximum, it lies between -1 and 0. The row's mass, the sum of [x - tau]+ **
@@ -13,6 +13,10 @@ a step of Newton's method never passes the true tau from below, and lands below 
 any step reached, is always a lower bound. While the mass is far above 1, those steps are timid, and a step for the
 fourth root of the mass is tried: about right for tails that fall like a Gaussian's. Where it went too far, which the
 mass tells, the search goes on at `low`, so that at the worst every other pass is a step of Newton's.
+
+Rows are not divided by their mass in the end. An error of tau is the same for all keys of a row, and with many keys in
+the support even that of rounding would be felt: 1e-7 times 100,000 keys is 1 % of the row. Division would only move it
+to the largest weights. So the last step, which is too small for the digits of tau, is kept next to it.
 """
 
 from __future__ import annotations
@@ -45,12 +49,12 @@ from rectiformer.ops.variants import VARIANTS
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, float scale, int power, SymInt window_left, SymInt window_right"
 )
-ROW_NUMBERS = 3
-"""Kept of a row: its largest x / power, tau less that, and 1 / the mass of its weights."""
+ROW_NUMBERS = 2
+"""Kept of a row: its threshold for x / power in float32, and what is to be added to that."""
 # (kernel, largest head size) of 16-bit numbers: chosen to fit in registers, not measured.
 TILINGS = {
-    ("threshold", 64): Tiling(128, 64, 4, 3),
-    ("threshold", 128): Tiling(128, 64, 4, 3),
+    ("threshold", 64): Tiling(128, 64, 8, 3),
+    ("threshold", 128): Tiling(128, 64, 8, 3),
     ("threshold", 256): Tiling(128, 64, 8, 2),
     ("forward", 64): Tiling(128, 64, 4, 3),
     ("forward", 128): Tiling(128, 64, 8, 2),
@@ -58,9 +62,9 @@ TILINGS = {
     ("means", 64): Tiling(128, 64, 8, 3),
     ("means", 128): Tiling(128, 64, 8, 2),
     ("means", 256): Tiling(64, 32, 8, 2),
-    ("keys", 64): Tiling(64, 64, 4, 2),
-    ("keys", 128): Tiling(64, 64, 8, 2),
-    ("keys", 256): Tiling(32, 64, 8, 1),
+    ("keys", 64): Tiling(64, 128, 8, 2),
+    ("keys", 128): Tiling(32, 128, 8, 2),
+    ("keys", 256): Tiling(32, 64, 8, 2),
     ("queries", 64): Tiling(128, 64, 8, 3),
     ("queries", 128): Tiling(128, 64, 8, 2),
     ("queries", 256): Tiling(64, 32, 8, 2),
@@ -108,7 +112,7 @@ def simplex_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> T
 
 @operator(f"simplex_long({ARGUMENTS}) -> (Tensor, Tensor)")
 def simplex_long(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """The output, and `ROW_NUMBERS` of each row: float32 [B, H, 3, M]."""
+    """The output, and `ROW_NUMBERS` of each row: float32 [B, H, 2, M]."""
     call = SimplexCall(*inputs)
     out, rows = empty_heads_last(call.q, call.v.shape[3]), empty_rows(call.q, ROW_NUMBERS)
     launch(simplex_threshold_kernel, "threshold", call, [call.q, call.k], [rows], TOLERANCE=tolerance(call.q.dtype))
@@ -130,11 +134,8 @@ def empty_rows(q: Tensor, numbers: int) -> Tensor:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far from 1 a row's mass may be before the last step, which at the worst halves the rest.
-
-    Rows are divided by their mass, so what is left is an error in how weights share it, far below the rounding of
-    weights of this dtype.
-    """
+    """How far from 1 a row's mass may be before the last step of Newton's, which at the worst leaves half of that, and
+    mostly its square: far below the rounding of weights of this dtype."""
     return 2.0**-20 if dtype == torch.float32 else 2.0**-13
 
 
@@ -257,22 +258,24 @@ def tile_scores(
 
 
 @triton.jit
-def load_row(rows_ptr, seq, H, number, m, other, NUMBERS: tl.constexpr):
-    """One of a row's `NUMBERS` numbers, for queries m; `other` beyond the last."""
-    return tl.load(row_pointers(rows_ptr, seq, H, number, m, NUMBERS), mask=m < seq[5], other=other)
-
-
-@triton.jit
 def row_pointers(rows_ptr, seq, H, number, m, NUMBERS: tl.constexpr):
+    """Where one of the `NUMBERS` numbers of each row is, for queries m."""
     b, h, _, _, _, M, _, _ = seq
     return rows_ptr + (tl.cast(b * H + h, tl.int64) * NUMBERS + number) * M + m
 
 
 @triton.jit
+def load_rows(rows_ptr, seq, H, number, m, other, NUMBERS: tl.constexpr, KEY_AXIS: tl.constexpr):
+    """One of the numbers of each row, `other` beyond the last query, to go with a tile of scores."""
+    numbers = tl.load(row_pointers(rows_ptr, seq, H, number, m, NUMBERS), mask=m < seq[5], other=other)
+    return tl.expand_dims(numbers, KEY_AXIS)
+
+
+@triton.jit
 def load_threshold(rows_ptr, seq, H, m, KEY_AXIS: tl.constexpr):
-    """The largest score of each row and tau, as row vectors. Beyond the last query tau is 1: there are no weights."""
-    top = tl.expand_dims(load_row(rows_ptr, seq, H, 0, m, 0.0, 3), KEY_AXIS)
-    return top, tl.expand_dims(load_row(rows_ptr, seq, H, 1, m, 1.0, 3), KEY_AXIS)
+    """Both parts of the threshold of each row. Beyond the last query, where scores are 0, it is 1: no key has a weight."""
+    base = load_rows(rows_ptr, seq, H, 0, m, 1.0, 2, KEY_AXIS)
+    return base, load_rows(rows_ptr, seq, H, 1, m, 0.0, 2, KEY_AXIS)
 
 
 @triton.jit
@@ -305,14 +308,23 @@ def add_mass(
 
 @triton.jit
 def next_tau(tau, low, high, mass, slope, POWER: tl.constexpr):
-    """Where to look next, with the bounds on the true tau that looking here has given: see the top of this file."""
+    """Newton's step from here, where to look next, and the bounds on the true tau: see the top of this file."""
     slope = tl.maximum(slope, 1e-30)
     newton = (mass - 1.0) / slope if POWER == 1 else 2.0 * (mass - tl.sqrt_rn(mass)) / slope
     low = tl.maximum(low, tau + newton, propagate_nan=tl.PropagateNan.ALL)
     high = tl.where(mass < 1.0, tl.minimum(high, tau), high)
     heavy = tl.maximum(mass, 1.0)
     far = tau + 4.0 * (heavy - heavy / tl.sqrt_rn(tl.sqrt_rn(heavy))) / slope
-    return tl.where((mass > 2.0) & (far < high), tl.maximum(far, low), low), low, high
+    return newton, tl.where((mass > 2.0) & (far < high), tl.maximum(far, low), low), low, high
+
+
+@triton.jit
+def split_sum(top, tau, step):
+    """top + tau + step as a number of float32 and the rest: what rounding takes from the sum of the first two is known
+    exactly (Knuth's TwoSum), and the step is far smaller."""
+    base = top + tau
+    back = base - top
+    return base, (top - (base - back)) + (tau - back) + step
 
 
 @triton.jit
@@ -322,7 +334,7 @@ def simplex_threshold_kernel(
     PRECISION: tl.constexpr, TOLERANCE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """The largest score and tau of each row of one tile of queries. Every pass walks over all keys that they see."""
+    """The threshold of each row of one tile of queries. Every pass walks over all keys that they see."""
     BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     row, tile = locate_queries(
         q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, scale, POWER, HIDES_LATER, RAGGED, BLOCK_M, BLOCK_D
@@ -337,7 +349,7 @@ def simplex_threshold_kernel(
                 BLOCK_D,
             )  # fmt: skip
     tau = tl.full([BLOCK_M], -1.0, tl.float32)
-    low, high = tau, tl.zeros([BLOCK_M], tl.float32)
+    low, high, step = tau, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     moving = m < M
     passes = 1
     while (passes < MOST_PASSES) & (tl.max(moving.to(tl.int32), 0) > 0):
@@ -348,32 +360,31 @@ def simplex_threshold_kernel(
                     mass, slope, top, tau, tile, k_ptr, k_strides, starts[part], stops[part], D, POWER, part != 1,
                     BANDED, PRECISION, BLOCK_N, BLOCK_D,
                 )  # fmt: skip
-        ahead, below, above = next_tau(tau, low, high, mass, slope, POWER)
+        newton, ahead, low, high = next_tau(tau, low, high, mass, slope, POWER)
         # A row that is done stays as it is while others of its tile go on: no row depends on its neighbors.
-        low, high = tl.where(moving, below, low), tl.where(moving, above, high)
+        step = tl.where(moving, newton, step)
         moving = moving & (tl.abs(mass - 1.0) > TOLERANCE) & (ahead != tau)  # NaN ends it
         tau = tl.where(moving, ahead, tau)
         passes += 1
-    tl.store(row_pointers(rows_ptr, seq, H, 0, m, 3), top, mask=m < M)
-    tl.store(row_pointers(rows_ptr, seq, H, 1, m, 3), low, mask=m < M)
+    base, rest = split_sum(top, tl.where(moving, low, tau), tl.where(moving, 0.0, step))
+    tl.store(row_pointers(rows_ptr, seq, H, 0, m, 2), base, mask=m < M)
+    tl.store(row_pointers(rows_ptr, seq, H, 1, m, 2), rest, mask=m < M)
 
 
 @triton.jit
 def mix_keys(
-    mixed, mass, top, tau, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
+    mixed, base, rest, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
     POWER: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """`mixed` and `mass` plus what keys `begin` to `end` add."""
+    """`mixed` plus what keys `begin` to `end` add."""
     for column in range(begin, end, BLOCK_N):
         keys = load_keys(k_ptr, k_strides, tile[2], column, D, BLOCK_N, BLOCK_D)
-        scores = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
-        gap = relu(scores - top - tau)
-        weights = gap if POWER == 1 else gap * gap
-        mass += tl.sum(weights, 1)
+        gap = relu(tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N) - base - rest)
         values = load_keys(v_ptr, v_strides, tile[2], column, Dv, BLOCK_N, BLOCK_DV)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision=PRECISION)
-    return mixed, mass
+        weights = (gap if POWER == 1 else gap * gap).to(values.dtype)
+        mixed = tl.dot(weights, values, mixed, input_precision=PRECISION)
+    return mixed
 
 
 @triton.jit
@@ -384,22 +395,19 @@ def simplex_forward_kernel(
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """The values mixed for one tile of queries, divided by the mass of their weights, which is 1 but for rounding: tau
-    has one error for all keys of a row, and many keys add up to many times that error."""
+    """The values mixed for one tile of queries of one head."""
     BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     row, tile = locate_queries(
         q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, scale, POWER, HIDES_LATER, RAGGED, BLOCK_M, BLOCK_D
     )
     _, m, seq, _, _ = tile
-    top, tau = load_threshold(rows_ptr, seq, H, m, 1)
+    base, rest = load_threshold(rows_ptr, seq, H, m, 1)
     starts, stops = key_parts(row, tile, BLOCK_M, BLOCK_N, BANDED)
-    mixed, mass = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    for part in tl.static_range(3):
+    mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for part in tl.static_range(3):  # an edge, what all queries see, another edge
         if HIDES_EARLIER or part > 0:
-            mixed, mass = mix_keys(
-                mixed, mass, top, tau, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part], D, Dv,
+            mixed = mix_keys(
+                mixed, base, rest, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part], D, Dv,
                 POWER, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
-    inverse = 1.0 / tl.where(mass == 0.0, 1.0, mass)  # a row that sees no key stays 0
-    store_tile(out_ptr, out_strides, seq[0], seq[1], 0, row, M, Dv, mixed * inverse[:, None], BLOCK_M, BLOCK_DV)
-    tl.store(row_pointers(rows_ptr, seq, H, 2, m, 3), inverse, mask=m < M)
+    store_tile(out_ptr, out_strides, seq[0], seq[1], 0, row, M, Dv, mixed, BLOCK_M, BLOCK_DV)

@@ -1,4 +1,4 @@
-"""Gradients of sparsemax and 1.5-entmax attention of rows of any length, from the inputs and the numbers of rows that
+"""Gradients of sparsemax and 1.5-entmax attention of rows of any length, from the inputs and the thresholds that
 simplex_long.py keeps.
 
 A weight [x/power - tau]+ ** power grows with its own score by its slope: 1 for power 1, [x/2 - tau]+ for power 2, and 0
@@ -26,7 +26,7 @@ from rectiformer.ops.gpu.simplex_long import (
     key_parts,
     launch,
     load_keys,
-    load_row,
+    load_rows,
     load_threshold,
     locate_queries,
     row_pointers,
@@ -53,14 +53,14 @@ def times_slope(gap, numbers, POWER: tl.constexpr):
 
 @triton.jit
 def add_means(
-    total, slopes, top, tau, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
+    total, slopes, base, rest, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
     POWER: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """Sums over rows of slope x d_weight and of slopes, plus what keys `begin` to `end` add."""
     for column in range(begin, end, BLOCK_N):
         keys = load_keys(k_ptr, k_strides, tile[2], column, D, BLOCK_N, BLOCK_D)
-        gap = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N) - top - tau
+        gap = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N) - base - rest
         values = load_keys(v_ptr, v_strides, tile[2], column, Dv, BLOCK_N, BLOCK_DV)
         d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
         total += tl.sum(times_slope(gap, d_weights, POWER), 1)
@@ -83,18 +83,17 @@ def simplex_means_kernel(
     )
     _, m, seq, _, _ = tile
     d_out = load_tile(g_ptr, g_ptr, g_strides, seq[0], seq[1], 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
-    top, tau = load_threshold(rows_ptr, seq, H, m, 1)
+    base, rest = load_threshold(rows_ptr, seq, H, m, 1)
     starts, stops = key_parts(row, tile, BLOCK_M, BLOCK_N, BANDED)
     total, slopes = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     for part in tl.static_range(3):  # an edge, what all queries see, another edge
         if HIDES_EARLIER or part > 0:
             total, slopes = add_means(
-                total, slopes, top, tau, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part],
+                total, slopes, base, rest, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part],
                 D, Dv, POWER, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
     mean = total / tl.where(slopes == 0.0, 1.0, slopes)
-    tau = load_row(rows_ptr, seq, H, 1, m, 0.0, 3)
-    mean = tl.where(tau == tau, mean, tau)  # the slopes of power 1 do not tell of NaN
+    mean += 0.0 * tl.sum(rest, 1)  # NaN stays NaN: slopes of power 1 do not tell
     tl.store(row_pointers(means_ptr, seq, H, 0, m, 1), mean, mask=m < M)
 
 
@@ -111,17 +110,16 @@ def add_queries(
     for row in range(begin, end, BLOCK_M):
         m = row + tl.arange(0, BLOCK_M)
         queries = load_tile(q_ptr, q_ptr, q_strides, b, h, 0, row, M, D, BLOCK_M, BLOCK_D, False, False)
-        top, tau = load_threshold(rows_ptr, seq, H, m, 0)
-        gap = tl.dot(keys, queries.T, input_precision=PRECISION) * gain - top - tau
+        base, rest = load_threshold(rows_ptr, seq, H, m, 0)
+        gap = tl.dot(keys, queries.T, input_precision=PRECISION) * gain - base - rest
         if EDGE:
             gap = tl.where(visible(m, n, M, N, length, left, right, 0, BANDED), gap, 0.0)
         d_out = load_tile(g_ptr, g_ptr, g_strides, b, h, 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
         d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
         weights = relu(gap)
-        weights = weights if POWER == 1 else weights * weights
-        weights = weights * load_row(rows_ptr, seq, H, 2, m, 0.0, 3)[None, :]
-        d_v = tl.dot(weights.to(d_out.dtype), d_out, d_v, input_precision=PRECISION)
-        mean = load_row(means_ptr, seq, H, 0, m, 0.0, 1)[None, :]
+        weights = (weights if POWER == 1 else weights * weights).to(d_out.dtype)
+        d_v = tl.dot(weights, d_out, d_v, input_precision=PRECISION)
+        mean = load_rows(means_ptr, seq, H, 0, m, 0.0, 1, 0)
         d_scores = times_slope(gap, d_weights - mean, POWER).to(queries.dtype)
         d_k = tl.dot(d_scores, queries, d_k, input_precision=PRECISION)
     return d_k, d_v
@@ -169,14 +167,14 @@ def simplex_dkdv_kernel(
 
 @triton.jit
 def add_keys(
-    d_q, top, tau, mean, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
+    d_q, base, rest, mean, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
     POWER: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`d_q` plus what keys `begin` to `end` add."""
     for column in range(begin, end, BLOCK_N):
         keys = load_keys(k_ptr, k_strides, tile[2], column, D, BLOCK_N, BLOCK_D)
-        gap = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N) - top - tau
+        gap = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N) - base - rest
         values = load_keys(v_ptr, v_strides, tile[2], column, Dv, BLOCK_N, BLOCK_DV)
         d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
         d_scores = times_slope(gap, d_weights - mean, POWER).to(keys.dtype)
@@ -198,14 +196,14 @@ def simplex_dq_kernel(
     )
     _, m, seq, _, _ = tile
     d_out = load_tile(g_ptr, g_ptr, g_strides, seq[0], seq[1], 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
-    top, tau = load_threshold(rows_ptr, seq, H, m, 1)
-    mean = load_row(means_ptr, seq, H, 0, m, 0.0, 1)[:, None]
+    base, rest = load_threshold(rows_ptr, seq, H, m, 1)
+    mean = load_rows(means_ptr, seq, H, 0, m, 0.0, 1, 1)
     starts, stops = key_parts(row, tile, BLOCK_M, BLOCK_N, BANDED)
     d_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for part in tl.static_range(3):  # an edge, what all queries see, another edge
         if HIDES_EARLIER or part > 0:
             d_q = add_keys(
-                d_q, top, tau, mean, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part], D, Dv,
+                d_q, base, rest, mean, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part], D, Dv,
                 POWER, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
     store_tile(dq_ptr, dq_strides, seq[0], seq[1], 0, row, M, D, d_q * scale, BLOCK_M, BLOCK_D)

@@ -1,4 +1,4 @@
-"""The kernels of sparsemax and 1.5-entmax for rows of any length, run by Triton's interpreter, against the reference."""
+"""Kernels of sparsemax and 1.5-entmax for rows of any length, run by Triton's interpreter, against the reference."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def ladder(keys):
 
 
 @variants
-@pytest.mark.parametrize("keys", [1, 2, 200])
+@pytest.mark.parametrize("keys", [1, 2, 100])
 def test_rows_of_every_kind_have_the_weights_of_the_definition(variant, keys):
     scores = ladder(keys)
     rows = len(scores)
@@ -81,12 +81,13 @@ def test_rows_of_every_kind_have_the_weights_of_the_definition(variant, keys):
 
 @variants
 def test_thresholds_are_found_in_few_passes(variant, monkeypatch):
-    """Every pass over the keys is a product of queries and keys: 9 of them are the limit for Gaussian scores."""
-    passes, add_mass = [], simplex_long.add_mass
-    monkeypatch.setattr(simplex_long, "add_mass", lambda *given: passes.append(given[4][1]) or add_mass(*given))
+    """Every pass over the keys is a product of queries and keys."""
+    parts, add_mass = [], simplex_long.add_mass
+    monkeypatch.setattr(simplex_long, "add_mass", lambda *given: parts.append(1) or add_mass(*given))
     q, k = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 2048, 16)
     attention(q, k, k, variant, backend="fused")
-    assert 2 <= len(passes) / 2 + 1 <= 9  # two ranges of keys are walked in each pass but the first
+    passes = 1 + len(parts) // 2  # one for the maximum; then two ranges of keys in each
+    assert 3 <= passes <= 8
 
 
 def poison(tensors, lengths):
@@ -115,7 +116,7 @@ def test_padding_may_hold_anything(variant):
 @pytest.mark.parametrize("where", ["query", "key"])
 def test_nan_is_kept_as_the_reference_keeps_it(variant, where):
     tensors = [tensor.float() for tensor in grid_inputs(1, 1, 1, 20, 40, 8, 8)[:3]]
-    tensors["query key".split().index(where)][0, 0, 12, 3] = torch.nan
+    tensors[["query", "key"].index(where)][0, 0, 12, 3] = torch.nan
     leaves = [tensor.requires_grad_() for tensor in tensors]
     outcomes = []
     for backend in ("fused", "reference"):
@@ -130,7 +131,7 @@ def test_nan_is_kept_as_the_reference_keeps_it(variant, where):
 
 @variants
 def test_reruns_are_bitwise_equal_and_no_row_depends_on_others(variant):
-    inputs = [torch.randn(2, 2, length, 8) for length in (20, 50, 50, 20)]
+    inputs = [torch.randn(2, 1, length, 8) for length in (20, 40, 40, 20)]
     first, again = (outputs_and_gradients(inputs, torch.float32, "fused", variant) for _ in range(2))
     alone = outputs_and_gradients([tensor[1:] for tensor in inputs], torch.float32, "fused", variant)
     inputs[0][:, :, :7] *= 9  # the neighbors in a tile take other numbers of passes

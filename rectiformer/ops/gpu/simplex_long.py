@@ -77,6 +77,8 @@ EXACT = {
     "queries": Tiling(64, 32, 4, 1),
 }
 """Of float32, whose products are each made of three."""
+EXACT_WIDE = Tiling(32, 16, 4, 1)
+"""Of float32 with head sizes above 128: their tiles are held twice in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,10 @@ register_derivative(simplex_long_backward, _differentiate_twice)
 
 
 def find_tiling(kernel: str, q: Tensor, v: Tensor) -> Tiling:
-    if q.element_size() != 2:
-        return EXACT[kernel]
+    """The tiling of a kernel for these head sizes."""
     size = next(size for size in (64, 128, 256) if max(q.shape[3], v.shape[3]) <= size)
+    if q.element_size() != 2:
+        return EXACT_WIDE if size == 256 else EXACT[kernel]
     return TILINGS[kernel, size] if has_large_tiles(q.device) else SMALL[size]
 
 
@@ -199,11 +202,11 @@ def launch(kernel: Any, name: str, call: SimplexCall, tensors: list[Tensor], tab
 
 
 MOST_PASSES = tl.constexpr(24)
-"""Passes over the keys after which tau is accepted as it is; Gaussian scores take 4 to 9."""
+"""Passes over the keys after which tau is accepted as it is; Gaussian scores take 4 to 8, the first one included."""
 LOWEST = tl.constexpr(-1e30)
 """Below any score, and finite: what a hidden score, -inf, is less."""
-# One tile of queries, as the kernels that own it pass it on:
-#     tile = (its queries [BLOCK_M, BLOCK_D], their indices m, seq as in common.py, window, scale / power)
+# The tile of queries that a program owns travels as one tuple
+#     tile = (queries [BLOCK_M, BLOCK_D], their indices m, seq as in common.py, window, scale / power)
 
 
 @triton.jit
@@ -273,7 +276,7 @@ def load_rows(rows_ptr, seq, H, number, m, other, NUMBERS: tl.constexpr, KEY_AXI
 
 @triton.jit
 def load_threshold(rows_ptr, seq, H, m, KEY_AXIS: tl.constexpr):
-    """Both parts of the threshold of each row. Beyond the last query, where scores are 0, it is 1: no key has a weight."""
+    """Both parts of the threshold of each row. Beyond the last query it is 1, and scores are 0: no key has a weight."""
     base = load_rows(rows_ptr, seq, H, 0, m, 1.0, 2, KEY_AXIS)
     return base, load_rows(rows_ptr, seq, H, 1, m, 0.0, 2, KEY_AXIS)
 

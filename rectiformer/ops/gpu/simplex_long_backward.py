@@ -203,7 +203,7 @@ def simplex_dq_kernel(
     for part in tl.static_range(3):  # an edge, what all queries see, another edge
         if HIDES_EARLIER or part > 0:
             d_q = add_keys(
-                d_q, base, rest, mean, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part], D, Dv,
-                POWER, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                d_q, base, rest, mean, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part],
+                D, Dv, POWER, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
     store_tile(dq_ptr, dq_strides, seq[0], seq[1], 0, row, M, D, d_q * scale, BLOCK_M, BLOCK_D)

@@ -20,7 +20,7 @@ FEATURES = {
         "full": {},
         "window": {"window_size": (9, 5)},
         "everything": {"causal": True, "window_size": (50, 0), "key_lengths": [40, 0], "scale": -0.5},
-        "zero scale": {"scale": 0.0},
+        "zero scale": {"scale": 0.0, "causal": True, "window_size": 3},
     },
     "entmax15": {
         "full": {},
@@ -39,7 +39,7 @@ variants = pytest.mark.parametrize("variant", SIMPLEX_POWERS)
 
 @pytest.mark.parametrize(("variant", "features"), CASES)
 def test_kernels_match_the_reference(variant, features):
-    assert_matches_reference(grid_inputs(2, 2, 1, M, N, 16, 8), torch.float32, "fused", variant, **features)
+    assert_matches_reference(grid_inputs(2, 1, 1, M, N, 16, 8), torch.float32, "fused", variant, **features)
 
 
 @variants
@@ -65,7 +65,7 @@ def ladder(keys):
 
 
 @variants
-@pytest.mark.parametrize("keys", [1, 2, 100])
+@pytest.mark.parametrize("keys", [2, 64])
 def test_rows_of_every_kind_have_the_weights_of_the_definition(variant, keys):
     scores = ladder(keys)
     rows = len(scores)
@@ -84,7 +84,7 @@ def test_thresholds_are_found_in_few_passes(variant, monkeypatch):
     """Every pass over the keys is a product of queries and keys."""
     parts, add_mass = [], simplex_long.add_mass
     monkeypatch.setattr(simplex_long, "add_mass", lambda *given: parts.append(1) or add_mass(*given))
-    q, k = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 2048, 16)
+    q, k = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 1024, 16)
     attention(q, k, k, variant, backend="fused")
     passes = 1 + len(parts) // 2  # one for the maximum; then two ranges of keys in each
     assert 3 <= passes <= 8

@@ -184,6 +184,14 @@ def launch_simplex():
         simplex_backward(scores, scores, 0.125, power)
 
 
+def launch_simplex_long():
+    """Both powers, one key head for each query head and one for two, one edge of visibility and all of them."""
+    from rectiformer.ops.gpu.simplex_long import simplex_attention
+
+    attend(simplex_attention, "sparsemax", (256, 300, 64), heads=(4, 2), causal=True)
+    attend(simplex_attention, "entmax15", (256, 300, 128), window_size=(100, 20), key_lengths=[300, 200])
+
+
 def launch_cached_products():
     """Heads of one size and of two, one key head for each query head and one for two, with and without ancestors."""
     import torch
@@ -206,6 +214,7 @@ PARTS = {
     "long": launch_long,
     "decode": launch_decode,
     "simplex": launch_simplex,
+    "simplex_long": launch_simplex_long,
     "cached_products": launch_cached_products,
 }
 

@@ -47,7 +47,14 @@ INSIDE_OPS = [
     "weights varlen decode distributed",
 ]
 RANK_IN_OPS = {name: rank for rank, names in enumerate(INSIDE_OPS) for name in names.split()}
-INSIDE_GPU = ["plans pointwise", "launch", "common", "short long simplex norm cosine", "long_backward decode", "cached_products"]
+INSIDE_GPU = [
+    "plans pointwise",
+    "launch",
+    "common",
+    "short long simplex norm cosine",
+    "long_backward decode simplex_long",
+    "cached_products simplex_long_backward",
+]
 """Files that are loaded when first needed: of them `gpu` itself imports `plans` alone, and they all may import it."""
 RANK_IN_GPU = {name: rank for rank, names in enumerate(INSIDE_GPU) for name in names.split()}
 

@@ -15,7 +15,14 @@ from rectiformer.ops.activations import Value
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility
 from rectiformer.ops.cpu import choose_blocked
 from rectiformer.ops.dropout import drop_seed
-from rectiformer.ops.gpu import choose_kernels, on_device, transforms_active, wants_gradients
+from rectiformer.ops.gpu import (
+    MAX_ROW,
+    SIMPLEX_POWERS,
+    choose_kernels,
+    on_device,
+    transforms_active,
+    wants_gradients,
+)
 from rectiformer.ops.gpu.plans import PlanCache, is_aligned, is_intercepted, layout
 from rectiformer.ops.plain import by_rows, choose_products, choose_sdpa, rows_at_once
 from rectiformer.ops.reference import reference_attention
@@ -220,6 +227,8 @@ def candidates(q: Tensor, call: AttentionCall, backend: str) -> Sequence[Backend
     fused, sdpa, blocked, products, reference = BACKENDS
     if q.device.type == "cpu":
         return blocked, reference
+    if call.variant.name in SIMPLEX_POWERS:  # a row that one program holds is read once, not once for each pass
+        return (products, reference) if call.visibility.keys <= MAX_ROW else (fused, products, reference)
     scores = q.shape[0] * q.shape[1] * call.visibility.queries * call.visibility.keys
     if q.dtype == torch.float32 and scores <= MOST_SCORES:  # fused products of float32 are slow, and exact
         return products, reference
@@ -407,9 +416,11 @@ def explain(
     kernels = choose_kernels(q, k, v, call) if taken.name == "fused" else ""
     if isinstance(kernels, str):
         return Explanation(taken.name, "", {}, declined, reason)
-    if kernels.name != "long":
+    if kernels.name in ("short", "decode"):
         return Explanation(taken.name, kernels.name, {}, declined, reason)
     declined |= {"short": kernels.not_short}
+    if kernels.name == "simplex":
+        return Explanation(taken.name, "long", simplex_tilings(q, v), declined, reason)
     return Explanation(taken.name, "long", tilings(q, v, call), declined, reason, notes(q, k, v, call))
 
 
@@ -423,6 +434,8 @@ def why_not(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionCa
         return found
     if on_cpu:
         return f"it runs on a GPU, and q is on {q.device}"
+    if call.variant.name in SIMPLEX_POWERS:
+        return f"rows of up to {MAX_ROW:,} keys go through two matrix products"
     return f"in float32, two matrix products are faster for up to {MOST_SCORES:,} scores"
 
 
@@ -433,6 +446,12 @@ def tilings(q: Tensor, v: Tensor, call: AttentionCall) -> dict[str, Tiling]:
     edges = call.visibility.banded
     names = ["forward", "keys", "queries", *(["bias"] if call.attn_bias is not None else [])]
     return {name: find_tiling(name, q, v, edges and name != "bias") for name in names}
+
+
+def simplex_tilings(q: Tensor, v: Tensor) -> dict[str, Tiling]:
+    from rectiformer.ops.gpu.simplex_long import find_tiling
+
+    return {name: find_tiling(name, q, v) for name in ("threshold", "forward", "means", "keys", "queries")}
 
 
 def notes(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[str, ...]:

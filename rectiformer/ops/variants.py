@@ -65,6 +65,8 @@ class Variant:
     """Scores to weights; None for pointwise rows, which `pointwise` and `row_scale` describe in full."""
     pointwise: Pointwise | None = None
     """For weights that are a function of their own score, times the `row_scale`: the kernels read it too."""
+    simplex_power: int = 0
+    """Weights are [x / power - tau]+ ** power, with a tau such that the row sums to 1. 0: they are not."""
     row_scale: RowScale | None = None
     """A positive factor for a whole row. It is linear, so fast paths may apply it to the output."""
     scale: str = "none"
@@ -100,8 +102,9 @@ class Variant:
     @property
     def implementations(self) -> tuple[str, ...]:
         products = ("products",) if self.score is dot_scores and self.mix is weighted_sum else ()
-        fused = ("fused",) if self.pointwise is not None else ("sdpa", "fused") if self.name == "softmax" else ()
-        return ("reference", *products, *(("blocked",) if self.rectified else ()), *fused)
+        sdpa = ("sdpa",) if self.name == "softmax" else ()
+        fused = ("fused",) if self.pointwise is not None or self.simplex_power or sdpa else ()
+        return ("reference", *products, *(("blocked",) if self.rectified else ()), *sdpa, *fused)
 
     def weights(self, x: Tensor, rows: RowContext) -> Tensor:
         """Weights of a block of scores [B, H, M, N]; cells hidden in `rows` come out as anything finite."""
@@ -177,6 +180,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Martins, Astudillo 2016 (1602.02068)",
             use="The sparsest baseline on the simplex; learns slowly.",
             weigh=lambda x, rows: sparsemax(x, rows.visible),
+            simplex_power=1,
         ),
         Variant(
             name="entmax15",
@@ -184,6 +188,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Peters et al. 2019 (1905.05702)",
             use="A milder sparse baseline on the simplex, often the best of its family.",
             weigh=lambda x, rows: entmax15(x, rows.visible),
+            simplex_power=2,
         ),
         Variant(
             name="entmax",

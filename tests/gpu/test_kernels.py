@@ -4,7 +4,7 @@ import pytest
 import torch
 from closeness import OPTIONS, assert_matches_reference, assert_no_worse, grid, grid_inputs, outputs_and_gradients
 
-from rectiformer import RectifiedAttention, attention, attention_varlen
+from rectiformer import RectifiedAttention, attention, attention_varlen, explain
 from rectiformer.ops import decode, plain
 from rectiformer.ops.attention import check_call
 from rectiformer.ops.call import AttentionCall, Visibility
@@ -358,6 +358,53 @@ def test_long_rows_on_the_simplex(variant, keys):
     assert_matches_reference(inputs, torch.bfloat16, "products", variant)
 
 
+SIMPLEX_FEATURES = ["full", "causal", "window", "causal window", "lengths", "negative scale"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize("features", SIMPLEX_FEATURES)
+@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+def test_kernels_of_the_simplex(variant, features, dtype):
+    check(grid_inputs(2, 4, 2, M, N, 40, 24), dtype, variant, **FEATURES[features])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+def test_kernels_of_the_simplex_at_every_head_size(variant, size):
+    check(grid_inputs(1, 2, 2, M, N, size, size), torch.bfloat16, variant, causal=True, key_lengths=[300])
+
+
+@pytest.mark.parametrize("keys", [8193, 20000])
+@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+def test_rows_that_no_program_can_hold(variant, keys):
+    inputs = grid_inputs(1, 2, 2, 130, keys, 16, 16)
+    q, k, v, _ = (tensor.cuda().bfloat16() for tensor in inputs)
+    assert explain(q, k, v, variant).backend == "fused"
+    check(inputs, torch.bfloat16, variant, causal=True)
+
+
+@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+def test_memory_of_the_simplex_is_linear_in_the_length(variant):
+    def peak(length):
+        leaves = [torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attention(*leaves, variant, causal=True).float().sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    peak(8320)
+    assert peak(33280) <= 4.2 * peak(8320)
+
+
+@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+def test_reruns_of_the_simplex_are_bitwise_equal(variant):
+    inputs = [torch.randn(2, 4, 1000, 64, device="cuda") for _ in range(4)]
+    first = outputs_and_gradients(inputs, torch.bfloat16, "fused", variant, causal=True)
+    for _ in range(20):
+        again = outputs_and_gradients(inputs, torch.bfloat16, "fused", variant, causal=True)
+        assert all(torch.equal(first[name], again[name]) for name in first)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_length_for_all_rows_of_a_cache(variant):
     """As beam search gives it, whether a kernel takes it or plain operations do."""
@@ -372,8 +419,8 @@ def test_one_length_for_all_rows_of_a_cache(variant):
 
 
 @pytest.mark.parametrize("sizes", [(6, 2, 2, 1, 64, 16), (6, 4, 2, 3, 64, 40), (1, 2, 2, 1, 2000, 64)], ids=str)
-@pytest.mark.parametrize("variant", [name for name, row in VARIANTS.items() if "fused" not in row.implementations])
-def test_variants_without_a_fused_kernel_decode_with_ancestors(variant, sizes):
+@pytest.mark.parametrize("variant", [name for name, row in VARIANTS.items() if not row.rectified and name != "softmax"])
+def test_variants_without_a_decoding_kernel_decode_with_ancestors(variant, sizes):
     """As `test_decoding` has it for the others; a graph of the same step gives the same."""
     q, keys, values, lengths, new, index = decode_inputs(*sizes, torch.bfloat16, True)
     capacity, caches = keys.shape[2], [keys.clone(), values.clone()]

@@ -12,7 +12,9 @@ from rectiformer.ops.reference import reference_attention, reference_weights
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 NAMES = [
-    name for name, row in VARIANTS.items() if "products" in row.implementations and "fused" not in row.implementations
+    name
+    for name, row in VARIANTS.items()
+    if "products" in row.implementations and not row.rectified and name != "softmax"
 ]
 # R, H, K, Q, capacity, D, Dv, then lengths.
 CASES = {
@@ -111,7 +113,7 @@ def test_kernels_match_the_reference(variant, dtype, case):
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 300, 200, 136), (1, 2, 1, 2, 600, 20, 24)], ids=["wide", "long"])
 @pytest.mark.parametrize("variant", ["identity", "entmax15"])
 def test_many_blocks_shared_by_splits_and_nothing_new(variant, sizes, ancestors, monkeypatch):
-    monkeypatch.setattr(gpu.decode, "CACHE_PROGRAMS", 3)  # each has several blocks
+    monkeypatch.setattr(gpu.cached_products, "CACHE_PROGRAMS", 3)  # each has several blocks
     step = Step(sizes, [sizes[4] - 7], ancestors)
     assert gpu.decode.count_splits(step.q, step.caches[0]) > 1
     for left in (None, 150):

@@ -18,6 +18,7 @@ from rectiformer.ops.activations import cosine_scores, unit_rms
 from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.gpu.plans import open_plan
 from rectiformer.ops.reference import clear_padding
+from rectiformer.ops.variants import VARIANTS
 
 if TYPE_CHECKING:
     from rectiformer.ops.gpu.common import AttentionPlan  # which imports Triton
@@ -33,8 +34,8 @@ MAX_DECODE_QUERIES = 64
 """Query rows that may share a key head in decoding."""
 MAX_ROW = 8192
 """Longest row that one program of the norm and simplex kernels can hold."""
-SIMPLEX_POWERS = {"sparsemax": 1, "entmax15": 2}
-"""Variants whose weights are [x - tau]+ to a power."""
+SIMPLEX_POWERS = {name: row.simplex_power for name, row in VARIANTS.items() if row.simplex_power}
+"""Variants whose weights are [x / power - tau]+ ** power, each row with a tau such that it sums to 1."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class FusedKernels:
     """The kernels that were chosen for a call, and the way to run it."""
 
     name: str
-    """"short", "long" or "decode"."""
+    """"short", "long", "decode" or, for `SIMPLEX_POWERS`, "simplex"."""
     not_short: str = ""
     """Why the short kernels do not take the call."""
 
@@ -58,6 +59,10 @@ class FusedKernels:
             from rectiformer.ops.gpu.short import short_attention
 
             return short_attention(q, k, v, call, packing)
+        if self.name == "simplex":
+            from rectiformer.ops.gpu.simplex_long import simplex_attention
+
+            return simplex_attention(q, k, v, call)
         from rectiformer.ops.gpu.long import long_attention
 
         return long_attention(q, k, v, call, packing)
@@ -71,7 +76,7 @@ class FusedKernels:
         padded = packing is not None or call.visibility.key_lengths is not None
         if (call.counts_cells and counts) or call.scale < 0 or (cosine and (padded or self.name == "decode")):
             return None
-        if any(isinstance(value, Tensor) for value in call.options.values()):
+        if self.name == "simplex" or any(isinstance(value, Tensor) for value in call.options.values()):
             return None
         if self.name == "decode":
             from rectiformer.ops.gpu.decode import GrowingPlan
@@ -102,6 +107,9 @@ def choose_kernels(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
 ) -> FusedKernels | str:
     """The fused kernels that take this call, or why none can."""
+    if call.variant.name in SIMPLEX_POWERS:
+        not_short = f"variant {call.variant.name!r} has no fused kernel for short sequences"
+        return simplex_obstacle(q, k, v, call, packing) or FusedKernels("simplex", not_short)
     if obstacle := kernel_obstacle(q, k, v, call):
         return obstacle
     if packing is None and not step_obstacle(q, k, v, call):
@@ -116,6 +124,11 @@ def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str
     """Why no fused attention kernel can take this call; empty when one may."""
     if call.variant.pointwise is None and call.variant.name != "softmax":
         return f"variant {call.variant.name!r} has no fused kernel"
+    return device_obstacle(q, k, v, call)
+
+
+def device_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str:
+    """Why no fused attention kernel can run on these tensors, whatever the variant; empty when one may."""
     if q.device.type != "cuda" and not interpreting():
         return f"it runs on CUDA devices, and q is on {q.device}"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
@@ -161,6 +174,18 @@ def long_obstacle(q: Tensor, v: Tensor, call: AttentionCall) -> str:
         return f"it takes head sizes up to {MAX_HEAD_DIM}, and they are {q.shape[3]} and {v.shape[3]}"
     if call.origin != (0, 0):
         return "its dropout begins at the first query and key"
+    return ""
+
+
+def simplex_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
+    """Why the kernels of sparsemax and 1.5-entmax for rows of any length cannot take this call; empty when they can."""
+    if obstacle := device_obstacle(q, k, v, call):
+        return obstacle
+    lacks = {"bias or mask": call.counts_cells, "dropout": call.dropout_p, "packed sequences": packing is not None}
+    if found := [name for name, asked in lacks.items() if asked]:
+        return f"variant {call.variant.name!r} has no fused kernel for {found[0]}"
+    if max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
+        return f"it takes head sizes up to {MAX_HEAD_DIM}, and they are {q.shape[3]} and {v.shape[3]}"
     return ""
 
 

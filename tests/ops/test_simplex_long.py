@@ -1,0 +1,224 @@
+"""Kernels of sparsemax and 1.5-entmax for rows of any length, run by Triton's interpreter, against the reference."""
+
+import pytest
+import torch
+from closeness import assert_matches_reference, grid_inputs, outputs_and_gradients
+
+from rectiformer import attention, explain
+from rectiformer.errors import ArgumentError
+from rectiformer.ops.attention import candidates, check_call
+from rectiformer.ops.call import UNBOUNDED
+from rectiformer.ops.gpu import MAX_ROW, SIMPLEX_POWERS, simplex_long
+from rectiformer.ops.simplex import entmax15, sparsemax
+
+pytestmark = pytest.mark.usefixtures("interpreter")
+DEFINITIONS = {"sparsemax": sparsemax, "entmax15": entmax15}
+# Tiles of float32 have 16 to 64 rows, so these shapes have full tiles, edges and tails.
+M, N = 70, 75
+FEATURES = {
+    "sparsemax": {
+        "full": {},
+        "window": {"window_size": (9, 5)},
+        "everything": {"causal": True, "window_size": (50, 0), "key_lengths": [40, 0], "scale": -0.5},
+        "zero scale": {"scale": 0.0, "causal": True, "window_size": 3},
+    },
+    "entmax15": {
+        "full": {},
+        "causal": {"causal": True},
+        "lengths": {"key_lengths": [75, 37]},
+        "everything": {"causal": True, "window_size": (50, 3), "key_lengths": [0, 40], "scale": -0.5},
+    },
+}
+CASES = [
+    pytest.param(variant, features, id=f"{variant}-{name}")
+    for variant, cases in FEATURES.items()
+    for name, features in cases.items()
+]
+variants = pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+
+
+@pytest.mark.parametrize(("variant", "features"), CASES)
+def test_kernels_match_the_reference(variant, features):
+    assert_matches_reference(grid_inputs(2, 1, 1, M, N, 16, 8), torch.float32, "fused", variant, **features)
+
+
+@variants
+@pytest.mark.parametrize("sizes", [(1, 3, 1, 40, 33, 5, 7), (1, 1, 1, 1, 64, 8, 8), (2, 1, 1, 20, 1, 130, 4)], ids=str)
+def test_shapes_match_the_reference(variant, sizes):
+    assert_matches_reference(grid_inputs(*sizes), torch.float32, "fused", variant, causal=True)
+
+
+@variants
+def test_16_bits_match_the_reference(variant):
+    assert_matches_reference(grid_inputs(1, 2, 1, 20, 75, 8, 8), torch.float16, "fused", variant, causal=True)
+
+
+def ladder(keys):
+    """Rows that are hard to find a threshold for: equal, one far above, steps of all sizes, many small ones below one
+    large, and random ones of every size."""
+    generator = torch.Generator().manual_seed(keys)
+    steps = torch.arange(keys, dtype=torch.float32)
+    rows = [torch.zeros(keys), torch.where(steps == keys // 2, 9.0, 0.0), -(2.0**-steps), -(1.5 ** (steps - 20))]
+    rows += [torch.where(steps == 0, 0.9, 0.0), -steps / keys]
+    rows += [size * torch.randn(keys, generator=generator) for size in (1e-3, 0.1, 1.0, 10.0, 1e3)]
+    return torch.stack(rows)
+
+
+@variants
+@pytest.mark.parametrize("keys", [2, 64])
+def test_rows_of_every_kind_have_the_weights_of_the_definition(variant, keys):
+    scores = ladder(keys)
+    rows = len(scores)
+    q, k, v = torch.ones(rows, 1, 1, 1), scores[:, None, :, None], torch.eye(keys).expand(rows, 1, keys, keys)
+    found = attention(q, k, v, variant, backend="fused")[:, 0, 0]
+    exact = DEFINITIONS[variant](scores.double(), None)
+    # Scores of 1,000 hold no more than four digits of what is below the largest.
+    allowed = 4e-7 * scores.abs().amax(1).clamp_min(1)
+    assert ((found - exact).abs().amax(1) <= allowed).all()
+    torch.testing.assert_close(found.sum(1), torch.ones(rows), rtol=0, atol=1e-6)
+    assert ((found > 0) == (exact > 0)).double().mean() > 0.99
+
+
+@variants
+def test_thresholds_are_found_in_few_passes(variant, monkeypatch):
+    """Every pass over the keys is a product of queries and keys."""
+    parts, add_mass = [], simplex_long.add_mass
+    monkeypatch.setattr(simplex_long, "add_mass", lambda *given: parts.append(1) or add_mass(*given))
+    q, k = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 1024, 16)
+    attention(q, k, k, variant, backend="fused")
+    passes = 1 + len(parts) // 2  # one for the maximum; then two ranges of keys in each
+    assert 3 <= passes <= 8
+
+
+def poison(tensors, lengths):
+    dirty = [tensor.clone() for tensor in tensors]
+    for sequence, length in enumerate(lengths):
+        dirty[1][sequence, :, length:] = torch.nan
+        dirty[2][sequence, :, length:] = torch.inf
+    return dirty
+
+
+@variants
+def test_padding_may_hold_anything(variant):
+    clean, arguments = grid_inputs(2, 1, 1, 20, 40, 8, 8), {"causal": True, "key_lengths": [37, 0]}
+    expected, ours = (
+        outputs_and_gradients(inputs, torch.float32, "fused", variant, **arguments)
+        for inputs in (clean, poison(clean, arguments["key_lengths"]))
+    )
+    for name, value in expected.items():
+        assert torch.equal(ours[name], value), name
+    assert not expected["out"][1].any()
+    assert not any(expected[name][1].any() for name in ("d_q", "d_k", "d_v"))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, for NaN
+@variants
+@pytest.mark.parametrize("where", ["query", "key"])
+def test_nan_is_kept_as_the_reference_keeps_it(variant, where):
+    tensors = [tensor.float() for tensor in grid_inputs(1, 1, 1, 20, 40, 8, 8)[:3]]
+    tensors[["query", "key"].index(where)][0, 0, 12, 3] = torch.nan
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    outcomes = []
+    for backend in ("fused", "reference"):
+        out = attention(*leaves, variant, backend=backend, window_size=9)
+        outcomes.append([out, *torch.autograd.grad(out.sum(), leaves)])
+    ours, expected = ([result.isnan() for result in results] for results in outcomes)
+    assert torch.equal(ours[0], expected[0])
+    assert torch.equal(ours[3], expected[3])
+    assert ours[0].any()
+    assert all((found >= wanted).all() for found, wanted in zip(ours, expected, strict=True))  # no NaN is lost
+
+
+@variants
+def test_reruns_are_bitwise_equal_and_no_row_depends_on_others(variant):
+    inputs = [torch.randn(2, 1, length, 8) for length in (20, 40, 40, 20)]
+    first, again = (outputs_and_gradients(inputs, torch.float32, "fused", variant) for _ in range(2))
+    alone = outputs_and_gradients([tensor[1:] for tensor in inputs], torch.float32, "fused", variant)
+    inputs[0][:, :, :7] *= 9  # the neighbors in a tile take other numbers of passes
+    inputs[0][:, :, 8:] *= 0.1
+    changed = outputs_and_gradients(inputs, torch.float32, "fused", variant)
+    for name, value in first.items():
+        assert torch.equal(again[name], value), name
+        assert torch.equal(alone[name], value[1:]), name
+    for name in ("out", "d_q"):
+        assert torch.equal(changed[name][:, :, 7], first[name][:, :, 7]), name
+
+
+def test_layouts_do_not_matter():
+    q, k, v, _ = (tensor.float() for tensor in grid_inputs(1, 2, 2, 20, 30, 8, 8))
+    expected = attention(q, k, v, "entmax15", causal=True, backend="fused")
+    for spread in (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: torch.stack([x, x], -1)[..., 0]):
+        laid = [spread(tensor) for tensor in (q, k, v)]
+        assert torch.equal(attention(*laid, "entmax15", causal=True, backend="fused"), expected)
+    assert expected.transpose(1, 2).is_contiguous()
+
+
+def arguments_of(power, dtype=torch.float32):
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in grid_inputs(1, 2, 1, 5, 7, 4, 4)[:3]]
+    return [*leaves, torch.tensor([6]), 0.5, power, UNBOUNDED, 0]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_operators_are_what_they_say_to_torch(power):
+    arguments = arguments_of(power)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(simplex_long.simplex_long, arguments, test_utils=checks)
+    out, rows = simplex_long.simplex_long(*arguments)
+    assert not rows.requires_grad
+    backward = [torch.ones_like(out), rows, *arguments]
+    torch.library.opcheck(simplex_long.simplex_long_backward, backward, test_utils=("test_schema", "test_faketensor"))
+
+
+@variants
+def test_second_derivatives_are_the_reference_s(variant):
+    def penalty_gradients(dtype, backend):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in grid_inputs(1, 2, 1, 5, 7, 4, 4)[:3]]
+        out = attention(*leaves, variant, causal=True, key_lengths=[6], backend=backend)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)
+
+    ours, exact = penalty_gradients(torch.float32, "fused"), penalty_gradients(torch.float64, "reference")
+    for found, true in zip(ours, exact, strict=True):
+        # Roots and quotients of numbers below 10 in float32, differentiated twice.
+        torch.testing.assert_close(found.double(), true, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"attn_bias": torch.zeros(4, 4)}, "no fused kernel for bias or mask"),
+        ({"attn_mask": torch.ones(4, 4, dtype=torch.bool)}, "no fused kernel for bias or mask"),
+        ({"dropout_p": 0.5}, "no fused kernel for dropout"),
+    ],
+    ids=["bias", "mask", "dropout"],
+)
+def test_what_the_kernels_cannot_do_is_said(arguments, reason):
+    q = torch.zeros(1, 1, 4, 8)
+    with pytest.raises(ArgumentError, match=reason):
+        attention(q, q, q, "sparsemax", backend="fused", **arguments)
+    wide = torch.zeros(1, 1, 4, 257)
+    with pytest.raises(ArgumentError, match="head sizes up to 256"):
+        attention(wide, wide, wide, "sparsemax", backend="fused")
+
+
+@variants
+def test_a_gpu_takes_them_by_itself_for_rows_that_no_program_can_hold(variant):
+    for keys, names in ((MAX_ROW, ["products", "reference"]), (MAX_ROW + 1, ["fused", "products", "reference"])):
+        q, k = torch.empty(1, 1, 4, 8, device="meta"), torch.empty(1, 1, keys, 8, device="meta")
+        assert [each.name for each in candidates(q, check_call(q, k, k, variant), "auto")] == names
+
+
+def test_they_are_explained():
+    q = torch.zeros(1, 1, 4, 8)
+    found = explain(q, q, q, "entmax15", backend="fused")
+    assert (found.backend, found.kernel) == ("fused", "long")
+    assert set(found.tilings) == {"threshold", "forward", "means", "keys", "queries"}
+    assert "no fused kernel for short sequences" in str(found)
+
+
+def test_every_kernel_has_a_tiling_of_every_head_size():
+    for kernel in simplex_long.EXACT:
+        for size in (1, 64, 65, 128, 129, 256):
+            q = torch.empty(1, 1, 1, size, dtype=torch.bfloat16)
+            largest = 64 if size <= 64 else 128 if size <= 128 else 256
+            assert simplex_long.find_tiling(kernel, q, q) == simplex_long.TILINGS[kernel, largest]

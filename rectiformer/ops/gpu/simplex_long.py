@@ -39,11 +39,11 @@ from rectiformer.ops.gpu.common import (
     load_tile,
     locate_sequence,
     pointer,
-    relu,
     store_tile,
     visible,
 )
 from rectiformer.ops.gpu.long import SMALL, Tiling, has_large_tiles
+from rectiformer.ops.gpu.pointwise import relu
 from rectiformer.ops.variants import VARIANTS
 
 ARGUMENTS = (

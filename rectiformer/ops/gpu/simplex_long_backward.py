@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.gpu.common import empty_heads_last, load_tile, locate_sequence, relu, store_tile, visible
+from rectiformer.ops.gpu.common import empty_heads_last, load_tile, locate_sequence, store_tile, visible
 from rectiformer.ops.gpu.long_backward import query_range
+from rectiformer.ops.gpu.pointwise import relu
 from rectiformer.ops.gpu.simplex_long import (
     SimplexCall,
     empty_rows,

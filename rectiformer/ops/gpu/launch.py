@@ -25,6 +25,8 @@ from rectiformer.ops.gpu.plans import ALIGNMENT
 
 NUMBERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 """How the compiled kernel takes numbers of each of Triton's types."""
+INVALID_CONTEXT = 201
+"""CUDA_ERROR_INVALID_CONTEXT."""
 MAP_OFFSET = 128
 """Where a `PyCUtensorMap` of Triton holds the descriptor itself."""
 
@@ -144,6 +146,9 @@ class PackedArguments:
                     packed.value = number
                 self.current = numbers
             error = self.call_driver(*self.shape, stream, self.where, None)
+            if error == INVALID_CONTEXT:  # a thread's first call: it has no context yet
+                torch.cuda.set_device(self.device)
+                error = self.call_driver(*self.shape, stream, self.where, None)
         if error and all(self.shape[1:4]):  # the driver refuses to launch nothing
             raise RuntimeError(f"the CUDA driver cannot launch {self.compiled.name}: error {error}")
 

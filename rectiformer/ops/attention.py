@@ -16,7 +16,6 @@ from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility
 from rectiformer.ops.cpu import choose_blocked
 from rectiformer.ops.dropout import drop_seed
 from rectiformer.ops.gpu import (
-    MAX_ROW,
     SIMPLEX_POWERS,
     choose_kernels,
     on_device,
@@ -227,8 +226,8 @@ def candidates(q: Tensor, call: AttentionCall, backend: str) -> Sequence[Backend
     fused, sdpa, blocked, products, reference = BACKENDS
     if q.device.type == "cpu":
         return blocked, reference
-    if call.variant.name in SIMPLEX_POWERS:  # a row that one program holds is read once, not once for each pass
-        return (products, reference) if call.visibility.keys <= MAX_ROW else (fused, products, reference)
+    if call.variant.name in SIMPLEX_POWERS:  # whose fused kernels have not been tested on a GPU: docs/log.md
+        return products, reference
     scores = q.shape[0] * q.shape[1] * call.visibility.queries * call.visibility.keys
     if q.dtype == torch.float32 and scores <= MOST_SCORES:  # fused products of float32 are slow, and exact
         return products, reference
@@ -435,7 +434,7 @@ def why_not(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionCa
     if on_cpu:
         return f"it runs on a GPU, and q is on {q.device}"
     if call.variant.name in SIMPLEX_POWERS:
-        return f"rows of up to {MAX_ROW:,} keys go through two matrix products"
+        return "its kernels for rows of any length are not tested on a GPU yet"
     return f"in float32, two matrix products are faster for up to {MOST_SCORES:,} scores"
 
 

@@ -202,8 +202,9 @@ def test_what_the_kernels_cannot_do_is_said(arguments, reason):
 
 
 @variants
-def test_a_gpu_takes_them_by_itself_for_rows_that_no_program_can_hold(variant):
-    for keys, names in ((MAX_ROW, ["products", "reference"]), (MAX_ROW + 1, ["fused", "products", "reference"])):
+def test_a_gpu_does_not_take_them_by_itself_yet(variant):
+    names = ["products", "reference"]
+    for keys in (MAX_ROW, MAX_ROW + 1):
         q, k = torch.empty(1, 1, 4, 8, device="meta"), torch.empty(1, 1, keys, 8, device="meta")
         assert [each.name for each in candidates(q, check_call(q, k, k, variant), "auto")] == names
 

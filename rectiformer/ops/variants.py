@@ -300,6 +300,13 @@ VARIANTS: dict[str, Variant] = {
             weigh=activations.self_adjust_normalized,
         ),
         Variant(
+            name="softpick",
+            formula="[e^x - 1]+ / sum |e^x - 1|",
+            paper="Zuhri et al. 2025 (2504.20966)",
+            use="A normalized row with exact zeros that may attend to nothing: no key is needed as a sink.",
+            weigh=activations.softpick,
+        ),
+        Variant(
             name="cog",
             formula="sign(x) softmax(|x|)",
             paper="Lv et al. 2024 (2411.07176)",

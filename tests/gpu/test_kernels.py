@@ -23,6 +23,7 @@ pytestmark = [
 # One of each kind: the ReLA variants are one computation.
 KINDS = [name for name, row in VARIANTS.items() if row.pointwise is not None and name not in ("rela-i", "rela-g")]
 RECTIFIED = [name for name in KINDS if VARIANTS[name].rectified]
+NORMALIZED = [name for name, row in VARIANTS.items() if row.rowwise and name not in SIMPLEX_POWERS]
 HALF = [torch.bfloat16, torch.float16]
 M, N = 150, 333
 FEATURES = {
@@ -374,6 +375,34 @@ def test_kernels_of_the_simplex_at_every_head_size(variant, size):
     check(grid_inputs(1, 2, 2, M, N, size, size), torch.bfloat16, variant, causal=True, key_lengths=[300])
 
 
+@pytest.mark.parametrize("features", SIMPLEX_FEATURES)
+@pytest.mark.parametrize("variant", NORMALIZED)
+def test_kernels_of_normalized_rows(variant, features):
+    turn = NORMALIZED.index(variant) + SIMPLEX_FEATURES.index(features)
+    check(grid_inputs(2, 4, 2, M, N, 40, 24), [torch.float32, *HALF][turn % 3], variant, **FEATURES[features])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_kernels_of_normalized_rows_at_every_head_size(size):
+    variant = NORMALIZED[SIZES.index(size) % len(NORMALIZED)]
+    check(grid_inputs(1, 2, 2, M, N, size, size), torch.bfloat16, variant, causal=True, key_lengths=[300])
+
+
+@pytest.mark.parametrize("variant", NORMALIZED)
+def test_normalized_rows_of_extreme_scores(variant):
+    """Scores from -80 to 80, one tile of keys above the other; and those of a query that is NaN."""
+    q = torch.tensor([1.0, -1.0, 0.0, torch.nan], device="cuda", dtype=torch.bfloat16).view(1, 1, 4, 1)
+    k, v = (torch.linspace(-end, end, N, device="cuda").to(q).view(1, 1, N, 1) for end in (80, 1))
+    assert attention(q, k, v, variant, scale=1.0, backend="fused")[0, 0, 3].isnan().all()
+    leaves = [tensor.requires_grad_() for tensor in (q[:, :, :3].clone(), k, v)]
+    exact = attention(*(leaf.double() for leaf in leaves), variant, scale=1.0, backend="reference")
+    ours = attention(*leaves, variant, scale=1.0, backend="fused")
+    # A weight and a value, each rounded once, and the result.
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-6, atol=2**-8)
+    for gradient in torch.autograd.grad(ours.sum(), leaves):
+        assert gradient.isfinite().all()
+
+
 @pytest.mark.parametrize("keys", [8193, 20000])
 @pytest.mark.parametrize("variant", SIMPLEX_POWERS)
 def test_rows_that_no_program_can_hold(variant, keys):
@@ -383,8 +412,8 @@ def test_rows_that_no_program_can_hold(variant, keys):
     check(inputs, torch.bfloat16, variant, causal=True)
 
 
-@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
-def test_memory_of_the_simplex_is_linear_in_the_length(variant):
+@pytest.mark.parametrize("variant", [*SIMPLEX_POWERS, *NORMALIZED])
+def test_memory_of_rows_is_linear_in_the_length(variant):
     def peak(length):
         leaves = [torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
         torch.cuda.reset_peak_memory_stats()
@@ -396,8 +425,8 @@ def test_memory_of_the_simplex_is_linear_in_the_length(variant):
     assert peak(33280) <= 4.2 * peak(8320)
 
 
-@pytest.mark.parametrize("variant", SIMPLEX_POWERS)
-def test_reruns_of_the_simplex_are_bitwise_equal(variant):
+@pytest.mark.parametrize("variant", [*SIMPLEX_POWERS, *NORMALIZED])
+def test_reruns_of_rows_are_bitwise_equal(variant):
     inputs = [torch.randn(2, 4, 1000, 64, device="cuda") for _ in range(4)]
     first = outputs_and_gradients(inputs, torch.bfloat16, "fused", variant, causal=True)
     for _ in range(20):

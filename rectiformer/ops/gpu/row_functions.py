@@ -84,11 +84,16 @@ class RowFunction:
     """What top is at least: 0 where e^0 enters the row."""
     null: float = 0.0
     """How often e^0 is in the total besides what the keys add."""
+    steep: bool = False
+    """Whether slopes are many times the weights. Then the mean that 16 bits of the output tell is not enough for the
+    difference between it and a gradient, and a pass over the keys finds the mean."""
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Those that a call and its gradient run, by their names in `TILINGS`."""
-        return ("threshold", "forward", "means", "keys", "queries") if self.power else ("forward", "keys", "queries")
+        if self.power:
+            return "threshold", "forward", "means", "keys", "queries"
+        return ("forward", "means", "keys", "queries") if self.steep else ("forward", "keys", "queries")
 
 
 ROW_FUNCTIONS = {
@@ -96,7 +101,7 @@ ROW_FUNCTIONS = {
     "entmax15": RowFunction(power=2),
     "softmax1": RowFunction(parts=softmax1, gradient=softmax1_gradient, null=1.0),
     "self-adjust": RowFunction(parts=self_adjust, gradient=self_adjust_gradient, floor=LOWEST.value),
-    "softpick": RowFunction(parts=softpick, gradient=softpick_gradient),
+    "softpick": RowFunction(parts=softpick, gradient=softpick_gradient, steep=True),
 }
 
 

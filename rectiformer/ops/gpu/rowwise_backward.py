@@ -1,9 +1,9 @@
 """Gradients of attention whose rows have a threshold or a normalizer, from the inputs and what rowwise.py keeps.
 
 What all weights of a row have in common enters through one number of the row, a mean of the gradients of its weights:
-see row_functions.py for normalized rows, whose mean is the product of d_out and the output. A weight on the simplex,
-[x/power - tau]+ ** power, grows with its own score by its slope: 1 for power 1, [x/2 - tau]+ for power 2, and 0 outside
-the support. Such a row sums to 1, so
+see row_functions.py for normalized rows, whose mean is also the product of d_out and the output. A weight on the
+simplex, [x/power - tau]+ ** power, grows with its own score by its slope: 1 for power 1, [x/2 - tau]+ for power 2, and
+0 outside the support. Such a row sums to 1, so
 
     d_x = slope (d_weight - mean),    mean = sum(slope d_weight) / sum(slope)
 
@@ -41,9 +41,9 @@ def rowwise_gradients(call: RowwiseCall, d_out: Tensor, out: Tensor, rows: Tenso
     q, k, v, how = call.q, call.k, call.v, call.row_function
     d_q, d_k, d_v = (empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
     rows = rows.contiguous()
-    if how.power:
+    if "means" in how.kernels:
         means = empty_rows(q, 1)
-        launch(rowwise_means_kernel, "means", call, [q, k, v, d_out], [rows, means])
+        launch(rowwise_means_kernel, "means", call, [q, k, v, d_out], [rows, means], PARTS=how.parts)
     else:
         means = (d_out.float() * out.float()).sum(-1).contiguous()
     tables = [rows, means]
@@ -58,18 +58,24 @@ def rowwise_gradients(call: RowwiseCall, d_out: Tensor, out: Tensor, rows: Tenso
 @triton.jit
 def add_means(
     total, slopes, first, second, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
-    POWER: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr,
+    POWER: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """Sums over rows of slope x d_weight and of slopes, plus what keys `begin` to `end` add."""
+    """Sums over rows of slope x d_weight and of slopes, plus what keys `begin` to `end` add. Weights of normalized rows
+    stand for slopes, and are not summed up."""
     for column in range(begin, end, BLOCK_N):
         keys = load_keys(k_ptr, k_strides, tile[2], column, D, BLOCK_N, BLOCK_D)
-        x, _ = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
-        gap = x - first - second
+        x, seen = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
         values = load_keys(v_ptr, v_strides, tile[2], column, Dv, BLOCK_N, BLOCK_DV)
         d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
-        total += tl.sum(times_slope(gap, d_weights, POWER), 1)
-        slopes += tl.sum(times_slope(gap, 1.0, POWER), 1)
+        if POWER > 0:
+            products = times_slope(x - first - second, d_weights, POWER)
+            slopes += tl.sum(times_slope(x - first - second, 1.0, POWER), 1)
+        else:
+            products = row_weights(x, first, second, POWER, PARTS) * d_weights
+        if EDGE:
+            products = tl.where(seen, products, 0.0)
+        total += tl.sum(products, 1)
     return total, slopes
 
 
@@ -77,11 +83,11 @@ def add_means(
 def rowwise_means_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, rows_ptr, means_ptr, lengths_ptr, q_strides, k_strides, v_strides, g_strides, window,
     H, group, M, N, D, Dv, gain, scale,
-    POWER: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    POWER: tl.constexpr, PARTS: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr,
+    RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """Each row's mean of the gradients of its weights, weighed by their slopes."""
+    """Each row's mean of the gradients of its weights, weighed by their slopes or, if normalized, by themselves."""
     BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     row, tile = locate_queries(
         q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, gain, HIDES_LATER, RAGGED, BLOCK_M, BLOCK_D
@@ -95,7 +101,7 @@ def rowwise_means_kernel(
         if HIDES_EARLIER or part > 0:
             total, slopes = add_means(
                 total, slopes, first, second, d_out, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part],
-                stops[part], D, Dv, POWER, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                stops[part], D, Dv, POWER, PARTS, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
     mean = total / tl.where(slopes == 0.0, 1.0, slopes)
     mean += 0.0 * tl.sum(second, 1)  # NaN stays NaN: slopes of power 1 do not tell

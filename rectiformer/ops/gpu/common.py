@@ -90,7 +90,7 @@ class KernelCall:
 
     def flags(self) -> dict[str, Any]:
         """Compile-time arguments that all kernels have. No length is among them, so none compiles a kernel again."""
-        return pointwise_flags(self.function, self.power, self.shift, self.head_shifts is not None) | {
+        return pointwise_flags(self.function, self.power, self.shift, self.head_shifts is not None, self.q.dtype) | {
             "ROW_SCALE": row_scale_flag(self.row_exponent),
             "PER_HEAD": self.head_factors is not None,
             "RAGGED": self.key_lengths is not None,

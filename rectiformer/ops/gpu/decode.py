@@ -331,7 +331,7 @@ def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch
         call.window_left, scale, gain, call.row_exponent, call.shift_factor, call.norm_epsilon,
     )  # fmt: skip
     flags = {
-        **pointwise_flags(call.function, call.power, call.shift, call.head_shifts is not None),
+        **pointwise_flags(call.function, call.power, call.shift, call.head_shifts is not None, q.dtype),
         "SCALE_INSIDE": not call.power or not call.scales_outside,
         "UNIT_KEYS": call.unit_keys,
         "ROW_SCALE": row_scale_flag(call.row_exponent),

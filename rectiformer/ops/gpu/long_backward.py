@@ -62,7 +62,7 @@ class LongGradients:
         self.scales = bool(call.row_exponent) and any(hidden_sides(call))
         self.shifted = call.head_shifts is not None
         gain = gain_of(call)
-        self.shift_gain = -gain * call.shift_factor
+        self.shift_gain = -gain * call.power * call.shift_factor
         tensors = self.gather(d_out, held, d_out if stats else None)
         d_q, d_k, d_v, upstream, scaled = range(len(held), len(held) + 5)
         by_row = len(held) + 4 + self.scales if self.shifted else 0
@@ -71,7 +71,7 @@ class LongGradients:
             tables[TABLES.index("rows")] = len(tensors) - 1
         if self.scales:
             self.scaling = prepare_scaling(plan, call, tensors, upstream, scaled)
-        score_gain = gain * (call.scale if scales_inside(call) else 1.0)
+        score_gain = gain * call.power * (call.scale if scales_inside(call) else 1.0)
         slots = [0, 1, 2, scaled if self.scales else upstream, d_k, d_v, *tables]
         self.keys = prepare(long_dkdv_kernel, "keys", call, tensors, slots, 4, 2, [gain, score_gain], stats)
         slots = [0, 1, 2, upstream, d_q, by_row, *tables]
@@ -138,7 +138,8 @@ def bias_gradient(plan: LongPlan, d_out: Tensor, held: Sequence[Tensor]) -> Tens
     strides = [tensor.stride() for tensor in (call.q, call.k, call.v, d_out)]
     numbers = (
         *mask_strides(call), *strides, (call.window_left, call.window_right), tuple(shape), call.q.shape[0],
-        *shape_args(call), call.scale, gain_of(call), call.row_exponent, call.shift_factor, call.dropout_threshold,
+        *shape_args(call), call.scale, gain_of(call) * call.power, call.row_exponent, call.shift_factor,
+        call.dropout_threshold,
     )  # fmt: skip
     grid = (-(-shape[2] // tiling.queries), -(-shape[3] // tiling.keys), shape[0] * shape[1])
     names = ("head_factors", "key_lengths", "seed", "head_shifts", "row_counts", "attn_bias", "attn_mask")
@@ -240,7 +241,7 @@ def add_queries(
         else:
             weights = weigh(scores, seen, queries.dtype, POWER, WEIGHT, RECTIFIED, TESTED, ASM)
         d_v = tl.dot(weights, d_out, d_v, input_precision=PRECISION)
-        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED).to(queries.dtype)
+        d_scores = score_gradients(scores, seen, d_weights, queries.dtype, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED, ASM)
         d_k = tl.dot(d_scores, queries, d_k, input_precision=PRECISION)
     return d_k, d_v
 
@@ -328,7 +329,8 @@ def add_keys(
     EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
     SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`d_q` plus what keys `begin` to `end` add; EDGE: not every query may see each of them.
 
@@ -354,7 +356,8 @@ def add_keys(
         if STATS:
             weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, RECTIFIED, TESTED, False)
             d_weights += even + steep * safe_log(weights)
-        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED)
+        dtype: tl.constexpr = tl.float32 if SHIFT_PER_HEAD else queries.dtype
+        d_scores = score_gradients(scores, seen, d_weights, dtype, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED, ASM)
         if SHIFT_PER_HEAD:
             d_shifted += tl.sum(d_scores, 1)
         d_q = tl.dot(d_scores.to(queries.dtype), keys, d_q, input_precision=PRECISION)
@@ -397,7 +400,8 @@ def long_dq_kernel(
         d_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         even, steep = 0.0, 0.0
         if STATS:
-            shared = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+            shared = gain / POWER  # what weights are multiplied with, whose slopes these are
+            shared = shared * tl.load(factor_ptr + h) if PER_HEAD else shared
             shared = shared / scale if SCALE_INSIDE else shared
             shared = row_gain(shared, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE)
             even, steep = load_slopes((slopes_ptr, (b * H + h) * M, shared), seq, m, 1)
@@ -413,7 +417,7 @@ def long_dq_kernel(
                     d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part],
                     stops[part], b * H + h, seq, window, mask_args, shift, even, steep, seed_ptr, threshold, scale,
                     D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SHIFT_PER_HEAD, BANDED, CLEAR, BIAS, MASK,
-                    DROPOUT, SCALE_INSIDE, STATS, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                    DROPOUT, SCALE_INSIDE, STATS, TMA, ASM, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if SHIFT_PER_HEAD:
             own = row_gain(1.0, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE) * unit
@@ -472,7 +476,9 @@ def long_dbias_kernel(
                     d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
                     if DROPOUT:
                         d_weights = tl.where(dropout_keeps(seed_ptr, threshold, b * H + h, m, n, 1), d_weights, 0.0)
-                    d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, True)
+                    d_scores = score_gradients(
+                        scores, seen, d_weights, tl.float32, POWER, WEIGHT, SLOPE, RECTIFIED, True, False
+                    )
                     total += d_scores * rows_gain
                     column += BLOCK_N
                 row += BLOCK_M

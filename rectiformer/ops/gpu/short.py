@@ -371,7 +371,9 @@ def score_gradient(
         below = weigh(scores, seen, tl.float32, POWER - 1, WEIGHT, False, BANDED, False)
         d_scores = POWER * below * d_weights
     else:
-        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, False, BANDED)
+        d_scores = POWER * score_gradients(
+            scores, seen, d_weights, tl.float32, POWER, WEIGHT, SLOPE, False, BANDED, False
+        )
     return d_scores
 
 

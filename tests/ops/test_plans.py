@@ -300,10 +300,11 @@ def test_the_second_launch_goes_straight_to_the_driver(monkeypatch, numbers):
     assert kernel.by_driver == [(7, 3, 2, 1, 128, 1, 1, 1024, 99, [q, k, q, k, out, stride, count, scale, 0, 0])]
 
 
-def test_descriptors_are_made_anew_for_each_address(monkeypatch):
+def test_descriptors_are_made_once_for_each_address(monkeypatch):
     """They come before all else, each followed by the shape and strides of its tensor."""
-    made = []
-    kernel, fill = Kernel(), lambda *given: made.append(given) or object()
+    made, maps = [], []
+    kernel, fill = Kernel(), lambda *given: made.append(given) or maps.append(object()) or maps[-1]
+    monkeypatch.setattr(gpu.launch, "MAX_MAPS", 2)
     monkeypatch.setattr(Metadata, "tensordesc_meta", [
         {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [1, 8], "fp4_padded": False}
     ])  # fmt: skip
@@ -317,11 +318,18 @@ def test_descriptors_are_made_anew_for_each_address(monkeypatch):
     packed = gpu.launch.PackedArguments(kernel, launch, ())
     packed.launch([tensors[0].data_ptr()], None)
     packed.launch([64], None)
+    packed.launch([tensors[0].data_ptr()], None)
+    assert packed.pointers[0] == id(maps[0]) + gpu.launch.MAP_OFFSET
+    packed.launch([64], None)
+    assert packed.pointers[0] == id(maps[1]) + gpu.launch.MAP_OFFSET
     assert made == [(address, 3, 4, 7, [1, 8], [2, 8], [8, 1], 0) for address in (tensors[0].data_ptr(), 64)]
     shape = [ctypes.c_int32.from_address(packed.pointers[index]).value for index in (1, 2)]
     strides = [ctypes.c_int64.from_address(packed.pointers[index]).value for index in (3, 4)]
     assert (shape, strides) == ([2, 8], [8, 1])
     assert ctypes.c_uint64.from_address(packed.pointers[5]).value == 64
+    for address in (128, 192, 256):
+        packed.launch([address], None)
+    assert len(packed.made) <= 3  # not more with every address
 
 
 def test_unaligned_addresses_and_unknown_tritons_launch_by_triton(monkeypatch):

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.activations import Pointwise, RowScale, RowShift
+from rectiformer.ops.activations import Pointwise, RowScale, RowShift, cosine_scores, dot_scores
 from rectiformer.ops.autograd import recall, second_derivatives
 from rectiformer.ops.call import HIDING, AttentionCall, Packing, Visibility
 from rectiformer.ops.gpu.plans import Gradients, KernelPlan
@@ -28,10 +28,10 @@ ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? head_factors, Tensor? head_shifts, "
     "Tensor? row_counts, Tensor? key_lengths, Tensor? seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "str function, int power, str shift, float shift_factor, float scale, float dropout_p, float row_exponent, "
-    "float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys"
+    "float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys, bool unit_rows"
 )
 """What every operator of the short and long kernels takes: the fields of `KernelCall`, as torch names them."""
-NO_GRADIENT = [None] * 17
+NO_GRADIENT = [None] * 18
 """Of the arguments from row_counts on."""
 
 
@@ -42,7 +42,8 @@ class KernelCall:
 
     Power 0 is a softmax. n is counted by the kernels unless row_counts has it, as it must where a mask or bias hides
     keys. With cu_seqlens, batch row 0 holds sequences end to end, none longer than max_queries and
-    max_keys; without, these are the lengths of q and k.
+    max_keys; without, these are the lengths of q and k. With unit_rows, queries and keys are divided by their root mean
+    square, which only the short kernels do.
     """
 
     q: Tensor  # [B, H, M, D]
@@ -69,6 +70,7 @@ class KernelCall:
     window_right: int
     max_queries: int
     max_keys: int
+    unit_rows: bool
 
     @property
     def packed(self) -> bool:
@@ -109,7 +111,8 @@ class KernelCall:
         by_row = self.shift_factor if head_shifts is None else self.shift_factor * head_shifts
         shift = RowShift(self.shift, lambda options: by_row) if self.shift else None
         pointwise = Pointwise(self.function, self.power, shift)
-        rectified = replace(VARIANTS["rela"], pointwise=pointwise, row_scale=row)
+        score = cosine_scores if self.unit_rows else dot_scores
+        rectified = replace(VARIANTS["rela"], pointwise=pointwise, row_scale=row, score=score)
         variant = rectified if self.power else VARIANTS["softmax"]
         return AttentionCall(variant, visibility, {}, self.scale, dropout_p=self.dropout_p, seed=self.seed)
 
@@ -178,6 +181,7 @@ def flatten(
     row_scale: tuple[float, float, Tensor | None],
     max_queries: int,
     max_keys: int,
+    unit_rows: bool = False,
 ) -> tuple[Any, ...]:
     """The operators' arguments after q, k and v; `row_scale` is what the kernels are to apply of it."""
     seen, (exponent, factor, head_factors) = call.visibility, row_scale
@@ -188,7 +192,7 @@ def flatten(
         counts = call.seen.counts(q.device).clamp_min(1).float().expand(q.shape[:3])
     tensors = (call.attn_bias, seen.attn_mask, head_factors, head_shifts, counts, seen.key_lengths, call.seed, *bounds)
     numbers = (function, power, shift, shift_factor, call.scale, call.dropout_p, exponent, factor)
-    return *tensors, *numbers, seen.left, seen.right, max_queries, max_keys
+    return *tensors, *numbers, seen.left, seen.right, max_queries, max_keys, unit_rows
 
 
 def with_positive_scale(q: Tensor, call: AttentionCall) -> tuple[Tensor, AttentionCall]:

@@ -22,7 +22,7 @@ from rectiformer.ops.gpu import interpreting
 
 SHIFT_FLAGS = {"": 0, "log n": 1, "sqrt(2 log n)": 2}
 """The flag SHIFT of each key of `SHIFTS` in ops/activations.py; 0 where rows are not shifted."""
-KEY_EPSILON = tl.constexpr(RMS_EPSILON)
+EPSILON = tl.constexpr(RMS_EPSILON)
 ROOT_HALF = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2PI = tl.constexpr(0.3989422804014327)
 MINUS_LOG2_E = tl.constexpr(-1.4426950408889634)
@@ -213,13 +213,31 @@ def shift_unit(count, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def inverse_rms(x, D, AXIS: tl.constexpr):
+    """What divides vectors of size D by their root mean square, as `unit_rms` in ops/activations.py does."""
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, AXIS) / D + EPSILON))
+
+
+@triton.jit
+def unit_rows(x, D):
+    """Rows of a block divided by their root mean square, in their own dtype."""
+    wide = x.to(tl.float32)
+    return (wide * inverse_rms(wide, D, 1)[:, None]).to(x.dtype)
+
+
+@triton.jit
+def unit_rows_gradient(d_unit, x, D):
+    """The gradient of what `unit_rows` was given: with u = x r it is r (d_unit - u mean(d_unit u))."""
+    wide = x.to(tl.float32)
+    r = inverse_rms(wide, D, 1)[:, None]
+    unit = wide * r
+    return r * (d_unit - unit * (tl.sum(d_unit * unit, 1) / D)[:, None])
+
+
+@triton.jit
 def key_gains(k, D, AXIS: tl.constexpr, UNIT_KEYS: tl.constexpr):
-    """What divides keys by their root mean square, as `unit_rms` does; their scores are multiplied with it."""
-    gains = 1.0
-    if UNIT_KEYS:
-        wide = k.to(tl.float32)
-        gains = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(wide * wide, AXIS) / D + KEY_EPSILON))
-    return gains
+    """What divides keys by their root mean square; their scores are multiplied with it."""
+    return inverse_rms(k.to(tl.float32), D, AXIS) if UNIT_KEYS else 1.0
 
 
 @triton.jit

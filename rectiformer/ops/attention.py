@@ -38,6 +38,8 @@ MOST_SCORES = 1 << 28
 SHORTCUTS: PlanCache[AttentionPlan | GrowingPlan | None] = PlanCache()
 """Plans by all that decides them: an eager call that was checked once, and differs in its numbers only, goes straight
 to its kernels."""
+NUMBERS = {str, bool, int, float, tuple, type(None)}
+"""Types of arguments that say all by their value: neither tensors nor what may change later."""
 Window = int | tuple[int, int]
 WEIGHT_ARGUMENTS = ("causal", "key_lengths", "attn_mask", "attn_bias", "window_size", "scale")
 """Arguments of `attention` that decide the weights and are no options of a variant."""
@@ -145,15 +147,18 @@ def shortcut_key(
     if not on_device(q) or is_intercepted(q, k, v, *given) or transforms_active():
         return None
     for table in given:
-        if is_readable(table) or (table.dim() < 4 and not table.is_contiguous()):
-            return None  # what can be checked is, and kernels take tables without gaps
-    for value in (*chosen, *options.values()):
-        if isinstance(value, (Tensor, list)):
-            return None
-    if q.shape[-2] == 1 and not given and not wants_gradients(q, k, v):  # generation: keys grow from call to call
-        grown = ((x.shape[:2], x.shape[3:], x.stride()[2:], x.dtype, x.device, x.dim()) for x in (k, v))
-        return chosen, *options.items(), layout(q), *grown, k.shape[2:3] == v.shape[2:3] != (0,)
-    return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v), *map(layout, tables)
+        if is_readable(table) or table.device != q.device or (table.dim() < 4 and not table.is_contiguous()):
+            return None  # what can be checked is, and kernels take tables of their own device without gaps
+    if not (NUMBERS.issuperset(map(type, chosen)) and NUMBERS.issuperset(map(type, options.values()))):
+        return None
+    if given:
+        return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v), *map(layout, tables)
+    # In generation keys grow from call to call.
+    if q.dim() == k.dim() == v.dim() == 4 and q.shape[2] == 1 and not wants_gradients(q, k, v):
+        (B, K, N, D), (*others, values, Dv) = k.shape, v.shape
+        grown = (B, K, D, *others, Dv, k.stride()[2:], v.stride()[2:], k.dtype, v.dtype, k.device, v.device)
+        return chosen, *options.items(), layout(q), grown, 0 != N == values
+    return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v)
 
 
 def find_plan(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> AttentionPlan | GrowingPlan | None:

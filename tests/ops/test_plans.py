@@ -362,3 +362,12 @@ def test_a_changed_interface_is_noticed(monkeypatch):
     monkeypatch.setattr(gpu.launch, "KNOWN_LINES", ("params.append(something_new)",))
     found = gpu.launch.launch_obstacle.__wrapped__()
     assert found.endswith("launches kernels in another way: no 'params.append(something_new)'")
+
+
+@pytest.mark.parametrize(("device", "known"), [("cpu", True), ("meta", False)])
+def test_tables_of_another_device_are_moved_before_every_call(device, known, monkeypatch):
+    """As of a model whose layers are on several devices: a plan hands its kernels addresses, whatever they are of."""
+    monkeypatch.setattr(attention_module, "is_readable", lambda table: False)
+    q, k, v = inputs_of(SHORT)[:3]
+    lengths = torch.ones(2, dtype=torch.long, device=device)
+    assert (attention_module.shortcut_key((), {}, q, k, v, lengths) is not None) == known

@@ -52,7 +52,7 @@ def is_intercepted(*tensors: Tensor) -> bool:
     """Whether somebody has to see operators of torch: a compiler, a dispatch mode, a subclass of Tensor."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    return any(type(tensor) not in PLAIN for tensor in tensors)
+    return not PLAIN.issuperset(map(type, tensors))
 
 
 Gradients = tuple[Tensor | None, ...]

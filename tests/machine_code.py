@@ -183,12 +183,15 @@ def launch_simplex():
         simplex_backward(scores, scores, 0.125, power)
 
 
-def launch_simplex_long():
-    """Both powers, one key head for each query head and one for two, one edge of visibility and all of them."""
-    from rectiformer.ops.gpu.simplex_long import simplex_attention
+def launch_rowwise():
+    """Each function of rows, one key head for each query head and one for two, one edge of visibility and all."""
+    from rectiformer.ops.gpu.rowwise import rowwise_attention
 
-    attend(simplex_attention, "sparsemax", (256, 300, 64), heads=(4, 2), causal=True)
-    attend(simplex_attention, "entmax15", (256, 300, 128), window_size=(100, 20), key_lengths=[300, 200])
+    attend(rowwise_attention, "sparsemax", (256, 300, 64), heads=(4, 2), causal=True)
+    attend(rowwise_attention, "entmax15", (256, 300, 128), window_size=(100, 20), key_lengths=[300, 200])
+    attend(rowwise_attention, "softmax1", (256, 300, 128), causal=True)
+    attend(rowwise_attention, "self-adjust", (256, 300, 64), window_size=(100, 20), key_lengths=[300, 200])
+    attend(rowwise_attention, "softpick", (256, 300, 64), heads=(4, 2), causal=True)
 
 
 def launch_cached_products():
@@ -213,7 +216,7 @@ PARTS = {
     "long": launch_long,
     "decode": launch_decode,
     "simplex": launch_simplex,
-    "simplex_long": launch_simplex_long,
+    "rowwise": launch_rowwise,
     "cached_products": launch_cached_products,
 }
 

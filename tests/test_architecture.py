@@ -51,9 +51,9 @@ INSIDE_GPU = [
     "plans pointwise",
     "launch",
     "common",
-    "short long simplex norm cosine",
-    "long_backward decode simplex_long",
-    "cached_products simplex_long_backward",
+    "short long simplex norm cosine row_functions",
+    "long_backward decode rowwise",
+    "cached_products rowwise_backward",
 ]
 """Files that are loaded when first needed: of them `gpu` itself imports `plans` alone, and they all may import it."""
 RANK_IN_GPU = {name: rank for rank, names in enumerate(INSIDE_GPU) for name in names.split()}

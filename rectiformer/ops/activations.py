@@ -165,6 +165,15 @@ def self_adjust_normalized(x: Tensor, rows: RowContext) -> Tensor:
     return (x - low) / torch.where(span > 0, span, 1) * softmax_weights(x, rows)
 
 
+def softpick(x: Tensor, rows: RowContext) -> Tensor:
+    """[e^x - 1]+ / sum |e^x - 1|, both times e^-top: nothing overflows, and small scores keep their digits. A hidden
+    score is 0 and adds nothing; a row without a positive score is 0."""
+    top = x.detach().amax(-1, keepdim=True).clamp_min(0)
+    size = torch.exp(x.relu() - top) * -torch.expm1(-x.abs())
+    total = size.sum(-1, keepdim=True)
+    return torch.where(x > 0, size, 0) / torch.where(total == 0, 1, total)  # NaN is in the total
+
+
 def entmax_weights(x: Tensor, rows: RowContext) -> Tensor:
     alpha = _per_head(rows.options["alpha"])
     if not isinstance(alpha, Tensor):  # filled on the device: a CUDA graph cannot capture a copy from the host

@@ -15,13 +15,7 @@ from rectiformer.ops.activations import Value
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility
 from rectiformer.ops.cpu import choose_blocked
 from rectiformer.ops.dropout import drop_seed
-from rectiformer.ops.gpu import (
-    SIMPLEX_POWERS,
-    choose_kernels,
-    on_device,
-    transforms_active,
-    wants_gradients,
-)
+from rectiformer.ops.gpu import choose_kernels, on_device, transforms_active, wants_gradients
 from rectiformer.ops.gpu.plans import PlanCache, is_aligned, is_intercepted, layout
 from rectiformer.ops.plain import by_rows, choose_products, choose_sdpa, rows_at_once
 from rectiformer.ops.reference import reference_attention
@@ -35,6 +29,9 @@ if TYPE_CHECKING:
 
 MOST_SCORES = 1 << 28
 """Scores of float32 that a GPU may hold at once: 1 GiB."""
+LEAST_ROWWISE = UNBOUNDED
+"""Queries and keys from which `auto` takes the fused kernels of rows with a threshold or a normalizer; below, two
+products with all scores in device memory. UNBOUNDED, that is never, until these kernels have run on a GPU."""
 SHORTCUTS: PlanCache[AttentionPlan | GrowingPlan | None] = PlanCache()
 """Plans by all that decides them: an eager call that was checked once, and differs in its numbers only, goes straight
 to its kernels."""
@@ -231,9 +228,10 @@ def candidates(q: Tensor, call: AttentionCall, backend: str) -> Sequence[Backend
     fused, sdpa, blocked, products, reference = BACKENDS
     if q.device.type == "cpu":
         return blocked, reference
-    if call.variant.name in SIMPLEX_POWERS:  # whose fused kernels have not been tested on a GPU: docs/log.md
+    queries, keys = call.visibility.queries, call.visibility.keys
+    if call.variant.rowwise and min(queries, keys) < LEAST_ROWWISE:
         return products, reference
-    scores = q.shape[0] * q.shape[1] * call.visibility.queries * call.visibility.keys
+    scores = q.shape[0] * q.shape[1] * queries * keys
     if q.dtype == torch.float32 and scores <= MOST_SCORES:  # fused products of float32 are slow, and exact
         return products, reference
     return fused, sdpa, products, reference
@@ -423,8 +421,8 @@ def explain(
     if kernels.name in ("short", "decode"):
         return Explanation(taken.name, kernels.name, {}, declined, reason)
     declined |= {"short": kernels.not_short}
-    if kernels.name == "simplex":
-        return Explanation(taken.name, "long", simplex_tilings(q, v), declined, reason)
+    if kernels.name == "rowwise":
+        return Explanation(taken.name, "long", rowwise_tilings(q, v, call), declined, reason)
     return Explanation(taken.name, "long", tilings(q, v, call), declined, reason, notes(q, k, v, call))
 
 
@@ -438,8 +436,8 @@ def why_not(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionCa
         return found
     if on_cpu:
         return f"it runs on a GPU, and q is on {q.device}"
-    if call.variant.name in SIMPLEX_POWERS:
-        return "its kernels for rows of any length are not tested on a GPU yet"
+    if call.variant.rowwise and min(call.visibility.queries, call.visibility.keys) < LEAST_ROWWISE:
+        return f"for fewer than {LEAST_ROWWISE:,} queries or keys, two matrix products are taken"
     return f"in float32, two matrix products are faster for up to {MOST_SCORES:,} scores"
 
 
@@ -452,10 +450,10 @@ def tilings(q: Tensor, v: Tensor, call: AttentionCall) -> dict[str, Tiling]:
     return {name: find_tiling(name, q, v, edges and name != "bias") for name in names}
 
 
-def simplex_tilings(q: Tensor, v: Tensor) -> dict[str, Tiling]:
-    from rectiformer.ops.gpu.simplex_long import find_tiling
+def rowwise_tilings(q: Tensor, v: Tensor, call: AttentionCall) -> dict[str, Tiling]:
+    from rectiformer.ops.gpu.rowwise import ROW_FUNCTIONS, find_tiling
 
-    return {name: find_tiling(name, q, v) for name in ("threshold", "forward", "means", "keys", "queries")}
+    return {name: find_tiling(name, q, v) for name in ROW_FUNCTIONS[call.variant.rowwise].kernels}
 
 
 def notes(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[str, ...]:

@@ -65,8 +65,9 @@ class Variant:
     """Scores to weights; None for pointwise rows, which `pointwise` and `row_scale` describe in full."""
     pointwise: Pointwise | None = None
     """For weights that are a function of their own score, times the `row_scale`: the kernels read it too."""
-    simplex_power: int = 0
-    """Weights are [x / power - tau]+ ** power, with a tau such that the row sums to 1. 0: they are not."""
+    rowwise: str = ""
+    """For weights that are a function of their own score and of two numbers of their row, its threshold or normalizer:
+    a key of `ROW_FUNCTIONS` in gpu/row_functions.py, by which the kernels compute what `weigh` defines."""
     row_scale: RowScale | None = None
     """A positive factor for a whole row. It is linear, so fast paths may apply it to the output."""
     scale: str = "none"
@@ -103,7 +104,7 @@ class Variant:
     def implementations(self) -> tuple[str, ...]:
         products = ("products",) if self.score is dot_scores and self.mix is weighted_sum else ()
         sdpa = ("sdpa",) if self.name == "softmax" else ()
-        fused = ("fused",) if self.pointwise is not None or self.simplex_power or sdpa else ()
+        fused = ("fused",) if self.pointwise is not None or self.rowwise or sdpa else ()
         return ("reference", *products, *(("blocked",) if self.rectified else ()), *sdpa, *fused)
 
     def weights(self, x: Tensor, rows: RowContext) -> Tensor:
@@ -180,7 +181,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Martins, Astudillo 2016 (1602.02068)",
             use="The sparsest baseline on the simplex; learns slowly.",
             weigh=lambda x, rows: sparsemax(x, rows.visible),
-            simplex_power=1,
+            rowwise="sparsemax",
         ),
         Variant(
             name="entmax15",
@@ -188,7 +189,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Peters et al. 2019 (1905.05702)",
             use="A milder sparse baseline on the simplex, often the best of its family.",
             weigh=lambda x, rows: entmax15(x, rows.visible),
-            simplex_power=2,
+            rowwise="entmax15",
         ),
         Variant(
             name="entmax",
@@ -284,6 +285,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Miller 2023, softmax off by one",
             use="Softmax that may attend to almost nothing; weights stay positive.",
             weigh=activations.softmax_off_by_one,
+            rowwise="softmax1",
         ),
         Variant(
             name="self-adjust",
@@ -291,6 +293,7 @@ VARIANTS: dict[str, Variant] = {
             paper="Zheng et al. 2025 (2502.18277)",
             use="Softmax with gradients that do not vanish for confident rows; weights may be negative.",
             weigh=lambda x, rows: x * softmax_weights(x, rows),
+            rowwise="self-adjust",
         ),
         Variant(
             name="self-adjust-norm",
@@ -298,6 +301,14 @@ VARIANTS: dict[str, Variant] = {
             paper="Zheng et al. 2025 (2502.18277)",
             use="The normalized form of self-adjust: the factor stays between 0 and 1.",
             weigh=activations.self_adjust_normalized,
+        ),
+        Variant(
+            name="softpick",
+            formula="[e^x - 1]+ / sum |e^x - 1|",
+            paper="Zuhri et al. 2025 (2504.20966)",
+            use="A normalized row with exact zeros that may attend to nothing: no key is needed as a sink.",
+            weigh=activations.softpick,
+            rowwise="softpick",
         ),
         Variant(
             name="cog",

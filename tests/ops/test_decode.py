@@ -15,8 +15,8 @@ from rectiformer.ops.gpu import decode_obstacle
 from rectiformer.ops.norm import OutputNorm, plain_rms_norm
 from rectiformer.ops.reference import reference_attention
 
-# One of each kind: the ReLA variants are one computation.
-FUSED = [name for name, row in VARIANTS.items() if "fused" in row.implementations]
+# One of each kind: the ReLA variants are one computation. Rows with a normalizer decode by cached products.
+FUSED = [name for name, row in VARIANTS.items() if "fused" in row.implementations and not row.rowwise]
 KINDS = [name for name in FUSED if name not in ("rela-i", "rela-g")]
 # R, H, K, Q, capacity, D, Dv: all heads in one program, one head per program, groups of queries.
 SHAPES = {

@@ -17,8 +17,8 @@ from rectiformer.ops.attention import check_call, choose
 from rectiformer.ops.gpu import kernel_obstacle, short_obstacle
 
 FUSED = [name for name, variant in VARIANTS.items() if "fused" in variant.implementations]
-# One of each kind: the ReLA variants are one computation, and rows on the simplex have tests of their own.
-KINDS = [name for name in FUSED if name not in ("rela-i", "rela-g") and not VARIANTS[name].simplex_power]
+# One of each kind: the ReLA variants are one computation, and rows with a normalizer have tests of their own.
+KINDS = [name for name in FUSED if name not in ("rela-i", "rela-g") and not VARIANTS[name].rowwise]
 PRODUCTS = [name for name, variant in VARIANTS.items() if "products" in variant.implementations]
 TOGETHER = {
     "full": {},

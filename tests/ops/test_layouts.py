@@ -74,14 +74,14 @@ def cache_mix(B, H, K):
     return [torch.randn(B, H, M, N), qkv(B, H, K)[2], lengths, None, UNBOUNDED, 1, torch.bfloat16]
 
 
-def simplex_long(B, H, K):
-    return [*qkv(B, H, K), torch.arange(N, N - B, -1), 0.5, 2, 3, 1]
+def rowwise(B, H, K):
+    return [*qkv(B, H, K), torch.arange(N, N - B, -1), 0.5, "softpick", 3, 1]
 
 
-def simplex_long_backward(B, H, K):
-    """Every row's threshold is 0 and a rest."""
-    rows = torch.stack([torch.zeros(B, H, M), torch.full((B, H, M), -0.1)], 2)
-    return [upstream(B, H, K), rows, *simplex_long(B, H, K)]
+def rowwise_backward(B, H, K):
+    """No row has a score above 8, and the total of each is 5."""
+    rows = torch.stack([torch.full((B, H, M), 8.0), torch.full((B, H, M), 0.2)], 2)
+    return [upstream(B, H, K), torch.randn(B, H, M, DV), rows, *rowwise(B, H, K)]
 
 
 def rms_norm(B, H, K):
@@ -102,8 +102,8 @@ OPERATORS = {
     "cache_mix": cache_mix,
     "simplex": lambda B, H, K: [torch.randn(B, H, M, N), torch.arange(N, N - B, -1), 0.5, 2, N - M, 3, 1],
     "simplex_backward": lambda B, H, K: [torch.randn(B, H, M, N), torch.rand(B, H, M, N), 0.5, 2],
-    "simplex_long": simplex_long,
-    "simplex_long_backward": simplex_long_backward,
+    "rowwise": rowwise,
+    "rowwise_backward": rowwise_backward,
     "rms_norm": rms_norm,
     "rms_norm_backward": lambda B, H, K: [torch.randn(B, M, H * DV), *rms_norm(B, H, K)],
     "add_norm": lambda B, H, K: [*torch.randn(2, B, M, H * DV), *torch.randn(2, H * DV), 1e-6],

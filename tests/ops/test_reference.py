@@ -42,6 +42,7 @@ ROWS = {  # weights of one row of visible scores
     "softmax1": lambda x: x.exp() / (1 + x.exp().sum()),
     "self-adjust": lambda x: x * x.softmax(-1),
     "self-adjust-norm": self_adjust_norm_row,
+    "softpick": lambda x: relu(x.exp() - 1) / (x.exp() - 1).abs().sum(),
     "cog": lambda x: x.sign() * x.abs().softmax(-1),
     "polynomial": lambda x: x**3 / math.sqrt(len(x)),
     "topk": lambda x: top_row(x, 8),

@@ -18,7 +18,6 @@ from rectiformer.ops.activations import cosine_scores, unit_rms
 from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.gpu.plans import open_plan
 from rectiformer.ops.reference import clear_padding
-from rectiformer.ops.variants import VARIANTS
 
 if TYPE_CHECKING:
     from rectiformer.ops.gpu.common import AttentionPlan  # which imports Triton
@@ -34,8 +33,8 @@ MAX_DECODE_QUERIES = 64
 """Query rows that may share a key head in decoding."""
 MAX_ROW = 8192
 """Longest row that one program of the norm and simplex kernels can hold."""
-SIMPLEX_POWERS = {name: row.simplex_power for name, row in VARIANTS.items() if row.simplex_power}
-"""Variants whose weights are [x / power - tau]+ ** power, each row with a tau such that it sums to 1."""
+SIMPLEX_POWERS = {"sparsemax": 1, "entmax15": 2}
+"""Kinds of `Variant.rowwise` whose weights are [x / power - tau]+ ** power, with a tau such that a row sums to 1."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class FusedKernels:
     """The kernels that were chosen for a call, and the way to run it."""
 
     name: str
-    """"short", "long", "decode" or, for `SIMPLEX_POWERS`, "simplex"."""
+    """"short", "long", "decode" or, for rows with a threshold or a normalizer, "rowwise"."""
     not_short: str = ""
     """Why the short kernels do not take the call."""
 
@@ -59,10 +58,10 @@ class FusedKernels:
             return short_attention(q, k, v, call, packing)
         if call.variant.score is cosine_scores:
             q, k = unit_rms(q), unit_rms(clear_padding(k, call.visibility))
-        if self.name == "simplex":
-            from rectiformer.ops.gpu.simplex_long import simplex_attention
+        if self.name == "rowwise":
+            from rectiformer.ops.gpu.rowwise import rowwise_attention
 
-            return simplex_attention(q, k, v, call)
+            return rowwise_attention(q, k, v, call)
         from rectiformer.ops.gpu.long import long_attention
 
         return long_attention(q, k, v, call, packing)
@@ -77,7 +76,7 @@ class FusedKernels:
         padded = packing is not None or call.visibility.key_lengths is not None
         if (call.counts_cells and counts) or call.scale < 0 or (cosine and (padded or self.name == "decode")):
             return None
-        if self.name == "simplex" or any(isinstance(value, Tensor) for value in call.options.values()):
+        if self.name == "rowwise" or any(isinstance(value, Tensor) for value in call.options.values()):
             return None
         if self.name == "decode":
             from rectiformer.ops.gpu.decode import GrowingPlan
@@ -108,9 +107,9 @@ def choose_kernels(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
 ) -> FusedKernels | str:
     """The fused kernels that take this call, or why none can."""
-    if call.variant.name in SIMPLEX_POWERS:
+    if call.variant.rowwise:
         not_short = f"variant {call.variant.name!r} has no fused kernel for short sequences"
-        return simplex_obstacle(q, k, v, call, packing) or FusedKernels("simplex", not_short)
+        return rowwise_obstacle(q, k, v, call, packing) or FusedKernels("rowwise", not_short)
     if obstacle := kernel_obstacle(q, k, v, call):
         return obstacle
     if packing is None and not step_obstacle(q, k, v, call):
@@ -178,8 +177,8 @@ def long_obstacle(q: Tensor, v: Tensor, call: AttentionCall) -> str:
     return ""
 
 
-def simplex_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
-    """Why the kernels of sparsemax and 1.5-entmax for rows of any length cannot take this call; empty when they can."""
+def rowwise_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None) -> str:
+    """Why the kernels of rows with a threshold or a normalizer cannot take this call; empty when they can."""
     if obstacle := device_obstacle(q, k, v, call):
         return obstacle
     lacks = {"bias or mask": call.counts_cells, "dropout": call.dropout_p, "packed sequences": packing is not None}
@@ -230,7 +229,7 @@ def cached_products_suit(q: Tensor, keys: Tensor, values: Tensor, call: Attentio
 
 def simplex_suits(q: Tensor, call: AttentionCall) -> bool:
     """Whether kernels can make the weights of this call's rows: sparsemax and 1.5-entmax."""
-    if call.variant.name not in SIMPLEX_POWERS or not TRITON or q.dtype not in DTYPES:
+    if call.variant.rowwise not in SIMPLEX_POWERS or not TRITON or q.dtype not in DTYPES:
         return False
     return on_device(q) and 0 < call.visibility.keys <= MAX_ROW
 

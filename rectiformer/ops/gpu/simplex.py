@@ -27,7 +27,7 @@ BLOCK_NUMBERS = 2048
 
 def simplex_weights(products: Tensor, call: AttentionCall) -> Tensor:
     """Weights [B, H, M, N] from what the product of queries and keys gave, in its dtype."""
-    seen, power = call.visibility, SIMPLEX_POWERS[call.variant.name]
+    seen, power = call.visibility, SIMPLEX_POWERS[call.variant.rowwise]
     if call.attn_bias is None and seen.attn_mask is None:
         return simplex(products, seen.key_lengths, call.scale, power, seen.first, seen.left, seen.right)
     scores = products.to(torch.promote_types(products.dtype, torch.float32)) * call.scale

@@ -1,14 +1,16 @@
-"""Kernels of sparsemax and 1.5-entmax for rows of any length, run by Triton's interpreter, against the reference."""
+"""Kernels of rows with a threshold or a normalizer, run by Triton's interpreter, against the reference."""
 
 import pytest
 import torch
-from closeness import assert_matches_reference, grid_inputs, outputs_and_gradients
+from closeness import assert_matches_reference, assert_no_worse, grid_inputs, outputs_and_gradients
 
-from rectiformer import attention, explain
+import rectiformer.ops.attention as attention_module
+from rectiformer import VARIANTS, attention, explain
 from rectiformer.errors import ArgumentError
 from rectiformer.ops.attention import candidates, check_call
 from rectiformer.ops.call import UNBOUNDED
-from rectiformer.ops.gpu import MAX_ROW, SIMPLEX_POWERS, simplex_long
+from rectiformer.ops.gpu import SIMPLEX_POWERS, rowwise
+from rectiformer.ops.gpu.row_functions import ROW_FUNCTIONS
 from rectiformer.ops.simplex import entmax15, sparsemax
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -28,13 +30,35 @@ FEATURES = {
         "lengths": {"key_lengths": [75, 37]},
         "everything": {"causal": True, "window_size": (50, 3), "key_lengths": [0, 40], "scale": -0.5},
     },
+    "softmax1": {
+        "full": {},
+        "everything": {"causal": True, "window_size": (50, 0), "key_lengths": [40, 0], "scale": -0.5},
+    },
+    "self-adjust": {
+        "causal": {"causal": True},
+        "everything": {"window_size": (50, 3), "key_lengths": [0, 40], "scale": -0.5},
+    },
+    "softpick": {
+        "full": {},
+        "window": {"window_size": (9, 5)},
+        "everything": {"causal": True, "window_size": (50, 0), "key_lengths": [40, 0], "scale": -0.5},
+        "zero scale": {"scale": 0.0, "causal": True, "window_size": 3},
+    },
 }
 CASES = [
     pytest.param(variant, features, id=f"{variant}-{name}")
     for variant, cases in FEATURES.items()
     for name, features in cases.items()
 ]
-variants = pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+variants = pytest.mark.parametrize("variant", FEATURES)
+on_the_simplex = pytest.mark.parametrize("variant", SIMPLEX_POWERS)
+normalized = pytest.mark.parametrize("variant", [name for name in FEATURES if name not in SIMPLEX_POWERS])
+
+
+def test_every_row_of_the_table_is_here():
+    assert [name for name, row in VARIANTS.items() if row.rowwise] == list(FEATURES)
+    assert {VARIANTS[name].rowwise for name in FEATURES} == ROW_FUNCTIONS.keys()
+    assert {name: row.power for name, row in ROW_FUNCTIONS.items() if row.power} == SIMPLEX_POWERS
 
 
 @pytest.mark.parametrize(("variant", "features"), CASES)
@@ -64,7 +88,7 @@ def ladder(keys):
     return torch.stack(rows)
 
 
-@variants
+@on_the_simplex
 @pytest.mark.parametrize("keys", [2, 64])
 def test_rows_of_every_kind_have_the_weights_of_the_definition(variant, keys):
     scores = ladder(keys)
@@ -79,15 +103,54 @@ def test_rows_of_every_kind_have_the_weights_of_the_definition(variant, keys):
     assert ((found > 0) == (exact > 0)).double().mean() > 0.99
 
 
-@variants
+@on_the_simplex
 def test_thresholds_are_found_in_few_passes(variant, monkeypatch):
     """Every pass over the keys is a product of queries and keys."""
-    parts, add_mass = [], simplex_long.add_mass
-    monkeypatch.setattr(simplex_long, "add_mass", lambda *given: parts.append(1) or add_mass(*given))
+    parts, add_mass = [], rowwise.add_mass
+    monkeypatch.setattr(rowwise, "add_mass", lambda *given: parts.append(1) or add_mass(*given))
     q, k = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 1024, 16)
     attention(q, k, k, variant, backend="fused")
     passes = 1 + len(parts) // 2  # one for the maximum; then two ranges of keys in each
     assert 3 <= passes <= 8
+
+
+def single_query(scores):
+    """q, k, v whose scores are these rows, at scale 1; values tell all keys apart."""
+    rows, keys = scores.shape
+    values = torch.linspace(-1, 1, keys * 3).view(1, 1, keys, 3).expand(rows, 1, keys, 3)
+    return [torch.ones(rows, 1, 1, 1), scores[:, None, :, None], values, torch.linspace(1, 2, 3).expand(rows, 1, 1, 3)]
+
+
+@normalized
+def test_rows_of_extreme_scores(variant):
+    """A tile after the other with higher scores, then with lower; rows far above 0, far below, and close to it."""
+    steps = torch.linspace(-80, 80, 75)
+    near = torch.randn(75, generator=torch.Generator().manual_seed(1))
+    scores = torch.stack([steps, -steps, near + 80, near - 80, 1e-3 * near, 1e-6 * near]).double()
+    inputs = [tensor.double() for tensor in single_query(scores)]
+    exact = outputs_and_gradients(inputs, torch.float64, "reference", variant, scale=1.0)
+    eager, ours = (outputs_and_gradients(inputs, torch.float32, how, variant, scale=1.0) for how in ("eager", "fused"))
+    for name in exact:
+        for rows in (slice(0, 4), slice(4, 5), slice(5, 6)):  # small ones by their own size
+            assert_no_worse(f"{name} of {rows}", ours[name][rows], eager[name][rows], exact[name][rows])
+
+
+def test_softpick_attends_to_nothing_where_no_score_is_positive():
+    scores = torch.tensor([[0.0] * 5, [-1.0, 0.0, -3.0, 0.0, -80.0], [-100.0] * 5, [-1.0, 2.0, 0.0, 0.0, 0.0]])
+    found = outputs_and_gradients(single_query(scores), torch.float32, "fused", "softpick", scale=1.0)
+    for result in found.values():
+        assert not result[:3].any()
+    value, others = torch.expm1(torch.tensor(2.0)), 1 - torch.exp(torch.tensor(-1.0))
+    expected = value / (value + others) * single_query(scores)[2][3, 0, 1]
+    torch.testing.assert_close(found["out"][3, 0, 0], expected)
+
+
+def test_softmax1_leaves_out_what_nobody_asks_for():
+    """Weights of a row sum to less than 1, and far below 0 to nothing; one score of 0 gets 1 / 2."""
+    scores = torch.tensor([[-120.0, -120.0], [0.0, -120.0]])
+    q, k, _, _ = single_query(scores)
+    out = attention(q, k, torch.ones(2, 1, 2, 1), "softmax1", scale=1.0, backend="fused")
+    assert out.flatten().tolist() == [0.0, 0.5]
 
 
 def poison(tensors, lengths):
@@ -153,20 +216,16 @@ def test_layouts_do_not_matter():
     assert expected.transpose(1, 2).is_contiguous()
 
 
-def arguments_of(power, dtype=torch.float32):
-    leaves = [tensor.to(dtype).requires_grad_() for tensor in grid_inputs(1, 2, 1, 5, 7, 4, 4)[:3]]
-    return [*leaves, torch.tensor([6]), 0.5, power, UNBOUNDED, 0]
-
-
-@pytest.mark.parametrize("power", [1, 2])
-def test_operators_are_what_they_say_to_torch(power):
-    arguments = arguments_of(power)
+@pytest.mark.parametrize("function", ["entmax15", "softpick"])
+def test_operators_are_what_they_say_to_torch(function):
+    leaves = [tensor.float().requires_grad_() for tensor in grid_inputs(1, 2, 1, 5, 7, 4, 4)[:3]]
+    arguments = [*leaves, torch.tensor([6]), 0.5, function, UNBOUNDED, 0]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(simplex_long.simplex_long, arguments, test_utils=checks)
-    out, rows = simplex_long.simplex_long(*arguments)
+    torch.library.opcheck(rowwise.rowwise, arguments, test_utils=checks)
+    out, rows = rowwise.rowwise(*arguments)
     assert not rows.requires_grad
-    backward = [torch.ones_like(out), rows, *arguments]
-    torch.library.opcheck(simplex_long.simplex_long_backward, backward, test_utils=("test_schema", "test_faketensor"))
+    backward = [torch.ones_like(out), out.detach(), rows, *arguments]
+    torch.library.opcheck(rowwise.rowwise_backward, backward, test_utils=("test_schema", "test_faketensor"))
 
 
 @variants
@@ -202,24 +261,30 @@ def test_what_the_kernels_cannot_do_is_said(arguments, reason):
 
 
 @variants
-def test_a_gpu_does_not_take_them_by_itself_yet(variant):
-    names = ["products", "reference"]
-    for keys in (MAX_ROW, MAX_ROW + 1):
-        q, k = torch.empty(1, 1, 4, 8, device="meta"), torch.empty(1, 1, keys, 8, device="meta")
+def test_a_gpu_takes_them_for_long_rows(variant, monkeypatch):
+    monkeypatch.setattr(attention_module, "LEAST_ROWWISE", 1024)
+    for queries, keys, names in (
+        (1023, 4096, ["products", "reference"]),
+        (4096, 1023, ["products", "reference"]),
+        (1024, 1024, ["fused", "sdpa", "products", "reference"]),
+    ):
+        q, k = (torch.empty(1, 1, length, 8, device="meta", dtype=torch.bfloat16) for length in (queries, keys))
         assert [each.name for each in candidates(q, check_call(q, k, k, variant), "auto")] == names
 
 
-def test_they_are_explained():
+@pytest.mark.parametrize("variant", ["entmax15", "softpick"])
+def test_they_are_explained(variant):
     q = torch.zeros(1, 1, 4, 8)
-    found = explain(q, q, q, "entmax15", backend="fused")
+    found = explain(q, q, q, variant, backend="fused")
     assert (found.backend, found.kernel) == ("fused", "long")
-    assert set(found.tilings) == {"threshold", "forward", "means", "keys", "queries"}
+    only_simplex = {"threshold", "means"} if variant in SIMPLEX_POWERS else set()
+    assert set(found.tilings) == {"forward", "keys", "queries"} | only_simplex
     assert "no fused kernel for short sequences" in str(found)
 
 
 def test_every_kernel_has_a_tiling_of_every_head_size():
-    for kernel in simplex_long.EXACT:
+    for kernel in rowwise.EXACT:
         for size in (1, 64, 65, 128, 129, 256):
             q = torch.empty(1, 1, 1, size, dtype=torch.bfloat16)
             largest = 64 if size <= 64 else 128 if size <= 128 else 256
-            assert simplex_long.find_tiling(kernel, q, q) == simplex_long.TILINGS[kernel, largest]
+            assert rowwise.find_tiling(kernel, q, q) == rowwise.TILINGS[kernel, largest]

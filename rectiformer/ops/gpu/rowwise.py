@@ -1,11 +1,11 @@
-"""Sparsemax and 1.5-entmax attention of rows of any length: `rectiformer::simplex_long` and its backward.
+"""Attention whose rows have a threshold or a normalizer, of any length: `rectiformer::rowwise` and its backward.
 
-Weights are [x/power - tau]+ ** power, x = scale q k, each row with its own tau such that it sums to 1. Nothing of size
-M x N is ever in device memory: every pass over the keys makes the scores again, tile by tile, from q and k.
+The weights are those of `ROW_FUNCTIONS`: a function of the score and of two numbers of its row. Nothing of size M x N
+is ever in device memory: every pass over the keys makes the scores again, tile by tile, from q and k.
 
-Here `simplex_threshold_kernel` finds tau and `simplex_forward_kernel` mixes the values; the kernels of the backward
-pass are in simplex_long_backward.py. Autograd keeps the inputs and two numbers of each row. All tiles are read by
-pointers.
+`rowwise_forward_kernel` mixes the values. Of normalized rows it finds the two numbers on the way; thresholds must be
+known before, and `rowwise_threshold_kernel` finds them. The kernels of the backward pass are in rowwise_backward.py.
+Autograd keeps the inputs, the output and two numbers of each row. All tiles are read by pointers.
 
 How tau is found: with x less the row's maximum, it lies between -1 and 0. The row's mass, the sum of [x - tau]+ **
 power, falls as tau grows. It is convex in tau for power 1, and so is its root for power 2, the norm of [x - tau]+. So
@@ -31,7 +31,6 @@ from torch import Tensor
 
 from rectiformer.ops.autograd import operator, recall, register_derivative, remember, second_derivatives
 from rectiformer.ops.call import AttentionCall, Visibility
-from rectiformer.ops.gpu import SIMPLEX_POWERS
 from rectiformer.ops.gpu.common import (
     block_size,
     empty_heads_last,
@@ -43,14 +42,16 @@ from rectiformer.ops.gpu.common import (
     visible,
 )
 from rectiformer.ops.gpu.long import SMALL, Tiling, has_large_tiles
-from rectiformer.ops.gpu.pointwise import relu
+from rectiformer.ops.gpu.pointwise import relu, whole_power
+from rectiformer.ops.gpu.row_functions import HIDDEN, LOWEST, ROW_FUNCTIONS, RowFunction, row_weights
 from rectiformer.ops.variants import VARIANTS
 
 ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, float scale, int power, SymInt window_left, SymInt window_right"
+    "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, float scale, str function, SymInt window_left, "
+    "SymInt window_right"
 )
 ROW_NUMBERS = 2
-"""Kept of a row: its threshold for x / power in float32, and what is to be added to that."""
+"""Kept of a row in float32: its threshold for x / power, and what is to be added to that; or top and 1 / total."""
 # (kernel, largest head size) of 16-bit numbers: chosen to fit in registers, not measured.
 TILINGS = {
     ("threshold", 64): Tiling(128, 64, 8, 3),
@@ -82,7 +83,7 @@ EXACT_WIDE = Tiling(32, 16, 4, 1)
 
 
 @dataclass(frozen=True)
-class SimplexCall:
+class RowwiseCall:
     """What the operators take, as torch names it."""
 
     q: Tensor  # [B, H, M, D]
@@ -90,7 +91,7 @@ class SimplexCall:
     v: Tensor  # [B, K, N, Dv]
     key_lengths: Tensor | None  # [B]
     scale: float
-    power: int
+    function: str  # a key of `ROW_FUNCTIONS`
     window_left: int
     window_right: int
 
@@ -99,35 +100,44 @@ class SimplexCall:
         M, N = self.q.shape[2], self.k.shape[2]
         return Visibility(M, N, self.window_left, self.window_right, self.key_lengths, first=N - M)
 
+    @property
+    def row_function(self) -> RowFunction:
+        return ROW_FUNCTIONS[self.function]
+
     def unflatten(self, _: Tensor | None = None) -> AttentionCall:
         """The call that these arguments stand for."""
-        name = next(name for name, power in SIMPLEX_POWERS.items() if power == self.power)
-        return AttentionCall(VARIANTS[name], self.visibility, {}, self.scale)
+        variant = next(row for row in VARIANTS.values() if row.rowwise == self.function)
+        return AttentionCall(variant, self.visibility, {}, self.scale)
 
 
-def simplex_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-    """`reference_attention` for sparsemax and 1.5-entmax."""
-    seen, power = call.visibility, SIMPLEX_POWERS[call.variant.name]
-    out, _ = simplex_long(q, k, v, seen.key_lengths, call.scale, power, seen.left, seen.right)
+def rowwise_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+    """`reference_attention` for variants that are `rowwise`."""
+    seen = call.visibility
+    out, _ = rowwise(q, k, v, seen.key_lengths, call.scale, call.variant.rowwise, seen.left, seen.right)
     return out
 
 
-@operator(f"simplex_long({ARGUMENTS}) -> (Tensor, Tensor)")
-def simplex_long(*inputs: Any) -> tuple[Tensor, Tensor]:
+@operator(f"rowwise({ARGUMENTS}) -> (Tensor, Tensor)")
+def rowwise(*inputs: Any) -> tuple[Tensor, Tensor]:
     """The output, and `ROW_NUMBERS` of each row: float32 [B, H, 2, M]."""
-    call = SimplexCall(*inputs)
+    call = RowwiseCall(*inputs)
+    how = call.row_function
     out, rows = empty_heads_last(call.q, call.v.shape[3]), empty_rows(call.q, ROW_NUMBERS)
-    launch(simplex_threshold_kernel, "threshold", call, [call.q, call.k], [rows], TOLERANCE=tolerance(call.q.dtype))
-    launch(simplex_forward_kernel, "forward", call, [call.q, call.k, call.v, out], [rows])
+    if how.power:
+        launch(rowwise_threshold_kernel, "threshold", call, [call.q, call.k], [rows], TOLERANCE=tolerance(call.q.dtype))
+    launch(
+        rowwise_forward_kernel, "forward", call, [call.q, call.k, call.v, out], [rows],
+        PARTS=how.parts, FLOOR=how.floor, NULL=how.null,
+    )  # fmt: skip
     return out, rows
 
 
-@operator(f"simplex_long_backward(Tensor d_out, Tensor rows, {ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
-def simplex_long_backward(d_out: Tensor, rows: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `simplex_long` for q, k and v."""
-    from rectiformer.ops.gpu.simplex_long_backward import simplex_gradients  # which launches by this file
+@operator(f"rowwise_backward(Tensor d_out, Tensor out, Tensor rows, {ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
+def rowwise_backward(d_out: Tensor, out: Tensor, rows: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `rowwise` for q, k and v."""
+    from rectiformer.ops.gpu.rowwise_backward import rowwise_gradients  # which launches by this file
 
-    return simplex_gradients(SimplexCall(*inputs), d_out, rows)
+    return rowwise_gradients(RowwiseCall(*inputs), d_out, out, rows)
 
 
 def empty_rows(q: Tensor, numbers: int) -> Tensor:
@@ -141,37 +151,37 @@ def tolerance(dtype: torch.dtype) -> float:
     return 2.0**-20 if dtype == torch.float32 else 2.0**-13
 
 
-@torch.library.register_fake("rectiformer::simplex_long")
+@torch.library.register_fake("rectiformer::rowwise")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return empty_heads_last(q, v.shape[3]), empty_rows(q, ROW_NUMBERS)
 
 
-@torch.library.register_fake("rectiformer::simplex_long_backward")
-def _(d_out: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
+@torch.library.register_fake("rectiformer::rowwise_backward")
+def _(d_out: Tensor, out: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
     return tuple(empty_heads_last(tensor, tensor.shape[3]) for tensor in (q, k, v))
 
 
 # autograd calls the next functions with a context of its own, whose type torch does not publish.
 def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
-    remember(ctx, (*inputs, output[1]), output)
+    remember(ctx, (*output, *inputs), output)
 
 
 def _differentiate(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, rows = recall(ctx)
-    return *simplex_long_backward(d_out, rows, *inputs), *[None] * 5
+    return *rowwise_backward(d_out, *recall(ctx)), *[None] * 5
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-    d_out, _, *inputs = recall(ctx)
-    call = SimplexCall(*inputs)
+    d_out, _, _, *inputs = recall(ctx)
+    call = RowwiseCall(*inputs)
     leaves = [d_out, call.q, call.k, call.v, None, None]
     for_d_out, *for_inputs = second_derivatives(call.unflatten, leaves, [*cotangents, None, None])
-    return for_d_out, None, *for_inputs[:3], *[None] * 5
+    # That the output depends on q, k and v is part of their own derivatives.
+    return for_d_out, None, None, *for_inputs[:3], *[None] * 5
 
 
-register_derivative(simplex_long, _differentiate, _remember_rows)
-register_derivative(simplex_long_backward, _differentiate_twice)
+register_derivative(rowwise, _differentiate, _remember_rows)
+register_derivative(rowwise_backward, _differentiate_twice)
 
 
 def find_tiling(kernel: str, q: Tensor, v: Tensor) -> Tiling:
@@ -182,19 +192,19 @@ def find_tiling(kernel: str, q: Tensor, v: Tensor) -> Tiling:
     return TILINGS[kernel, size] if has_large_tiles(q.device) else SMALL[size]
 
 
-def launch(kernel: Any, name: str, call: SimplexCall, tensors: list[Tensor], tables: list[Tensor], **more: Any) -> None:
+def launch(kernel: Any, name: str, call: RowwiseCall, tensors: list[Tensor], tables: list[Tensor], **more: Any) -> None:
     """Run a kernel of `TILINGS`, one program per tile of keys ("keys") or of queries, head and sequence.
 
     `tensors` are read and written in tiles, `tables` have numbers of rows.
     """
     (B, H, M, D), (_, K, N, _), seen = call.q.shape, call.k.shape, call.visibility
-    tiling = find_tiling(name, call.q, call.v)
+    tiling, how = find_tiling(name, call.q, call.v), call.row_function
     tiles, heads = (-(-N // tiling.keys), K) if name == "keys" else (-(-M // tiling.queries), H)
     with torch.cuda.device_of(call.q):  # Triton launches on the current device
         kernel[(tiles, B * heads)](
             *tensors, *tables, pointer(call.key_lengths, call.q), *(tensor.stride() for tensor in tensors),
-            (seen.left, seen.right), H, H // K, M, N, D, call.v.shape[3], call.scale,
-            POWER=call.power, HIDES_LATER=seen.hides_later, HIDES_EARLIER=seen.hides_earlier,
+            (seen.left, seen.right), H, H // K, M, N, D, call.v.shape[3], call.scale / max(1, how.power), call.scale,
+            POWER=how.power, HIDES_LATER=seen.hides_later, HIDES_EARLIER=seen.hides_earlier,
             RAGGED=call.key_lengths is not None, PRECISION="tf32x3" if call.q.dtype == torch.float32 else "tf32",
             BLOCK_M=tiling.queries, BLOCK_N=tiling.keys, BLOCK_D=block_size(D), BLOCK_DV=block_size(call.v.shape[3]),
             num_warps=tiling.warps, num_stages=tiling.stages, **more,
@@ -203,16 +213,15 @@ def launch(kernel: Any, name: str, call: SimplexCall, tensors: list[Tensor], tab
 
 MOST_PASSES = tl.constexpr(24)
 """Passes over the keys after which tau is accepted as it is; Gaussian scores take 4 to 8, the first one included."""
-LOWEST = tl.constexpr(-1e30)
-"""Below any score, and finite: what a hidden score, -inf, is less."""
 # The tile of queries that a program owns travels as one tuple
-#     tile = (queries [BLOCK_M, BLOCK_D], their indices m, seq as in common.py, window, scale / power)
+#     tile = (queries [BLOCK_M, BLOCK_D], their indices m, seq as in common.py, window, gain)
+# where gain is what products are multiplied with: the scale, divided by the power of rows on the simplex.
 
 
 @triton.jit
 def locate_queries(
-    q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, scale,
-    POWER: tl.constexpr, HIDES_LATER: tl.constexpr, RAGGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, gain,
+    HIDES_LATER: tl.constexpr, RAGGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """First query and `tile` of the program."""
     number, sequence, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
@@ -221,7 +230,7 @@ def locate_queries(
     seq = locate_sequence(sequence, h, group, M, N, lengths_ptr, lengths_ptr, lengths_ptr, RAGGED, False)
     row = number * BLOCK_M
     queries = load_tile(q_ptr, q_ptr, q_strides, sequence, h, 0, row, M, D, BLOCK_M, BLOCK_D, False, False)
-    return row, (queries, row + tl.arange(0, BLOCK_M), seq, window, scale / POWER)
+    return row, (queries, row + tl.arange(0, BLOCK_M), seq, window, gain)
 
 
 @triton.jit
@@ -249,15 +258,16 @@ def load_keys(
 def tile_scores(
     tile, keys, column, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """x / power of a tile of keys, -inf where a query does not see a key."""
+    """Scores of a tile of keys, HIDDEN where a query does not see a key; and if EDGE, where it sees one."""
     queries, m, seq, window, gain = tile
     _, _, _, _, _, M, N, length = seq
     left, right = window
     scores = tl.dot(queries, keys.T, input_precision=PRECISION) * gain
+    seen = 0
     if EDGE:
-        n = column + tl.arange(0, BLOCK_N)
-        scores = tl.where(visible(m, n, M, N, length, left, right, 1, BANDED), scores, -float("inf"))
-    return scores
+        seen = visible(m, column + tl.arange(0, BLOCK_N), M, N, length, left, right, 1, BANDED)
+        scores = tl.where(seen, scores, HIDDEN)
+    return scores, seen
 
 
 @triton.jit
@@ -275,10 +285,10 @@ def load_rows(rows_ptr, seq, H, number, m, other, NUMBERS: tl.constexpr, KEY_AXI
 
 
 @triton.jit
-def load_threshold(rows_ptr, seq, H, m, KEY_AXIS: tl.constexpr):
-    """Both parts of the threshold of each row. Beyond the last query it is 1, and scores are 0: no key has a weight."""
-    base = load_rows(rows_ptr, seq, H, 0, m, 1.0, 2, KEY_AXIS)
-    return base, load_rows(rows_ptr, seq, H, 1, m, 0.0, 2, KEY_AXIS)
+def load_numbers(rows_ptr, seq, H, m, KEY_AXIS: tl.constexpr):
+    """Both numbers of each row. Beyond the last query they are 1 and 0, and scores are 0: no key has a weight."""
+    first = load_rows(rows_ptr, seq, H, 0, m, 1.0, 2, KEY_AXIS)
+    return first, load_rows(rows_ptr, seq, H, 1, m, 0.0, 2, KEY_AXIS)
 
 
 @triton.jit
@@ -288,7 +298,7 @@ def highest_score(
 ):  # fmt: skip
     for column in range(begin, end, BLOCK_N):
         keys = load_keys(k_ptr, k_strides, tile[2], column, D, BLOCK_N, BLOCK_D)
-        scores = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
+        scores, _ = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
         top = tl.maximum(top, tl.max(scores, 1))
     return top
 
@@ -302,9 +312,9 @@ def add_mass(
     """`mass` and `slope` plus what keys `begin` to `end` add: [x - tau]+ ** power, and how fast it falls with tau."""
     for column in range(begin, end, BLOCK_N):
         keys = load_keys(k_ptr, k_strides, tile[2], column, D, BLOCK_N, BLOCK_D)
-        scores = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
+        scores, _ = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
         gap = relu(scores - top[:, None] - tau[:, None])
-        mass += tl.sum(gap if POWER == 1 else gap * gap, 1)
+        mass += tl.sum(whole_power(gap, POWER), 1)
         slope += tl.sum((gap > 0.0).to(tl.float32) if POWER == 1 else 2.0 * gap, 1)
     return mass, slope
 
@@ -331,8 +341,8 @@ def split_sum(top, tau, step):
 
 
 @triton.jit
-def simplex_threshold_kernel(
-    q_ptr, k_ptr, rows_ptr, lengths_ptr, q_strides, k_strides, window, H, group, M, N, D, Dv, scale,
+def rowwise_threshold_kernel(
+    q_ptr, k_ptr, rows_ptr, lengths_ptr, q_strides, k_strides, window, H, group, M, N, D, Dv, gain, scale,
     POWER: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
     PRECISION: tl.constexpr, TOLERANCE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -340,7 +350,7 @@ def simplex_threshold_kernel(
     """The threshold of each row of one tile of queries. Every pass walks over all keys that they see."""
     BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     row, tile = locate_queries(
-        q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, scale, POWER, HIDES_LATER, RAGGED, BLOCK_M, BLOCK_D
+        q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, gain, HIDES_LATER, RAGGED, BLOCK_M, BLOCK_D
     )
     _, m, seq, _, _ = tile
     starts, stops = key_parts(row, tile, BLOCK_M, BLOCK_N, BANDED)
@@ -376,41 +386,62 @@ def simplex_threshold_kernel(
 
 @triton.jit
 def mix_keys(
-    mixed, base, rest, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
-    POWER: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr,
+    mixed, first, second, tile, k_ptr, v_ptr, k_strides, v_strides, begin, end, D, Dv,
+    POWER: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr, BANDED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """`mixed` plus what keys `begin` to `end` add."""
+    """`mixed` plus what keys `begin` to `end` add. Of normalized rows, all sums so far are times e^-first, and `second`
+    is that of the total."""
     for column in range(begin, end, BLOCK_N):
         keys = load_keys(k_ptr, k_strides, tile[2], column, D, BLOCK_N, BLOCK_D)
-        gap = relu(tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N) - base - rest)
+        x, seen = tile_scores(tile, keys, column, EDGE, BANDED, PRECISION, BLOCK_N)
         values = load_keys(v_ptr, v_strides, tile[2], column, Dv, BLOCK_N, BLOCK_DV)
-        weights = (gap if POWER == 1 else gap * gap).to(values.dtype)
-        mixed = tl.dot(weights, values, mixed, input_precision=PRECISION)
-    return mixed
+        if POWER > 0:
+            weights = row_weights(x, first, second, POWER, PARTS)
+        else:
+            top = tl.maximum(first, tl.max(x, 1, keep_dims=True))
+            fade = tl.exp(first - top)
+            first = top
+            weights, parts = PARTS(x, top)
+            if EDGE:
+                weights, parts = tl.where(seen, weights, 0.0), tl.where(seen, parts, 0.0)
+            second = second * fade + tl.sum(parts, 1, keep_dims=True)
+            mixed = mixed * fade
+        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision=PRECISION)
+    return mixed, first, second
 
 
 @triton.jit
-def simplex_forward_kernel(
+def rowwise_forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, rows_ptr, lengths_ptr, q_strides, k_strides, v_strides, out_strides, window,
-    H, group, M, N, D, Dv, scale,
-    POWER: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    H, group, M, N, D, Dv, gain, scale,
+    POWER: tl.constexpr, PARTS: tl.constexpr, FLOOR: tl.constexpr, NULL: tl.constexpr,
+    HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """The values mixed for one tile of queries of one head."""
+    """The values mixed for one tile of queries of one head; and the two numbers of each row, if normalized."""
     BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     row, tile = locate_queries(
-        q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, scale, POWER, HIDES_LATER, RAGGED, BLOCK_M, BLOCK_D
+        q_ptr, lengths_ptr, q_strides, window, H, group, M, N, D, gain, HIDES_LATER, RAGGED, BLOCK_M, BLOCK_D
     )
     _, m, seq, _, _ = tile
-    base, rest = load_threshold(rows_ptr, seq, H, m, 1)
+    if POWER > 0:
+        first, second = load_numbers(rows_ptr, seq, H, m, 1)
+    else:
+        first, second = tl.full([BLOCK_M, 1], FLOOR, tl.float32), tl.full([BLOCK_M, 1], NULL, tl.float32)
     starts, stops = key_parts(row, tile, BLOCK_M, BLOCK_N, BANDED)
     mixed = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for part in tl.static_range(3):  # an edge, what all queries see, another edge
         if HIDES_EARLIER or part > 0:
-            mixed = mix_keys(
-                mixed, base, rest, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part], D, Dv,
-                POWER, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            mixed, first, second = mix_keys(
+                mixed, first, second, tile, k_ptr, v_ptr, k_strides, v_strides, starts[part], stops[part], D, Dv,
+                POWER, PARTS, part != 1, BANDED, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
+    if POWER == 0:
+        empty = second == 0.0
+        inverse = tl.where(empty, 0.0, tl.div_rn(1.0, tl.where(empty, 1.0, second)))  # NaN stays NaN
+        mixed = mixed * inverse
+        inside = (m < M)[:, None]
+        tl.store(row_pointers(rows_ptr, seq, H, 0, m, 2)[:, None], first, mask=inside)
+        tl.store(row_pointers(rows_ptr, seq, H, 1, m, 2)[:, None], inverse, mask=inside)
     store_tile(out_ptr, out_strides, seq[0], seq[1], 0, row, M, Dv, mixed, BLOCK_M, BLOCK_DV)

@@ -183,6 +183,7 @@ def attend(
     Scaling, dropout, windows, boolean and additive masks and `position_bias` are honored; what cannot be is refused.
     """
     refuse(module, variant, others)
+    row = find_variant(variant)
     band, bias = attention_mask, position_bias
     if attention_mask is None:  # as in "sdpa": causal from the first key on, so later keys are empty cache slots
         causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -202,7 +203,7 @@ def attend(
         "attn_mask": attn_mask,
         "attn_bias": None if bias is None else bias.to(query.dtype),
         "window_size": band.window_size,
-        "scale": scaling,
+        "scale": None if scaling is None else scaling * row.views**0.5,  # the model's is that of a whole head
         **options,
     }
     z = attention(query, key, value, variant, dropout_p=dropout, **arguments)
@@ -210,7 +211,7 @@ def attend(
     for observer in OBSERVERS:
         observer(module, seen)
     z = z.transpose(1, 2).contiguous()
-    if find_variant(variant).output_norm == "rms":
+    if row.output_norm == "rms":
         z = F.rms_norm(z, z.shape[-2:], eps=EPSILON).to(z.dtype)
     return z, seen.weights() if wants_weights(others) else None
 

@@ -191,6 +191,7 @@ def attend(
     """
     if not REFUSED.isdisjoint(others):
         refuse(module, variant, others)
+    row = find_variant(variant)
     band, bias = attention_mask, position_bias
     if attention_mask is None:
         band, keys = without_mask(module, query.shape[2], key.shape[2], is_causal, sliding_window)
@@ -210,7 +211,7 @@ def attend(
         "attn_mask": None if seen is None else seen.to(device),
         "attn_bias": None if bias is None else bias.to(query.dtype),
         "window_size": band.window_size,
-        "scale": scaling,
+        "scale": None if scaling is None else scaling * row.views**0.5,  # the model's is that of a whole head
         **options,
     }
     z = attention(query, key, value, variant, dropout_p=dropout, **arguments)
@@ -221,7 +222,7 @@ def attend(
             observer(module, observation)
         weights = observation.weights() if wants_weights(others) else None
     z = z.transpose(1, 2).contiguous()  # kernels leave it in this order, so nothing is copied
-    if VARIANTS[variant].output_norm == "rms":
+    if row.output_norm == "rms":
         z = F.rms_norm(z, z.shape[-2:], eps=EPSILON).to(z.dtype)
     return z, weights
 

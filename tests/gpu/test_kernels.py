@@ -204,6 +204,29 @@ BOUNDS = [0, 5, 5, 45, 170, 300, 300], [0, 40, 43, 43, 200, 290, 300]
 SHORT_BOUNDS = [0, 5, 5, 45, 100, 228, 228], [0, 40, 43, 43, 120, 190, 228]
 
 
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 100, 100, 128, 64), (1, 2, 2, 150, 333, 24, 64)], ids=["short", "long"])
+def test_a_difference_is_that_of_two_calls(sizes):
+    """By plans, which second calls have. A half of 12 numbers begins where no load of 16 bytes can."""
+    inputs = grid_inputs(*sizes)
+    check(inputs, torch.bfloat16, "threshold-diff", causal=True)
+    q, k, v, upstream = (tensor.to("cuda", torch.bfloat16) for tensor in inputs)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    given = {"beta": 0.25, "causal": True}
+
+    def by_views():
+        views = zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
+        first, second = (attention(*view, v, "threshold", **given) for view in views)
+        return torch.sub(first, second, alpha=0.5)
+
+    def at_once():
+        return attention(q, k, v, "threshold-diff", lam=0.5, **given)
+
+    at_once(), by_views()
+    found, expected = at_once(), by_views()
+    results = [[out, *torch.autograd.grad(out, leaves, upstream)] for out in (found, expected)]
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
 def packed_results(dtype, backend, variant, bounds, **arguments):
     total = bounds[0][-1]
     inputs = grid_inputs(1, 2, 2, total, total, 64, 64)

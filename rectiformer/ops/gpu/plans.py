@@ -109,6 +109,18 @@ class KernelPlan:
         return [self.slots.get(name, 0) for name in names]
 
 
+class DifferencePlan:
+    """The plans of both views of calls whose weights are a difference: first - lam * second."""
+
+    def __init__(self, plans: Sequence[Any], lam: float) -> None:
+        self.plans, self.lam = plans, lam
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> Tensor:
+        views = zip(self.plans, q.chunk(2, -1), k.chunk(2, -1), strict=True)
+        first, second = [plan.attend(*view, v, *tables) for plan, *view in views]
+        return torch.sub(first, second, alpha=self.lam)
+
+
 class Planned(torch.autograd.Function):
     """A planned call with its gradient: the same kernels as the operators, without torch's dispatcher."""
 

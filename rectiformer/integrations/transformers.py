@@ -21,7 +21,7 @@ from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, R
 from rectiformer.model.attention import Observation
 from rectiformer.model.norms import EPSILON
 from rectiformer.ops.attention import attention
-from rectiformer.ops.variants import VARIANTS, find_variant
+from rectiformer.ops.variants import find_variant
 
 __all__ = ["NAMES", "OBSERVERS", "STANDARD", "Band", "Reach", "attend", "is_ours", "mask", "register", "verify"]
 

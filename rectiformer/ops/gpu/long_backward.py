@@ -23,7 +23,8 @@ from torch import Tensor
 from rectiformer.ops.gpu.common import (
     KernelCall,
     block_size,
-    dropout_keeps,
+    drop,
+    dropout_words,
     empty_heads_last,
     key_range,
     load_tile,
@@ -206,8 +207,8 @@ def load_slopes(slopes, seq, m, KEY_AXIS: tl.constexpr):
 
 @triton.jit
 def add_queries(
-    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, pattern, seq,
-    window, mask_args, shift_args, slopes, seed_ptr, threshold, scale, H, rows, D, Dv,
+    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, words, seq,
+    window, mask_args, shift_args, slopes, scale, H, rows, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
     SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
@@ -216,7 +217,7 @@ def add_queries(
 ):  # fmt: skip
     """`d_k` and `d_v` plus what queries `begin` to `end` add; EDGE: each may not see every key."""
     TESTED: tl.constexpr = EDGE or BIAS or MASK
-    b, _, _, q_start, k_start, M, _, _ = seq
+    b, _, _, q_start, _, M, _, _ = seq
     for row in range(begin, end, BLOCK_M):
         m = row + tl.arange(0, BLOCK_M)
         queries = load_tile(q, q_ptr, q_strides, b, head, q_start, row, M, D, BLOCK_M, BLOCK_D, TMA, EDGE and CLEAR)
@@ -227,21 +228,17 @@ def add_queries(
         )
         d_out = load_tile(g, g_ptr, g_strides, b, head, q_start, row, M, Dv, BLOCK_M, BLOCK_DV, TMA, EDGE and CLEAR)
         d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
-        if DROPOUT or STATS:
+        if STATS:  # sums of rows are of the weights before dropout
             weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, RECTIFIED, TESTED, False)
-            logs = safe_log(weights) if STATS else 0.0
-            if DROPOUT:
-                kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 0)
-                weights = tl.where(kept, weights, 0.0)
-                d_weights = tl.where(kept, d_weights, 0.0)
-            if STATS:  # sums of rows are of the weights before dropout
-                even, steep = load_slopes(slopes, seq, m, 0)
-                d_weights += even + steep * logs
+            even, steep = load_slopes(slopes, seq, m, 0)
+            d_weights = drop(d_weights, words, seq, m, n, 0, DROPOUT) + even + steep * safe_log(weights)
             weights = weights.to(queries.dtype)
         else:
             weights = weigh(scores, seen, queries.dtype, POWER, WEIGHT, RECTIFIED, TESTED, ASM)
+        weights = drop(weights, words, seq, m, n, 0, DROPOUT)
         d_v = tl.dot(weights, d_out, d_v, input_precision=PRECISION)
         d_scores = score_gradients(scores, seen, d_weights, queries.dtype, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED, ASM)
+        d_scores = drop(d_scores, words, seq, m, n, 0, 0 if STATS else DROPOUT)
         d_k = tl.dot(d_scores, queries, d_k, input_precision=PRECISION)
     return d_k, d_v
 
@@ -301,6 +298,7 @@ def long_dkdv_kernel(
             head = kh * group + member
             here = (b, head, kh, q_start, k_start, rows, columns, length)
             slopes = (slopes_ptr, (b * H + head) * M, shared)
+            words = dropout_words(seed_ptr, threshold, b * H + head, DROPOUT)
             starts = (begin, full_begin, full_end)
             stops = (
                 end if TEST_ALL else tl.minimum(full_begin, end), full_end if PACKED or HIDES_EARLIER else end, end
@@ -310,8 +308,8 @@ def long_dkdv_kernel(
                     # Of queries only packed ones need clearing: padding of keys was cleared above.
                     d_k, d_v = add_queries(
                         d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, starts[part], stops[part],
-                        n, head, b * H + head, here, window, mask_args, (shift_factor, shifts_ptr, counts_ptr), slopes,
-                        seed_ptr, threshold, scale, H, M, D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT,
+                        n, head, words, here, window, mask_args, (shift_factor, shifts_ptr, counts_ptr), slopes,
+                        scale, H, M, D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT,
                         SHIFT_PER_HEAD, COUNTED, BANDED, PACKED, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM,
                         PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
                     )  # fmt: skip
@@ -324,8 +322,8 @@ def long_dkdv_kernel(
 
 @triton.jit
 def add_keys(
-    d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window,
-    mask_args, shift, even, steep, seed_ptr, threshold, scale, D, Dv,
+    d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, words, seq, window,
+    mask_args, shift, even, steep, scale, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
     SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr,
@@ -337,7 +335,8 @@ def add_keys(
     SHIFT_PER_HEAD: the gradients of their scores are added to `d_shifted`.
     """
     TESTED: tl.constexpr = EDGE or BIAS or MASK
-    b, _, kh, q_start, k_start, _, N, length = seq
+    EARLY: tl.constexpr = STATS or SHIFT_PER_HEAD  # what is dropped is missing in float32 sums
+    b, _, kh, _, k_start, _, N, length = seq
     limit = length if EDGE else N
     for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
@@ -350,9 +349,7 @@ def add_keys(
             v, v_ptr, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR
         )
         d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
-        if DROPOUT:
-            kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 1)
-            d_weights = tl.where(kept, d_weights, 0.0)
+        d_weights = drop(d_weights, words, seq, m, n, 1, DROPOUT if EARLY else 0)
         if STATS:
             weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, RECTIFIED, TESTED, False)
             d_weights += even + steep * safe_log(weights)
@@ -360,7 +357,8 @@ def add_keys(
         d_scores = score_gradients(scores, seen, d_weights, dtype, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED, ASM)
         if SHIFT_PER_HEAD:
             d_shifted += tl.sum(d_scores, 1)
-        d_q = tl.dot(d_scores.to(queries.dtype), keys, d_q, input_precision=PRECISION)
+        d_scores = drop(d_scores.to(queries.dtype), words, seq, m, n, 1, 0 if EARLY else DROPOUT)
+        d_q = tl.dot(d_scores, keys, d_q, input_precision=PRECISION)
     return d_q, d_shifted
 
 
@@ -408,6 +406,7 @@ def long_dq_kernel(
         shift_args = (shift_factor, shifts_ptr, counts_ptr)
         shift, unit = row_shifts(shift_args, m, H, M, seq, window, 1, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
         d_shifted = tl.zeros([BLOCK_M], tl.float32)
+        words = dropout_words(seed_ptr, threshold, b * H + h, DROPOUT)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, seq, window, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
         stops = (end if TEST_ALL else tl.minimum(full_begin, end), full_end if CLEAR or HIDES_LATER else end, end)
@@ -415,8 +414,8 @@ def long_dq_kernel(
             if HIDES_EARLIER or TEST_ALL if part == 0 else not TEST_ALL and (CLEAR or HIDES_LATER or part == 1):
                 d_q, d_shifted = add_keys(
                     d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part],
-                    stops[part], b * H + h, seq, window, mask_args, shift, even, steep, seed_ptr, threshold, scale,
-                    D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SHIFT_PER_HEAD, BANDED, CLEAR, BIAS, MASK,
+                    stops[part], words, seq, window, mask_args, shift, even, steep, scale, D, Dv,
+                    part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SHIFT_PER_HEAD, BANDED, CLEAR, BIAS, MASK,
                     DROPOUT, SCALE_INSIDE, STATS, TMA, ASM, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if SHIFT_PER_HEAD:
@@ -454,6 +453,7 @@ def long_dbias_kernel(
             seq = locate_sequence(b, h, group, M, N, lengths_ptr, lengths_ptr, lengths_ptr, RAGGED, False)
             _, _, kh, _, _, _, _, length = seq
             head_gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+            words = dropout_words(seed_ptr, threshold, b * H + h, DROPOUT)
             row = tl.program_id(0) * BLOCK_M
             row_end = row + BLOCK_M if bias_M > 1 else M
             while row < row_end:
@@ -474,8 +474,7 @@ def long_dbias_kernel(
                     )
                     values = load_tile(v, v, v_strides, b, kh, 0, column, length, Dv, BLOCK_N, BLOCK_DV, False, False)
                     d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
-                    if DROPOUT:
-                        d_weights = tl.where(dropout_keeps(seed_ptr, threshold, b * H + h, m, n, 1), d_weights, 0.0)
+                    d_weights = drop(d_weights, words, seq, m, n, 1, DROPOUT)
                     d_scores = score_gradients(
                         scores, seen, d_weights, tl.float32, POWER, WEIGHT, SLOPE, RECTIFIED, True, False
                     )

@@ -33,6 +33,7 @@ from rectiformer.ops.gpu.common import (
     count_keys,
     differentiate_twice,
     dropout_keeps,
+    dropout_words,
     empty_heads_last,
     flatten,
     row_gain,
@@ -301,7 +302,8 @@ def store_head(
 def keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, KEY_AXIS: tl.constexpr):
     """`dropout_keeps` of one head's block that begins at query `q_start` and key `k_start` of batch row b."""
     rows, columns = (q_start + m).to(tl.int32), (k_start + n).to(tl.int32)
-    return dropout_keeps(seed_ptr, threshold, (b * H + h).to(tl.int32), rows, columns, KEY_AXIS)
+    words = dropout_words(seed_ptr, threshold, (b * H + h).to(tl.int32), True)
+    return dropout_keeps(words, rows, columns, KEY_AXIS)
 
 
 @triton.jit

@@ -186,8 +186,17 @@ def score_gradients(
     RECTIFIED: tl.constexpr, TESTED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Gradients in DTYPE of what `weigh` was given, from those of the weights, but for the factor POWER; 0 for hidden
-    cells."""
-    if ASM and RECTIFIED and POWER == 2 and tl.bfloat16 == DTYPE:
+    cells.
+
+    ASM takes pairs here too. Where a weight of 16 bits is 0, so is its slope; NaN is unlike 0, and passes.
+    """
+    if ASM and RECTIFIED and POWER == 1 and tl.bfloat16 == DTYPE:
+        d_scores = tl.inline_asm_elementwise(
+            "{ .reg .b32 pair, grad, zero; mov.b32 zero, 0; cvt.rn.relu.bf16x2.f32 pair, $2, $1; "
+            "cvt.rn.bf16x2.f32 grad, $4, $3; set.neu.u32.bf16x2 pair, pair, zero; and.b32 $0, pair, grad; }",
+            "=r,r,r,r,r", [scores, d_weights], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif ASM and RECTIFIED and POWER == 2 and tl.bfloat16 == DTYPE:
         d_scores = tl.inline_asm_elementwise(
             "{ .reg .b32 pair, grad; cvt.rn.relu.bf16x2.f32 pair, $2, $1; cvt.rn.bf16x2.f32 grad, $4, $3; "
             "mul.rn.bf16x2 $0, pair, grad; }",

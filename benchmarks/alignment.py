@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer.cli.inputs import read_pairs, read_text
 from rectiformer.measure.alignment import (
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--train-source", default="", help="more text for eflomal to learn from")
     parser.add_argument("--train-target", default="", help="its translations")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="JSONL file to add the points to")
+    add_result_options(parser)
     options = parser.parse_args()
     if bool(options.train_source) != bool(options.train_target):
         parser.error("--train-source and --train-target need each other")

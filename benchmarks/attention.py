@@ -24,7 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from closeness import assert_no_worse, grid, peak_allocation
-from points import describe_machine
+from points import add_result_options, describe_machine
 
 from rectiformer import VARIANTS, attention
 from rectiformer.ops.attention import check_call, choose
@@ -202,7 +202,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="how long to take turns at one point")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=float, default=6.0, help="GiB above which a contender is left out")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/attention-cpu.jsonl"))
+    add_result_options(parser, Path("benchmarks/results/attention-cpu.jsonl"))
     return parser.parse_args()
 
 

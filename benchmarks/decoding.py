@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is no
 import ctranslate
 from kernel_timing import seconds_of
 from marian import SIZES, marian_config, our_config
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer import VARIANTS
 from rectiformer.model.transformer import Transformer
@@ -193,7 +193,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="batches in a turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", choices=PEERS, default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)
     options = parser.parse_args()
     if options.sentences is None:
         options.sentences = 128 if options.device == "cuda" else 32

@@ -1,11 +1,13 @@
 """Hugging Face models with `attn_implementation="rectified"` vs. "sdpa", eager: training steps and cached generation.
 
-    python benchmarks/huggingface.py --out benchmarks/results/huggingface.jsonl
+    python benchmarks/huggingface.py --commit $(git describe --always) --out benchmarks/results/huggingface.jsonl
 
 Llama-like decoder and BERT-like encoder of 8 layers, hidden size 1,024, 16 heads (the decoder: 4 of keys), random
 weights, bf16 on a GPU. A step is forward, backward and fused AdamW; generation adds 64 tokens to a prompt, greedily.
-Contestants take turns in one process; a point is the median over rounds. Points are appended as they come; a run that
-is started again leaves out those its file has of the same commit and device. `language_model.py` has a larger model.
+Contestants take turns in one process; a point is the median over rounds, many and short ones, as the speed of a host
+varies over seconds by a third. Points are appended as they come; a run that is started again leaves out those its file
+has of the same commit and device. All rows are meant to fit into 90 s on an H200. `language_model.py` has a larger
+model.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ from kernel_report import Mark, Point
 from kernel_setup import Row, Trial
 from kernel_timing import Work, seconds_of
 from running import add_options, describe_run, measure_rows
-from turns import ROUNDS, measure_in_turns, write_table
+from turns import measure_in_turns, write_table
 
 from rectiformer.integrations.transformers import register
 
 CONTESTANTS = {"ours": "rectified", "sdpa": "sdpa"}
 BARS = {"short": 0.97, "long": 1.0}
+ROUNDS = 11
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def judge(point: Point) -> Iterator[Mark]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, SECTIONS, milliseconds=4000, seconds=600)
+    add_options(parser, SECTIONS, milliseconds=2000, seconds=120)
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     register()
@@ -153,7 +156,8 @@ def main() -> None:
     scale = TINY if options.tiny else FULL
     rows = [row for name in options.sections for row in SECTIONS[name](scale, options.device, options.milliseconds)]
     setting = describe_run("hugging face", options.device, ("triton", "transformers"))
-    points = measure_rows(rows, measure_in_turns, setting, options, end, {"train": 30, "generate": 60})
+    measure = partial(measure_in_turns, rounds=ROUNDS, warm_ups=2)
+    points = measure_rows(rows, measure, setting, options, end, {"train": 12, "generate": 18})
     print(write_table(points, judge))
 
 

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from kernel_timing import seconds_of
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer.integrations.transformers import register
 
@@ -106,7 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2, help="steps in a turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)
     return parser.parse_args()
 
 

@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 from training import draw_batch
 
 from rectiformer import VARIANTS
@@ -97,7 +97,7 @@ def plot(points: Path, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="none: only all variants at one length")
-    parser.add_argument("--out", type=Path, help="JSON lines to append to")
+    add_result_options(parser)
     parser.add_argument("--plot", type=Path, help="draw the points of --out into this file, and measure nothing")
     options = parser.parse_args()
     if options.plot is not None:

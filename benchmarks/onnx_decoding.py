@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from decoding import SPECIALS, Sources, build_model, draw_sources
 from marian import SIZES
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer.integrations.onnx import OnnxTransformer, write_graphs
 from rectiformer.model.transformer import Transformer
@@ -111,7 +111,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=["softmax", "rela-g", "reluformer"], metavar="NAME")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)
     return parser.parse_args()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -13,8 +14,21 @@ from pathlib import Path
 import torch
 
 
+def add_result_options(parser: argparse.ArgumentParser, out: Path | None = None) -> None:
+    """Where points go, and the commit they say: the options of every script that keeps points."""
+    parser.add_argument("--out", type=Path, default=out, help="JSON lines to append to")
+    parser.add_argument("--commit", action=NameCommit, help="what was measured, where git does not know it")
+
+
+class NameCommit(argparse.Action):
+    """Names the commit for this process and those it starts."""
+
+    def __call__(self, parser: object, namespace: object, commit: object, option: str | None = None) -> None:
+        os.environ["RECTIFORMER_COMMIT"] = str(commit)
+
+
 def describe_machine(device: str = "cpu") -> dict[str, object]:
-    """Command, commit (of git or RECTIFORMER_COMMIT), device and versions."""
+    """Command, commit (of --commit, RECTIFORMER_COMMIT or git), device and versions."""
     commit = os.environ.get("RECTIFORMER_COMMIT")
     if commit is None:
         git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
@@ -28,7 +42,7 @@ def describe_machine(device: str = "cpu") -> dict[str, object]:
         )
         name = models[0].partition(":")[2].strip() if models else platform.processor()
     return {
-        "command": " ".join(["python", *without_out(sys.argv)]),
+        "command": " ".join(["python", *name_command(sys.argv)]),
         "commit": commit,
         "device": name,
         "threads": torch.get_num_threads(),
@@ -39,9 +53,14 @@ def describe_machine(device: str = "cpu") -> dict[str, object]:
     }
 
 
-def without_out(words: list[str]) -> list[str]:
-    """The command without --out, a path of this machine."""
-    return [word for word, before in zip(words, ["", *words], strict=False) if "--out" not in (word, before)]
+def name_command(words: list[str]) -> list[str]:
+    """The command without --out, a path of this machine, and --commit, which every point says anyway."""
+    left_out = ("--out", "--commit")
+    return [
+        word
+        for word, before in zip(words, ["", *words], strict=False)
+        if word.partition("=")[0] not in left_out and before not in left_out
+    ]
 
 
 def append_point(path: Path | None, point: dict[str, object]) -> None:

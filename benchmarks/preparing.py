@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer.text.grammar import draw_sentences
 from rectiformer.text.vocabulary import Vocabulary
@@ -153,7 +153,7 @@ def report(what: str, lines: int, found: dict[str, float], out: Path | None, mor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=20_000_000)
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run(arguments.lines, Path(folder), arguments.out and arguments.out.absolute())

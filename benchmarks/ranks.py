@@ -26,7 +26,7 @@ import torch.multiprocessing
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from marian import SIZES, our_config
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 from training import draw_batch
 
 from rectiformer.config import Config, TrainingConfig
@@ -123,7 +123,7 @@ def build(model: Transformer, settings: Config, ranks: Ranks, vocabulary: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON lines to append to")
+    add_result_options(parser)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base"], choices=SIZES)
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--updates", type=int, default=20, help="timed ones, after one that is not")

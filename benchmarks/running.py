@@ -17,7 +17,7 @@ import torch
 from kernel_errors import Errors
 from kernel_report import Point, name_row
 from kernel_setup import Row, Trial
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 UNITS = ("ms", "us", "extra_percent")
 WITHOUT_OURS = ("matmul", "profile")  # sections whose points are kept though nobody is compared with ours
@@ -158,4 +158,4 @@ def add_options(parser: argparse.ArgumentParser, sections: Iterable[str], millis
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="sizes to try the script with")
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from cost_fits import COLLECTIVES
 from marian import SIZES
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 from training import draw_batch, our_update
 
 SHAPES = [(32, 16), (128, 16), (16, 64), (64, 64), (8, 128), (4, 256), (16, 256), (2, 512), (1, 1024), (3, 1024)]
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     time_updates(options.size, options.repeats, options.out)

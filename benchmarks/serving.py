@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer.text.grammar import draw_sentences
 from rectiformer.translate.options import SearchOptions
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path)
+    add_result_options(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for each in arguments.each:

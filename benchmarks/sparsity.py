@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer.analyze.survey import forced_batches, observing, real_queries, weighing_sites
 from rectiformer.studies.measures import SHAPES, ShapeMeter
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=None)
     parser.add_argument("--pairs", type=int, default=100, help="pairs to look at")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)
     options = parser.parse_args()
     if options.source is None:
         pairs = [(pair.source, pair.target) for pair in draw_sentences(options.pairs, 7, "test")]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the package is not installed
 from kernel_timing import seconds_of
 from marian import SIZES, marian_config, our_config
-from points import append_point, describe_machine
+from points import add_result_options, append_point, describe_machine
 
 from rectiformer import VARIANTS
 from rectiformer.config import Config, TrainingConfig
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines to append to")
+    add_result_options(parser)
     options = parser.parse_args()
     size = SIZES[options.size]
     batch = draw_batch(options.sentences, options.length, size["vocabulary"])

@@ -144,7 +144,7 @@ class ModelConfig:
     alpha_init: float = within(0.0, 0.0)
     """Initial alpha; 0 for the variant's own."""
     beta_sharing: str = choices("head", "layer", "model", "fixed")
-    """How many betas threshold learns, likewise."""
+    """How many betas threshold learns, likewise; threshold-diff learns as many lam."""
     beta_init: float = within(0.0, 0.0)
     """Initial beta; 0 for the variant's own: 1."""
     center_keys: str = choices("auto", "yes", "no")

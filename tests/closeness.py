@@ -16,7 +16,7 @@ from rectiformer.ops.call import UNBOUNDED
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.variants import VARIANTS
 
-OPTIONS = {"threshold": {"beta": torch.tensor(0.25)}}
+OPTIONS = {"threshold": {"beta": torch.tensor(0.25)}, "threshold-diff": {"beta": torch.tensor(0.25)}}
 """What variants are compared with unless a test says otherwise: so low a threshold leaves sums of many terms."""
 
 

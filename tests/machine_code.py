@@ -154,16 +154,15 @@ def launch_long():
 
 
 def launch_decode():
-    """One query and several, few keys and many, one key head for each query head and one for two."""
+    """One query and several, few keys and many, one key head for each query head, for a few, and for 64 rows."""
     import torch
 
     from rectiformer.ops.call import AttentionCall, Visibility
     from rectiformer.ops.gpu.decode import fused_decoding
     from rectiformer.ops.variants import VARIANTS
 
-    for variant, (heads, key_heads, queries, capacity) in product(
-        ("rela", "softmax", "sigmoid", "threshold"), ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000))
-    ):
+    shapes = ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000), (32, 2, 4, 500))
+    for variant, (heads, key_heads, queries, capacity) in product(("rela", "softmax", "sigmoid", "threshold"), shapes):
         q = torch.zeros(4, heads, queries, 64, dtype=torch.bfloat16)
         keys, values = (torch.zeros(4, key_heads, capacity, 64, dtype=torch.bfloat16) for _ in range(2))
         seen = Visibility(queries, capacity, key_lengths=torch.full((1,), capacity - 3), first=capacity - queries)

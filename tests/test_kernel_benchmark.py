@@ -278,8 +278,12 @@ def test_contestants_take_turns():
 def test_hugging_face_models_run_with_both_attentions(tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "points.jsonl"
-    printed = run_script("huggingface", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+    printed = run_script("huggingface", "--tiny", "--milliseconds", "0.1", "--commit", "abc", "--out", str(out))
     points = read(out)
+    assert {point["commit"] for point in points} == {"abc"}, "the option goes before the environment and git"
+    assert {point["command"] for point in points} == {
+        "python benchmarks/huggingface.py --device cpu --tiny --milliseconds 0.1"
+    }
     found = {(point["section"], point["case"]["model"], point["case"]["text"]) for point in points}
     kinds = (("train", "llama"), ("train", "bert"), ("generate", "llama"))
     assert found == {(*kind, text) for kind in kinds for text in ("short", "long")}

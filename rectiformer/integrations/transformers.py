@@ -28,7 +28,7 @@ __all__ = ["NAMES", "OBSERVERS", "STANDARD", "Band", "Reach", "attend", "is_ours
 STANDARD = {"rectified": "relu-seqlen", "rectified-sqrt": "reluformer", "rela": "rela"}
 """What `register()` registers: the name for `attn_implementation`, and the variant behind it."""
 
-REFUSED = ("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_lens_q")
+REFUSED = frozenset(("softcap", "s_aux", "head_mask", "indices", "block_indices", "cu_seq_lens_q"))
 """Arguments of some models that change the result and have no counterpart here."""
 
 COLLECTOR = getattr(output_capturing, "_active_collector", None)
@@ -104,6 +104,9 @@ class Band:
         raise MisusedMaskError(bands[0].model if bands else "the model")
 
 
+FULL, CAUSAL = Band(), Band(causal=True)
+
+
 def mask(
     *,
     q_length: int,
@@ -125,7 +128,9 @@ def mask(
     """
     if isinstance(attention_mask, Band):
         return attention_mask
-    real = None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length]  # [B, N]
+    real = attention_mask  # [B, N]
+    if real is not None and (kv_offset or real.shape[1] != kv_length):
+        real = real[:, kv_offset : kv_offset + kv_length]
     aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
     chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
     # either permission to skip also means that nothing was added to the pattern
@@ -139,25 +144,27 @@ def mask(
         )  # fmt: skip
     # a causal window counts the query itself, a two-sided window does not
     window = None if local_size is None or kv_length <= local_size else local_size - allow_is_causal_skip
-    lengths, seen = describe_padding(real)
+    # one causal query is itself the last key, so padding is never last there
+    lengths, seen = describe_padding(real, may_be_last=not (allow_is_causal_skip and q_length == 1))
     if full and lengths is None and seen is None:
         return None
     owner = "the model" if config is None else type(config).__name__.removesuffix("Config")
     return Band(allow_is_causal_skip, window, lengths, seen, owner)
 
 
-def describe_padding(real: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The real keys [B, N] as lengths [B] where padding comes last, else as a mask [B, 1, 1, N]; neither if all are."""
+def describe_padding(real: Tensor | None, may_be_last: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The real keys [B, N] as lengths [B] where padding comes last, else as a mask [B, 1, 1, N]; neither if all are.
+
+    Kernels are faster by far where they read no mask. So this waits for the device, as the masks of "sdpa" do: once per
+    forward of a model where all keys are real, otherwise twice. Nothing in the layers does.
+    """
     if real is None:
         return None, None
     if not is_tracing(real):
-        lengths = real.sum(1)
-        leading = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
-        complete, last = torch.stack(
-            [real.all(), (real == leading).all()]
-        ).tolist()  # one synchronization with the device
-        if complete or last:
-            return None if complete else lengths, None
+        if real.all():
+            return None, None
+        if may_be_last and (real[:, 1:] <= real[:, :-1]).all():
+            return real.sum(1), None
     return None, real[:, None, None]
 
 
@@ -182,43 +189,62 @@ def attend(
 
     Scaling, dropout, windows, boolean and additive masks and `position_bias` are honored; what cannot be is refused.
     """
-    refuse(module, variant, others)
+    if not REFUSED.isdisjoint(others):
+        refuse(module, variant, others)
+    row = find_variant(variant)
     band, bias = attention_mask, position_bias
-    if attention_mask is None:  # as in "sdpa": causal from the first key on, so later keys are empty cache slots
-        causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        keys = query.shape[2] if causal else key.shape[2]
-        key, value, bias = key[:, :, :keys], value[:, :, :keys], None if bias is None else bias[..., :keys]
-        band = Band(causal, None if sliding_window is None else sliding_window - 1)
+    if attention_mask is None:
+        band, keys = without_mask(module, query.shape[2], key.shape[2], is_causal, sliding_window)
+        if keys < key.shape[2]:
+            key, value, bias = key[:, :, :keys], value[:, :, :keys], None if bias is None else bias[..., :keys]
     elif isinstance(attention_mask, Tensor):
         band, bias = read_mask(attention_mask, bias)
     assert isinstance(band, Band)
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
+    device = query.device
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    attn_mask = None if band.attn_mask is None else band.attn_mask.to(query.device)  # layers may be on several devices
+    lengths, seen = band.key_lengths, band.attn_mask
     arguments: dict[str, Any] = {
         "causal": band.causal,
-        "key_lengths": band.key_lengths,
-        "attn_mask": attn_mask,
+        "key_lengths": None if lengths is None else lengths.to(device),  # layers may be on several devices
+        "attn_mask": None if seen is None else seen.to(device),
         "attn_bias": None if bias is None else bias.to(query.dtype),
         "window_size": band.window_size,
-        "scale": scaling,
+        "scale": None if scaling is None else scaling * row.views**0.5,  # the model's is that of a whole head
         **options,
     }
     z = attention(query, key, value, variant, dropout_p=dropout, **arguments)
-    seen = Observation(variant, query, key, z, arguments)
-    for observer in OBSERVERS:
-        observer(module, seen)
-    z = z.transpose(1, 2).contiguous()
-    if find_variant(variant).output_norm == "rms":
+    weights = None
+    if OBSERVERS or wants_weights(others):
+        observation = Observation(variant, query, key, z, arguments)
+        for observer in OBSERVERS:
+            observer(module, observation)
+        weights = observation.weights() if wants_weights(others) else None
+    z = z.transpose(1, 2).contiguous()  # kernels leave it in this order, so nothing is copied
+    if row.output_norm == "rms":
         z = F.rms_norm(z, z.shape[-2:], eps=EPSILON).to(z.dtype)
-    return z, seen.weights() if wants_weights(others) else None
+    return z, weights
+
+
+def without_mask(
+    module: nn.Module, queries: int, keys: int, is_causal: bool | None, sliding_window: int | None
+) -> tuple[Band, int]:
+    """What queries see without a mask, and of how many keys. As in "sdpa": causal ones see keys from the first on, so
+    that keys beyond them are empty slots of a cache."""
+    causal = queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    band = CAUSAL if causal else FULL
+    if sliding_window is not None:
+        band = Band(causal, sliding_window - 1)
+    return band, queries if causal else keys
 
 
 def wants_weights(others: dict[str, Any]) -> bool:
     """Whether the caller wants attention weights: some models pass this on, for others transformers uses hooks."""
+    if others.get("output_attentions"):
+        return True
     collected = None if COLLECTOR is None else COLLECTOR.get()
-    return bool(others.get("output_attentions")) or any(key.endswith("attentions") for key in collected or ())
+    return any(key.endswith("attentions") for key in collected or ())
 
 
 def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:
@@ -232,8 +258,8 @@ def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:
 
 def refuse(module: nn.Module, variant: str, others: dict[str, Any]) -> None:
     """Raise an ArgumentError for an argument that changes the result and that rectified attention cannot honor."""
-    for name in REFUSED:
-        if others.get(name) is not None and others[name] is not False:
+    for name in REFUSED & others.keys():
+        if others[name] is not None and others[name] is not False:
             raise ArgumentError(
                 f"{type(module).__name__} passes {name}, which attention {variant!r} cannot honor;"
                 " leave it out or load the model with attn_implementation='eager'"

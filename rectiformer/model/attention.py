@@ -79,10 +79,10 @@ class RectifiedAttention(nn.Module):
         bias: whether the projections have biases, as in both papers.
         dropout: probability of dropping a weight in training.
         output_norm: a name from model/norms.py in place of the variant's own.
-        option_sharing: how the variant's learnable number (gamma of reluformer, beta of threshold, alpha of entmax) is
-            held: one per "head", one per "layer", "fixed" at its default or at what `options` says, or a
-            `LearnedOption` shared by a whole model.
-        option_init: where that number starts, or stays if "fixed"; default: the variant's own.
+        option_sharing: how the variant's learnable numbers (gamma of reluformer, beta of threshold, beta and lam of
+            threshold-diff, alpha of entmax) are held: one per "head", one per "layer", "fixed" at the default or at
+            what `options` says, or a `LearnedOption` shared by a whole model.
+        option_init: where that number, of several the first, starts, or stays if "fixed"; default: the variant's own.
         options: the variant's numbers, fixed.
         center_keys: whether the mean of a sequence's keys is subtracted from them. A softmax never sees what all scores
             of a row have in common; a ReLU lets it switch whole rows on and off. Not for causal attention, whose rows
@@ -129,10 +129,11 @@ class RectifiedAttention(nn.Module):
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout = {dropout}, but it is a probability below 1")
         row = find_variant(variant)
-        self.variant, self.dropout = variant, dropout
+        self.variant, self.views, self.dropout = variant, row.views, dropout
         self.options = dict(options or {})
-        if option_sharing == "fixed" and option_init is not None and (name := LearnedOption.name_in(row)):
-            self.options.setdefault(name, option_init)
+        row.check_head_size(head_dim)
+        if option_sharing == "fixed" and option_init is not None and (names := LearnedOption.names_in(row)):
+            self.options.setdefault(names[0], option_init)
         row.resolve_options(self.options)
         self.norm = build_output_norm(output_norm or row.output_norm, embed_dim, num_heads)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -236,14 +237,14 @@ class RectifiedAttention(nn.Module):
         return self._queries(q, rotary), k, v
 
     def _queries(self, q: Tensor, rotary: SentenceRotary) -> Tensor:
-        return apply_rotary(split_heads(q, self.num_heads), rotary.queries)
+        return apply_rotary(split_heads(q, self.num_heads), rotary.queries, self.views)
 
     def _keys(self, k: Tensor, lengths: Tensor | None, rotary: SentenceRotary) -> Tensor:
         if self.center_keys:
             k = center_keys(k, lengths, self.context_group)
         if self.score_bias is not None:
             k = self.score_bias.add_to_keys(k)
-        return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys)
+        return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys, self.views)
 
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
@@ -305,7 +306,7 @@ class RectifiedAttention(nn.Module):
         """The variant's numbers, fixed or learned, except a gamma that is folded into the projections."""
         if self.learned is None or self.scales_scores:
             return dict(self.options)
-        return {**self.options, self.learned.name: self.learned()}
+        return {**self.options, **self.learned.values()}
 
     def scale_bias(self, attn_bias: Tensor | None) -> Tensor | None:
         """The bias times the learned scale of the scores, where they have one."""

@@ -9,7 +9,7 @@ from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import KeyValueCache, StaticLayer
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.memory import KeyValueMemory
-from rectiformer.model.projection import LearnedOption
+from rectiformer.model.projection import LearnedOption, build_learned
 from rectiformer.model.rotary import Rotation, SentenceRotary
 from rectiformer.ops.norm import add_norm
 from rectiformer.ops.variants import find_variant
@@ -79,9 +79,12 @@ def find_score_bias(config: ModelConfig, variant: str) -> float | None:
 
 
 def learned_settings(config: ModelConfig, variant: str) -> tuple[str, float | None]:
-    """How the variant's gamma, beta or alpha is shared, and its initial value; None for the option's own default."""
+    """How the variant's gamma, beta or alpha is shared, and its initial value; None for the option's own default.
+
+    A second number that a variant learns is shared as the first is, and starts at its default.
+    """
     row = find_variant(variant)
-    name = LearnedOption.name_in(row)
+    name = next(iter(LearnedOption.names_in(row)), None)
     if name is None:
         return "fixed", None
     return getattr(config, f"{name}_sharing"), getattr(config, f"{name}_init") or row.learned_init or None
@@ -167,10 +170,10 @@ class DecoderLayer(nn.Module):
 
 
 def build_shared(config: ModelConfig) -> dict[str, LearnedOption]:
-    """The gamma, beta or alpha of each variant that all layers share, where the configuration asks for that."""
+    """The learned options of each variant that all layers share, where the configuration asks for that."""
     shared = {}
     for variant in dict.fromkeys(config.variant_at(site) for site in SITES):
         row, (sharing, init) = find_variant(variant), learned_settings(config, variant)
-        if sharing == "model":
-            shared[variant] = LearnedOption(row, LearnedOption.name_in(row) or "", init=init)
+        if sharing == "model" and (learned := build_learned(row, "layer", 1, {}, init)) is not None:
+            shared[variant] = learned
     return shared

@@ -28,7 +28,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose weights come from `variant` instead of a softmax.
 
     Parameters keep torch's names, so a torch module's state dict loads as it is; what the variant adds (an output norm,
-    a learned gamma, beta or alpha) then stays as it is. Refusals have torch's exception types too. What differs from
+    learned numbers such as gamma) then stays as it is. Refusals have torch's exception types too. What differs from
     torch on purpose: a query whose keys are all masked yields zero weights instead of NaN, weights are returned before
     dropout, and `is_causal` is no more than the hint torch documents: the mask decides. Numbers in a mask are added to
     the scores, and -5,000 or less hides a key, as in `rectiformer.attention`. Torch's fused softmax path is never
@@ -60,6 +60,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ArgumentError(f"embed_dim = {embed_dim}, num_heads = {num_heads}; each must be at least 1")
         if embed_dim % num_heads:
             raise DropInAssertionError(f"num_heads = {num_heads} does not divide embed_dim = {embed_dim}")
+        row.check_head_size(embed_dim // num_heads)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
@@ -90,7 +91,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         x, keys, values = (self._batch_first(t, batched) for t in (query, key, value))
         q, k, v = self._project(x, keys, values)
         seen, bias = self._masks(attn_mask, key_padding_mask, (q.shape[0], q.shape[2], keys.shape[1]), k.shape[2])
-        options = {} if self.learned is None else {self.learned.name: self.learned()}
+        options: dict[str, Any] = {} if self.learned is None else self.learned.values()
         dropout = self.dropout if self.training else 0.0
         mixed = attention(q, k, v, self.variant, attn_mask=seen, attn_bias=bias, dropout_p=dropout, **options)
         if self.observer is not None:

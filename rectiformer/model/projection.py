@@ -1,7 +1,8 @@
-"""What a variant adds to the projections of attention: a score bias, a learned gamma, beta or alpha, centered keys."""
+"""What a variant adds to the projections of attention: a score bias, learned options such as gamma, centered keys."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -63,16 +64,26 @@ class ScoreBias(nn.Module):
 
 
 class LearnedOption(nn.Module):
-    """A variant's gamma, beta or alpha as a parameter that cannot leave its range, however far it is pushed.
+    """A variant's gamma, beta, lam or alpha as a parameter that cannot leave its range, however far it is pushed.
 
-    gamma is exp(raw), between 1e-13 and 1e13. beta is log(1 + exp(raw)), above 0. alpha is 1 + sigmoid(raw), kept 0.001
-    above 1: nearer to 1, its exponent 1 / (alpha - 1) loses float32's digits, and at 1 there is none.
+    gamma is exp(raw), between 1e-13 and 1e13. beta is log(1 + exp(raw)), above 0. lam is sigmoid(raw). alpha is
+    1 + sigmoid(raw), kept 0.001 above 1: nearer to 1, its exponent 1 / (alpha - 1) loses float32's digits, and at 1
+    there is none. `other` is the next one of a variant that learns several.
     """
 
     LEAST_ALPHA = 1.001
+    RANGES: ClassVar = {"sigmoid": (0, 1), "one-plus-sigmoid": (LEAST_ALPHA, 2)}
 
-    def __init__(self, variant: Variant, name: str, heads: int = 1, init: float | None = None) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        name: str,
+        heads: int = 1,
+        init: float | None = None,
+        other: "LearnedOption | None" = None,
+    ) -> None:
         super().__init__()
+        self.other = other
         option = variant.options.get(name)
         if option is None or not option.learn:
             raise ConfigError(f"variant {variant.name!r} has no learnable number {name!r}")
@@ -84,6 +95,12 @@ class LearnedOption(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.raw, self.raw_init)
+        if self.other is not None:
+            self.other.reset_parameters()
+
+    def values(self) -> dict[str, Tensor]:
+        """All that is learned, by name."""
+        return {self.name: self()} | ({} if self.other is None else self.other.values())
 
     def forward(self) -> Tensor:
         raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
@@ -91,10 +108,12 @@ class LearnedOption(nn.Module):
             return raw.clamp(-30, 30).exp()
         if self.transform == "softplus":
             return F.softplus(raw)
+        if self.transform == "sigmoid":
+            return raw.sigmoid()
         return self.LEAST_ALPHA + (2 - self.LEAST_ALPHA) * raw.sigmoid()
 
     def _inverse(self, value: float) -> float:
-        least, most = (self.LEAST_ALPHA, 2) if self.transform == "one-plus-sigmoid" else (0, math.inf)
+        least, most = self.RANGES.get(self.transform, (0, math.inf))
         if not least < value < most:
             raise ConfigError(
                 f"{self.name} is learned between {least} and {most} and cannot start at {value:g}; start it inside of "
@@ -104,30 +123,34 @@ class LearnedOption(nn.Module):
             return math.log(value)
         if self.transform == "softplus":
             return value + math.log(-math.expm1(-value))
-        return -math.log((2 - self.LEAST_ALPHA) / (value - self.LEAST_ALPHA) - 1)
+        return -math.log((most - least) / (value - least) - 1)
 
     @staticmethod
-    def name_in(variant: Variant) -> str | None:
-        """The option of `variant` that can be learned, if it has one."""
-        return next((name for name, option in variant.options.items() if option.learn), None)
+    def names_in(variant: Variant) -> list[str]:
+        """The options of `variant` that can be learned; `option_init` is of the first."""
+        return [name for name, option in variant.options.items() if option.learn]
 
 
 def build_learned(
     variant: Variant, sharing: str | LearnedOption, heads: int, fixed: Mapping[str, float], init: float | None = None
 ) -> LearnedOption | None:
-    """The variant's learnable number, one per head or per layer, or the shared one given; None where it is fixed."""
-    name = LearnedOption.name_in(variant)
+    """The variant's learnable numbers, one per head or per layer, or the shared ones; None where all are fixed."""
+    names = LearnedOption.names_in(variant)
     if isinstance(sharing, LearnedOption):
-        if sharing.name != name:
-            raise ConfigError(f"the shared {sharing.name!r} is not a number that variant {variant.name!r} learns")
-        if name in fixed:
-            raise ConfigError(f"{name} is given both fixed, as {fixed[name]}, and shared to be learned")
+        for name in sharing.values():
+            if name not in names:
+                raise ConfigError(f"the shared {name!r} is not a number that variant {variant.name!r} learns")
+            if name in fixed:
+                raise ConfigError(f"{name} is given both fixed, as {fixed[name]}, and shared to be learned")
         return sharing
     if sharing not in SHARING:
         raise ConfigError(unknown_name("value of option_sharing", str(sharing), SHARING))
-    if name is None or name in fixed or sharing == "fixed":
-        return None
-    return LearnedOption(variant, name, heads if sharing == "head" else 1, init)
+    learned = None
+    for name in reversed(names):
+        if name not in fixed and sharing != "fixed":
+            start = init if name == names[0] else None
+            learned = LearnedOption(variant, name, heads if sharing == "head" else 1, start, learned)
+    return learned
 
 
 def center_keys(k: Tensor, lengths: Tensor | None, group: ContextGroup | None = None) -> Tensor:

@@ -132,6 +132,13 @@ def inhibited_sum(weights: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
     return (passed if keep is None else passed * keep[..., None]).sum(-2)
 
 
+def subtract(first: Tensor, second: Tensor, lam: Value) -> Tensor:
+    """first - lam * second, rounded once, of weights or mixed values [B, H, M, ...]; lam may be one per head."""
+    if isinstance(lam, Tensor):
+        return (first - lam.to(first.device).view(-1, 1, 1) * second).to(first.dtype)
+    return torch.sub(first, second, alpha=lam)
+
+
 def _per_head(value: Value) -> Value:
     """A per-head tensor [H] shaped to broadcast over [B, H, M, N]; anything else as it is."""
     return value[:, None, None] if isinstance(value, Tensor) and value.dim() == 1 else value

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError, unknown_name
 from rectiformer.ops.activations import Value
-from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility
+from rectiformer.ops.call import UNBOUNDED, AttentionCall, Run, Visibility, run_views
 from rectiformer.ops.cpu import choose_blocked
 from rectiformer.ops.dropout import drop_seed
 from rectiformer.ops.gpu import choose_kernels, on_device, transforms_active, wants_gradients
-from rectiformer.ops.gpu.plans import PlanCache, is_aligned, is_intercepted, layout
+from rectiformer.ops.gpu.plans import DifferencePlan, PlanCache, is_aligned, is_intercepted, layout
 from rectiformer.ops.plain import by_rows, choose_products, choose_sdpa, rows_at_once
 from rectiformer.ops.reference import reference_attention
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
@@ -32,9 +32,11 @@ MOST_SCORES = 1 << 28
 LEAST_ROWWISE = UNBOUNDED
 """Queries and keys from which `auto` takes the fused kernels of rows with a threshold or a normalizer; below, two
 products with all scores in device memory. UNBOUNDED, that is never, until these kernels have run on a GPU."""
-SHORTCUTS: PlanCache[AttentionPlan | GrowingPlan | None] = PlanCache()
+SHORTCUTS: PlanCache[AttentionPlan | GrowingPlan | DifferencePlan | None] = PlanCache()
 """Plans by all that decides them: an eager call that was checked once, and differs in its numbers only, goes straight
 to its kernels."""
+NUMBERS = {str, bool, int, float, tuple, type(None)}
+"""Types of arguments that say all by their value: neither tensors nor what may change later."""
 Window = int | tuple[int, int]
 WEIGHT_ARGUMENTS = ("causal", "key_lengths", "attn_mask", "attn_bias", "window_size", "scale")
 """Arguments of `attention` that decide the weights and are no options of a variant."""
@@ -106,14 +108,15 @@ def attention(
             as a mask does: it weighs exactly 0 and does not count in n, whatever the variant.
         window_size: (left, right): query m sees keys from left before to right after its own position. One number
             stands for both.
-        scale: factor of the scores, 1 / sqrt(D) unless given.
+        scale: factor of the scores, 1 / sqrt(D) unless given. "threshold-diff" weighs the halves of q and k apart:
+            there D must be even, and the scale is 1 / sqrt(D / 2).
         dropout_p: probability that a weight is set to zero; the others grow by 1 / (1 - dropout_p).
         seed: decides which weights are dropped, the same for every backend; drawn from torch's generator unless given.
         backend: "auto", or one of the implementations the variant has.
-        options: the variant's own (`gamma`, `alpha`, `beta`, `exponent`, `power`, `keep`, `degree`); `gamma`, `alpha`
-            and `beta` may be tensors, one number or one per head, and receive gradients. A number out of range is
-            refused; in a tensor on a GPU or under `torch.compile`, where checking would wait for it, it makes NaN of
-            what it weighs.
+        options: the variant's own (`gamma`, `alpha`, `beta`, `lam`, `exponent`, `power`, `keep`, `degree`); `gamma`,
+            `alpha`, `beta` and `lam` may be tensors, one number or one per head, and receive gradients. A number out of
+            range is refused; in a tensor on a GPU or under `torch.compile`, where checking would wait for it, it makes
+            NaN of what it weighs.
     """
     chosen = (variant, causal, window_size, scale, dropout_p, backend)
     key = None
@@ -142,19 +145,28 @@ def shortcut_key(
     if not on_device(q) or is_intercepted(q, k, v, *given) or transforms_active():
         return None
     for table in given:
-        if is_readable(table) or (table.dim() < 4 and not table.is_contiguous()):
-            return None  # what can be checked is, and kernels take tables without gaps
-    for value in (*chosen, *options.values()):
-        if isinstance(value, (Tensor, list)):
-            return None
-    if q.shape[-2] == 1 and not given and not wants_gradients(q, k, v):  # generation: keys grow from call to call
-        grown = ((x.shape[:2], x.shape[3:], x.stride()[2:], x.dtype, x.device, x.dim()) for x in (k, v))
-        return chosen, *options.items(), layout(q), *grown, k.shape[2:3] == v.shape[2:3] != (0,)
-    return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v), *map(layout, tables)
+        if is_readable(table) or table.device != q.device or (table.dim() < 4 and not table.is_contiguous()):
+            return None  # what can be checked is, and kernels take tables of their own device without gaps
+    if not (NUMBERS.issuperset(map(type, chosen)) and NUMBERS.issuperset(map(type, options.values()))):
+        return None
+    if given:
+        return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v), *map(layout, tables)
+    # In generation keys grow from call to call.
+    if q.dim() == k.dim() == v.dim() == 4 and q.shape[2] == 1 and not wants_gradients(q, k, v):
+        (B, K, N, D), (*others, values, Dv) = k.shape, v.shape
+        grown = (B, K, D, *others, Dv, k.stride()[2:], v.stride()[2:], k.dtype, v.dtype, k.device, v.device)
+        return chosen, *options.items(), layout(q), grown, 0 != N == values
+    return chosen, *options.items(), is_aligned(q, k, v), layout(q), layout(k), layout(v)
 
 
-def find_plan(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> AttentionPlan | GrowingPlan | None:
+def find_plan(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str
+) -> AttentionPlan | GrowingPlan | DifferencePlan | None:
     """The plan that later calls of this layout may go straight to: that of the fused kernels, if these are chosen."""
+    if call.variant.difference_of:
+        plans = [find_plan(view_q, view_k, v, view, backend) for view_q, view_k, view in call.views(q, k)]
+        # The halves of aligned tensors always lie alike; of others, alignment says nothing of the second half.
+        return DifferencePlan(plans, float(call.options["lam"])) if all(plans) and is_aligned(q, k, v) else None
     taken, _ = choose(q, k, v, call, backend)
     kernels = choose_kernels(q, k, v, call) if taken.name == "fused" else ""
     return None if isinstance(kernels, str) else kernels.plan(q, k, v, call)
@@ -198,6 +210,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> T
     """Hand a checked call to the implementation that `backend` names or that suits it best."""
     if k.shape[2] == 0:
         return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
+    if call.variant.difference_of:
+        return run_views(lambda q, k, view: run(q, k, v, view, backend), q, k, call)
     taken, run_call = choose(q, k, v, call, backend)
     if taken.plain and (step := rows_at_once(q, v, call)) < q.shape[2]:
         return torch.cat(by_rows(run_call, q, k, v, call, step), 2)
@@ -285,7 +299,8 @@ def check_call(
     left, right = check_window(window_size, causal)
     lengths = None if key_lengths is None else check_lengths(key_lengths, B, N, q.device)
     visibility = Visibility(M, N, left, right, lengths, attn_mask, first=N - M)
-    scale = D**-0.5 if scale is None else check_number("scale", scale)
+    row.check_head_size(D)
+    scale = (D // row.views) ** -0.5 if scale is None else check_number("scale", scale)
     if not 0 <= check_number("dropout_p", dropout_p) < 1:
         raise ArgumentError(f"dropout_p = {dropout_p}, but it is a probability below 1")
     resolved = check_options(row, options or {}, H, function or attention)
@@ -405,6 +420,8 @@ def explain(
     """Which implementation `attention` takes for these arguments, which are its own, and why; nothing is computed."""
     shared = {name: arguments.pop(name) for name in (*WEIGHT_ARGUMENTS, "dropout_p", "seed") if name in arguments}
     call = check_call(q, k, v, variant, options=arguments, **shared)
+    if call.variant.difference_of:  # both views run alike
+        q, k, call = call.views(q, k)[0]
     taken, _ = choose(q, k, v, call, backend)
     auto = backend == "auto"
     reason = taken.reason if auto else f"asked for by backend={backend!r}"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rectiformer.ops.activations import Value
-from rectiformer.ops.variants import Variant
+from rectiformer.ops.activations import Value, subtract
+from rectiformer.ops.variants import Variant, find_variant
 
 UNBOUNDED = 1 << 30
 """Longer than any sequence, and still 32 bits when a position is added: the width of a window that is not there."""
@@ -128,10 +128,27 @@ class AttentionCall:
         for block in spans(self.visibility.queries, step):
             yield block, self.slice_queries(block.start, block.stop)
 
+    def views(self, q: Tensor, k: Tensor) -> list[tuple[Tensor, Tensor, AttentionCall]]:
+        """Queries, keys and the call of each view of a call whose weights are a difference."""
+        row = find_variant(self.variant.difference_of)
+        alone = replace(self, variant=row, options={name: self.options[name] for name in row.options})
+        return [(*view, alone) for view in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)]
+
     def slice_queries(self, start: int, stop: int) -> AttentionCall:
         """The same call for queries `start` to `stop` only."""
         seen, attn_bias = self.visibility.slice_queries(start, stop), slice_rows(self.attn_bias, start, stop)
         return replace(self, visibility=seen, attn_bias=attn_bias, origin=(self.origin[0] + start, self.origin[1]))
+
+
+def run_views(
+    function: Callable[[Tensor, Tensor, AttentionCall], Tensor], q: Tensor, k: Tensor, call: AttentionCall
+) -> Tensor:
+    """What `function`, linear in the weights, makes of a call whose weights are a difference: that of its views.
+
+    Both have the seed of the call, so the same cells are dropped.
+    """
+    first, second = (function(*view) for view in call.views(q, k))
+    return subtract(first, second, call.options["lam"])
 
 
 Run = Callable[[Tensor, Tensor, Tensor, AttentionCall], Tensor]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
-from rectiformer.ops.activations import Value
+from rectiformer.ops.activations import Value, subtract
 from rectiformer.ops.attention import Window, check_options, check_window, run, shortcut_key, transform_obstacle
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
 from rectiformer.ops.gpu import cached_products_suit, decode_obstacle, wants_gradients
@@ -57,7 +57,7 @@ def decode_attention(
         new_kv: the key and value [R, K, 1, D or Dv] of the last position, written to row r of the cache.
         ancestors: int32 [R, capacity], the cache row that holds position n of row r; row r itself unless given.
         window_size: (left, right), or left alone: a query sees left keys before its own position.
-        scale: factor of the scores, 1 / sqrt(D) unless given.
+        scale: factor of the scores, as for `attention`.
         norm: the output norm, over all heads.
         splits: programs that share the keys of a head; chosen by the shapes unless given.
         skip: whether the value of a key of weight 0 is left unread, which is exact; chosen by the shapes unless given.
@@ -73,17 +73,42 @@ def decode_attention(
     row, Q, capacity = find_variant(variant), q.shape[2], k_cache.shape[2]
     left, _ = check_window(window_size, causal=True)
     visibility = Visibility(Q, capacity, left, UNBOUNDED, key_lengths, first=capacity - Q)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    row.check_head_size(q.shape[3])
+    scale = (q.shape[3] // row.views) ** -0.5 if scale is None else scale
     call = AttentionCall(row, visibility, check_options(row, options, q.shape[1], decode_attention), scale)
-    if decode_obstacle(q, k_cache, v_cache, call) or transform_obstacle():
+    view_q, keys, view = call.views(q, k_cache)[0] if row.difference_of else (q, k_cache, call)
+    if decode_obstacle(view_q, keys, v_cache, view) or transform_obstacle():
         out = plain_decoding(q, k_cache, v_cache, call, new_kv, ancestors)
         return out if norm is None else norm_heads(out, norm)
     from rectiformer.ops.gpu.decode import fused_decoding, plan_decoding
 
-    given: dict[str, Any] = {"new": new_kv, "ancestors": ancestors, "norm": norm, "splits": splits, "skip": skip}
+    given: dict[str, Any] = {"ancestors": ancestors, "splits": splits, "skip": skip}
+    if row.difference_of:
+        out = decode_views(q, k_cache, v_cache, call, new_kv, **given)
+        return out if norm is None else norm_heads(out, norm)
+    given |= {"new": new_kv, "norm": norm}
     if key is not None and key not in SHORTCUTS:
         SHORTCUTS.keep(key, plan_decoding(q, k_cache, v_cache, call, **given))
     return fused_decoding(q, k_cache, v_cache, call, **given)
+
+
+def decode_views(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    call: AttentionCall,
+    new_kv: tuple[Tensor, Tensor] | None,
+    **given: Any,
+) -> Tensor:
+    """`fused_decoding` where weights are a difference. Each view writes its half of the key, and both the value."""
+    from rectiformer.ops.gpu.decode import fused_decoding
+
+    halves = [None] * 2 if new_kv is None else [(half, new_kv[1]) for half in new_kv[0].chunk(2, -1)]
+    first, second = (
+        fused_decoding(view_q, keys, v_cache, view, new=new, **given)
+        for (view_q, keys, view), new in zip(call.views(q, k_cache), halves, strict=True)
+    )
+    return subtract(first, second, call.options["lam"])
 
 
 def check_decoding(

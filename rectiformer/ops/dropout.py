@@ -1,7 +1,8 @@
 """Dropout of attention weights as a pure function of (seed, batch, head, query, key).
 
 No state and no generator order: any implementation may visit the cells in any order, or twice (forward and backward),
-and drops the same ones. The hash is MurmurHash3's finalizer over 32-bit words.
+and drops the same ones. A cell's hash is the product of a number of its query and a number of its key, modulo 2^32: one
+instruction, since kernels make it for every cell. All that has to look random is in those numbers (`scatter`).
 """
 
 from collections.abc import Iterable
@@ -33,11 +34,24 @@ def keep_cells(
     def count(part: slice, first: int = 0) -> Tensor:
         return torch.arange(first + part.start, first + part.stop, device=seed.device, dtype=torch.int32)
 
-    word = (seed ^ (seed >> 32)).to(torch.int32)  # [1]
-    sequence = count(batch)[:, None] * all_heads + count(heads)  # [b, h]
-    row = murmur3(murmur3(word + sequence * GOLDEN)[:, :, None] + count(queries, origin[0]) * GOLDEN)  # [b, h, m]
-    cell = murmur3(row[..., None] + count(keys, origin[1]) * GOLDEN)  # [b, h, m, n], uniform over all 32-bit words
-    return cell >= round(probability * 2**32) - 2**31
+    pattern = count(batch)[:, None] * all_heads + count(heads)  # [b, h]
+    of_queries = murmur3(murmur3(seed.to(torch.int32)) + pattern * GOLDEN)
+    of_keys = murmur3(of_queries ^ (seed >> 32).to(torch.int32))
+    row = scatter(of_queries, count(queries, origin[0])) | 1  # [b, h, m]; odd, so that its products differ
+    column = scatter(of_keys, count(keys, origin[1]))  # [b, h, n]
+    cell = row[..., None] * column[..., None, :]  # [b, h, m, n]
+    return (cell & 0x7FFFFFFF) >= drop_threshold(probability)
+
+
+def drop_threshold(probability: float) -> int:
+    """Cells whose hash, of 31 bits, is below are dropped. 15 bits decide, since kernels compare two cells at once."""
+    return min(round(probability * 2**15), 2**15 - 1) << 16
+
+
+def scatter(word: Tensor, index: Tensor) -> Tensor:
+    """A number for each index, [b, h, i]: a square, so that no sums of two numbers agree as those of equal steps do."""
+    place = word[..., None] + index * GOLDEN
+    return place * place ^ place
 
 
 def murmur3(word: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rectiformer.ops.activations import RowContext
-from rectiformer.ops.call import AttentionCall, Visibility
+from rectiformer.ops.call import AttentionCall, Visibility, run_views
 from rectiformer.ops.dropout import keep_cells
 
 
@@ -36,6 +36,8 @@ def clear_padding(kv: Tensor, visibility: Visibility) -> Tensor:
 def reference_weights(q: Tensor, k: Tensor, call: AttentionCall, precision: torch.dtype | None = None) -> Tensor:
     """Weights [B, H, M, N] before dropout, in `precision` (the working dtype of q unless given), whatever autocast."""
     precision = precision or working_dtype(q.dtype)
+    if call.variant.difference_of:
+        return run_views(lambda q, k, view: reference_weights(q, k, view, precision), q, k, call)
     k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
     with torch.autocast(q.device.type, enabled=False):
         return weigh(call.variant.score(q.to(precision), k.to(precision)) * call.scale, call)

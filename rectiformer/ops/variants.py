@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rectiformer.errors import ArgumentError, unknown_name
+from rectiformer.errors import ArgumentError, ShapeError, unknown_name
 from rectiformer.ops import activations
 from rectiformer.ops.activations import (
     Pointwise,
@@ -31,6 +31,7 @@ BOUNDS: dict[str, Callable[[float], bool]] = {
     "a number above 0": lambda value: value > 0,
     "a number of at least 0": lambda value: value >= 0,
     "a number above 1": lambda value: value > 1,
+    "a number from 0 to 1": lambda value: (value >= 0) & (value <= 1),
     "a whole number above 0": lambda value: value > 0 and value == int(value),
 }
 
@@ -48,7 +49,7 @@ class Option:
     about: str
     needs: str
     """A key of `BOUNDS`."""
-    learn: Literal["", "exp", "softplus", "one-plus-sigmoid"] = ""
+    learn: Literal["", "exp", "softplus", "sigmoid", "one-plus-sigmoid"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,14 @@ class Variant:
     mix: Callable[[Tensor, Tensor, Tensor | None], Tensor] = weighted_sum
     hidden: float = 0.0
     """What a hidden key's weight becomes: 0, except where `mix` reads weights otherwise."""
+    difference_of: str = ""
+    """The variant w of weights w(q1, k1) - lam * w(q2, k2), whose views are the halves of queries and keys. Nothing
+    computes such a row itself: it runs w for each view, wherever w runs, and subtracts. lam is one of its options."""
+
+    @property
+    def views(self) -> int:
+        """Into how many views the head size is divided."""
+        return 2 if self.difference_of else 1
 
     @property
     def power(self) -> int:
@@ -102,10 +111,17 @@ class Variant:
 
     @property
     def implementations(self) -> tuple[str, ...]:
+        if self.difference_of:
+            return VARIANTS[self.difference_of].implementations
         products = ("products",) if self.score is dot_scores and self.mix is weighted_sum else ()
         sdpa = ("sdpa",) if self.name == "softmax" else ()
         fused = ("fused",) if self.pointwise is not None or self.rowwise or sdpa else ()
         return ("reference", *products, *(("blocked",) if self.rectified else ()), *sdpa, *fused)
+
+    def check_head_size(self, size: int) -> None:
+        """ShapeError where queries and keys of this size cannot be divided into views."""
+        if size % self.views:
+            raise ShapeError(f"the head size is {size}, but variant {self.name!r} has two views and needs an even one")
 
     def weights(self, x: Tensor, rows: RowContext) -> Tensor:
         """Weights of a block of scores [B, H, M, N]; cells hidden in `rows` come out as anything finite."""
@@ -163,6 +179,10 @@ def find_variant(name: str) -> Variant:
 
 
 _EXPONENT = Option(1.0, "a in the row scale n^-a", "a number of at least 0")
+_THRESHOLD = {
+    "beta": Option(1.0, "height of the threshold", "a number of at least 0", "softplus"),
+    "power": Option(2, "the power p", "a whole number above 0"),
+}
 _RELA = "Zhang, Titov, Sennrich 2021 (2104.07012)"
 
 VARIANTS: dict[str, Variant] = {
@@ -266,10 +286,18 @@ VARIANTS: dict[str, Variant] = {
             score=cosine_scores,
             scale="-beta sqrt(2 log n) inside",
             output_norm="rms",
-            options={
-                "beta": Option(1.0, "height of the threshold", "a number of at least 0", "softplus"),
-                "power": Option(2, "the power p", "a whole number above 0"),
-            },
+            options=_THRESHOLD,
+        ),
+        Variant(
+            name="threshold-diff",
+            formula="w(q1, k1) - lam w(q2, k2), w of threshold",
+            paper="Threshold Differential Attention 2026 (2601.12145)",
+            use="Threshold whose heads have two views, so that noise which both find cancels; weights may be negative.",
+            difference_of="threshold",
+            score=cosine_scores,
+            scale="-beta sqrt(2 log n) inside",
+            output_norm="rms",
+            options=_THRESHOLD | {"lam": Option(0.5, "share that is subtracted", "a number from 0 to 1", "sigmoid")},
         ),
         Variant(
             name="sigmoid",

@@ -11,7 +11,7 @@ from torch import Tensor
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value
 from rectiformer.ops.attention import Window, cannot_run, check_call, run, shortcut_key, transform_obstacle
-from rectiformer.ops.call import AttentionCall, Packing, Visibility
+from rectiformer.ops.call import AttentionCall, Packing, Visibility, run_views
 from rectiformer.ops.dropout import drop_seed
 from rectiformer.ops.gpu import FusedKernels, choose_kernels
 from rectiformer.ops.gpu.plans import PlanCache
@@ -106,6 +106,8 @@ def choose_packed(
 
 def run_packed(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing, backend: str) -> Tensor:
     """Hand a checked call over [1, H, total, D] to the implementation that `backend` names or that suits it best."""
+    if call.variant.difference_of:
+        return run_views(lambda q, k, view: run_packed(q, k, v, view, packing, backend), q, k, call)
     kernels = choose_packed(q, k, v, call, packing, backend)
     if not isinstance(kernels, str):
         return kernels.run(q, k, v, call, packing)

@@ -41,6 +41,14 @@ def test_dropout_drops_weights():
     assert not torch.allclose(z, attention(q, k, v, "relu-seqlen", causal=True).transpose(1, 2))
 
 
+def test_the_scale_of_a_head_becomes_that_of_its_views():
+    q, k, v = torch.randn(3, 2, 4, 5, 8)
+    given = {"variant": "threshold-diff", "options": {"beta": 0.25}}
+    z, other = (attend(nn.Module(), q, k, v, None, scaling=scaling, **given)[0] for scaling in (8**-0.5, None))
+    assert_close(z, other)
+    assert z.any()
+
+
 @pytest.mark.parametrize(
     ("queries", "arguments", "seen"),
     [

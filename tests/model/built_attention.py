@@ -11,7 +11,7 @@ def build(variant, *, dtype=torch.float64, **arguments):
     """A module whose biases, norms and learned numbers have left their initial values, so that a test sees them."""
     if variant == "topk":
         arguments.setdefault("options", {"keep": 3})
-    if variant == "threshold":
+    if variant in ("threshold", "threshold-diff"):
         arguments.setdefault("option_init", 0.25)  # cosines of so few numbers and keys stay below 1
     module = RectifiedAttention(WIDTH, HEADS, variant, **arguments)
     with torch.no_grad():

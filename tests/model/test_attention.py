@@ -198,7 +198,7 @@ def test_observed_weights_mix_the_values(variant):
     call["attn_mask"] = torch.rand(2, 1, 6, 6) > 0.2
     _, seen, _ = watch(module, x, **call)
     q, k, v = module.project(x, None, None)
-    options = module.options if module.learned is None else {module.learned.name: module.learned()}
+    options = module.options if module.learned is None else module.learned.values()
     q = q * module.learned()[:, None, None] if module.scales_scores else q  # they were divided by it in advance
     weights = attention_weights(q, k, variant, **call, **options)
     assert_same(seen.weights(), weights)

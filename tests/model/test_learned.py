@@ -35,6 +35,28 @@ def test_gradients_of_learned_numbers(variant, learn):
     assert (module.learned.raw.grad != 0).all()
 
 
+def test_a_variant_may_learn_two_numbers():
+    """Of threshold-diff, both are shared alike, and each can be fixed by itself."""
+    module, x = build("threshold-diff", option_sharing="layer"), tokens(2, 5)
+    assert {name: number.shape for name, number in module.learned.values().items()} == {"beta": (1,), "lam": (1,)}
+    module(x).square().sum().backward()
+    assert module.learned.raw.grad != 0
+    assert module.learned.other.raw.grad != 0
+    module.learned.reset_parameters()
+    assert {name: number.item() for name, number in module.learned.values().items()} == {
+        "beta": pytest.approx(0.25),
+        "lam": pytest.approx(0.5),
+    }
+    for name, other in (("beta", "lam"), ("lam", "beta")):
+        fixed = RectifiedAttention(WIDTH, HEADS, "threshold-diff", options={name: 0.125})
+        assert fixed.current_options().keys() == {"beta", "lam"}
+        assert list(fixed.learned.values()) == [other]
+        with pytest.raises(ConfigError, match=f"{name} is given both fixed, as 0.125, and shared"):
+            RectifiedAttention(
+                WIDTH, HEADS, "threshold-diff", options={name: 0.125}, option_sharing=build("threshold-diff").learned
+            )
+
+
 def test_one_number_for_a_whole_model():
     shared = LearnedOption(VARIANTS["reluformer"], "gamma")
     layers = torch.nn.ModuleList(

@@ -60,6 +60,17 @@ def test_no_two_of_two_thousand_sentences_look_alike():
     assert alike.max() < 0.5
 
 
+@pytest.mark.parametrize("head_dim", [8, 6])
+def test_each_view_of_a_variant_rotates_by_itself(head_dim):
+    """By the rotation of a head of its size, so that its scores too depend on how far apart sentences are."""
+    x, half = torch.randn(1, 2, 5, head_dim), head_dim // 2
+    ids = torch.tensor([[0, 1, 2, 3, 9]])
+    rotated = apply_rotary(x, rotation_of(ids, head_dim), views=2)
+    for view in (slice(half), slice(half, None)):
+        pairs = apply_rotary(x[..., view], rotation_of(ids, half))
+        torch.testing.assert_close(rotated[..., view], pairs)
+
+
 PRODUCTS = [name for name, row in VARIANTS.items() if row.score is dot_scores]
 CASES = [(name, "none") for name in PRODUCTS] + [(name, "open") for name in PRODUCTS if VARIANTS[name].power]
 

@@ -33,6 +33,23 @@ def test_cells_are_independent_of_their_neighbors_and_of_other_seeds():
         assert (kept * shifted).mean().abs() <= limit
 
 
+def test_rows_and_columns_are_no_factors_of_a_cell():
+    """Cells are products of a row's and a column's number. Independent ones have no common structure: four at the
+    corners of a rectangle have no common mean, any two rows or columns of a head agree as often as chance has it, and
+    their sums vary as much as chance has it, neither more nor less."""
+    kept = cells(3, 0.5, batch=1, heads=4, queries=512, keys=512)[0].double() * 2 - 1
+    for rows, columns in ((1, 1), (1, 64), (3, 8), (128, 1), (100, 100)):
+        corners = kept * kept.roll(rows, 1) * kept.roll(columns, 2) * kept.roll((rows, columns), (1, 2))
+        assert corners.mean().abs() <= 5 / kept.numel() ** 0.5
+    for lines in (kept, kept.mT):
+        products = (lines @ lines.mT / 512**0.5)[:, *torch.triu_indices(512, 512, 1)]  # standard normal numbers
+        assert products.abs().max() <= 6.5
+        assert ((products**2).mean() - 1).abs() <= 5 * (2 / products.numel()) ** 0.5
+        assert ((products**4).mean() - 3).abs() <= 5 * (96 / products.numel()) ** 0.5 + 2 / 512  # of 512 coins each
+        sums = lines.sum(-1) / 512**0.5
+        assert ((sums**2).mean() - 1).abs() <= 5 * (2 / sums.numel()) ** 0.5
+
+
 def test_any_rectangle_is_a_part_of_the_whole():
     rectangle = slice(1, 3), slice(2, 5), slice(20, 40), slice(64, 128)
     part = keep_cells(drop_seed(3, CPU), 0.3, rectangle, all_heads=8)

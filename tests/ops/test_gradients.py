@@ -77,14 +77,24 @@ def test_forward_mode(variant):
     assert torch.allclose((derivative * probe).sum(), by_reverse, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("variant", "option"), [("reluformer", "gamma"), ("entmax", "alpha"), ("threshold", "beta")])
+@pytest.mark.parametrize(
+    ("variant", "option"),
+    [
+        ("reluformer", "gamma"),
+        ("entmax", "alpha"),
+        ("threshold", "beta"),
+        ("threshold-diff", "beta"),
+        ("threshold-diff", "lam"),
+    ],
+)
 @pytest.mark.parametrize("size", [1, 2])
 def test_learnable_options_receive_gradients(variant, option, size):
     q, k, v = leaves((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3))
-    low = 0.2 if option == "beta" else 1.3  # a high threshold would leave nothing
+    low = 1.3 if option in ("gamma", "alpha") else 0.2  # a high threshold would leave nothing
     value = (torch.rand(size, dtype=torch.float64) * 0.5 + low).requires_grad_()
-    assert gradcheck(lambda value: attention(q, k, v, variant, causal=True, **{option: value}), (value,))
-    assert gradgradcheck(lambda value: attention(q, k, v, variant, causal=True, **{option: value}), (value,))
+    given = {"causal": True} | ({"beta": 0.2} if option == "lam" else {})
+    assert gradcheck(lambda value: attention(q, k, v, variant, **given, **{option: value}), (value,))
+    assert gradgradcheck(lambda value: attention(q, k, v, variant, **given, **{option: value}), (value,))
 
 
 @pytest.mark.parametrize("variant", ["rela", "reluformer", "sparsemax"])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closeness import OPTIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,10 +78,10 @@ def test_a_bias_above_the_limit_is_a_bias():
 @each_variant
 def test_causal_rows_ignore_the_future(variant):
     q, k, v = inputs(M=9)
-    before = attention(q, k, v, variant, causal=True)
+    before = attention(q, k, v, variant, causal=True, **OPTIONS.get(variant, {}))
     changed_k, changed_v = k.detach().clone(), v.detach().clone()
     changed_k[:, :, 5:], changed_v[:, :, 5:] = torch.randn(2, 2, 4, 8) * 50, torch.randn(2, 2, 4, 8) * 50
-    after = attention(q, changed_k, changed_v, variant, causal=True)
+    after = attention(q, changed_k, changed_v, variant, causal=True, **OPTIONS.get(variant, {}))
     assert torch.equal(after[:, :, :5], before[:, :, :5])
     assert not torch.equal(after[:, :, 5:], before[:, :, 5:])
 

@@ -73,7 +73,7 @@ def test_what_differs_in_an_argument_has_another_plan(change):
         )
 
 
-@pytest.mark.parametrize("sizes", [(2, 4, 2, 5, 7, 8, 8), (1, 2, 2, 70, 140, 24, 8)], ids=["short", "long"])
+@pytest.mark.parametrize("sizes", [(4, 4, 2, 21, 30, 8, 8), (1, 2, 2, 70, 140, 24, 8)], ids=["short", "long"])
 def test_cosine_scores_have_a_plan_of_their_own(sizes, checks):
     """Queries and keys are normed by kernels, with first and second derivatives."""
     given = {"variant": "threshold", "beta": 0.25, "causal": True}
@@ -300,10 +300,11 @@ def test_the_second_launch_goes_straight_to_the_driver(monkeypatch, numbers):
     assert kernel.by_driver == [(7, 3, 2, 1, 128, 1, 1, 1024, 99, [q, k, q, k, out, stride, count, scale, 0, 0])]
 
 
-def test_descriptors_are_made_anew_for_each_address(monkeypatch):
+def test_descriptors_are_made_once_for_each_address(monkeypatch):
     """They come before all else, each followed by the shape and strides of its tensor."""
-    made = []
-    kernel, fill = Kernel(), lambda *given: made.append(given) or object()
+    made, maps = [], []
+    kernel, fill = Kernel(), lambda *given: made.append(given) or maps.append(object()) or maps[-1]
+    monkeypatch.setattr(gpu.launch, "MAX_MAPS", 2)
     monkeypatch.setattr(Metadata, "tensordesc_meta", [
         {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [1, 8], "fp4_padded": False}
     ])  # fmt: skip
@@ -317,11 +318,18 @@ def test_descriptors_are_made_anew_for_each_address(monkeypatch):
     packed = gpu.launch.PackedArguments(kernel, launch, ())
     packed.launch([tensors[0].data_ptr()], None)
     packed.launch([64], None)
+    packed.launch([tensors[0].data_ptr()], None)
+    assert packed.pointers[0] == id(maps[0]) + gpu.launch.MAP_OFFSET
+    packed.launch([64], None)
+    assert packed.pointers[0] == id(maps[1]) + gpu.launch.MAP_OFFSET
     assert made == [(address, 3, 4, 7, [1, 8], [2, 8], [8, 1], 0) for address in (tensors[0].data_ptr(), 64)]
     shape = [ctypes.c_int32.from_address(packed.pointers[index]).value for index in (1, 2)]
     strides = [ctypes.c_int64.from_address(packed.pointers[index]).value for index in (3, 4)]
     assert (shape, strides) == ([2, 8], [8, 1])
     assert ctypes.c_uint64.from_address(packed.pointers[5]).value == 64
+    for address in (128, 192, 256):
+        packed.launch([address], None)
+    assert len(packed.made) <= 3  # not more with every address
 
 
 def test_unaligned_addresses_and_unknown_tritons_launch_by_triton(monkeypatch):
@@ -354,3 +362,12 @@ def test_a_changed_interface_is_noticed(monkeypatch):
     monkeypatch.setattr(gpu.launch, "KNOWN_LINES", ("params.append(something_new)",))
     found = gpu.launch.launch_obstacle.__wrapped__()
     assert found.endswith("launches kernels in another way: no 'params.append(something_new)'")
+
+
+@pytest.mark.parametrize(("device", "known"), [("cpu", True), ("meta", False)])
+def test_tables_of_another_device_are_moved_before_every_call(device, known, monkeypatch):
+    """As of a model whose layers are on several devices: a plan hands its kernels addresses, whatever they are of."""
+    monkeypatch.setattr(attention_module, "is_readable", lambda table: False)
+    q, k, v = inputs_of(SHORT)[:3]
+    lengths = torch.ones(2, dtype=torch.long, device=device)
+    assert (attention_module.shortcut_key((), {}, q, k, v, lengths) is not None) == known

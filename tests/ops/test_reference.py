@@ -26,6 +26,20 @@ def top_row(x, keep):
     return torch.where(kept, x, -math.inf).softmax(-1)
 
 
+def threshold_row(x):
+    return relu(x - math.sqrt(2 * math.log(len(x)))) ** 2
+
+
+def cosines(keys, query):
+    """Times the root of the head size: like normal numbers where directions are random."""
+    norms = [(x.square().sum(-1) + len(query) * 1e-6).sqrt() for x in (keys, query)]
+    return keys @ query / (norms[0] * norms[1]) * math.sqrt(len(query))
+
+
+COSINES = {"threshold": [slice(0, 6)], "threshold-diff": [slice(0, 3), slice(3, 6)]}
+"""Variants whose scores are cosines, each of a part of the six dimensions."""
+
+
 ROWS = {  # weights of one row of visible scores
     "softmax": lambda x: x.softmax(-1),
     "sparsemax": lambda x: entmax_package.sparsemax(x, -1),
@@ -37,7 +51,8 @@ ROWS = {  # weights of one row of visible scores
     "reluformer": lambda x: relu(x) / math.sqrt(len(x) / 2),
     "relu-seqlen": lambda x: relu(x) / len(x),
     "relu2": lambda x: relu(x) ** 2 / len(x),
-    "threshold": lambda x: relu(x - math.sqrt(2 * math.log(len(x)))) ** 2,
+    "threshold": threshold_row,
+    "threshold-diff": lambda x, y: threshold_row(x) - threshold_row(y) / 2,
     "sigmoid": lambda x: torch.sigmoid(x - math.log(len(x))),
     "softmax1": lambda x: x.exp() / (1 + x.exp().sum()),
     "self-adjust": lambda x: x * x.softmax(-1),
@@ -80,9 +95,10 @@ def by_rows(q, k, v, variant, scale, attn_bias=None, **visibility):
                     out[b, h, m] = relu(values - inhibition[:, None]).sum(0)
                 else:
                     query = q[b, h, m]
-                    if variant == "threshold":  # cosines, times the root of the head size once scaled
-                        keys, query = (x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() for x in (keys, query))
-                    out[b, h, m] = ROWS[variant](keys @ query * scale + add) @ values
+                    scores = [keys @ query * scale]
+                    if variant in COSINES:
+                        scores = [cosines(keys[:, view], query[view]) for view in COSINES[variant]]
+                    out[b, h, m] = ROWS[variant](*(x + add for x in scores)) @ values
     return out
 
 

@@ -135,7 +135,9 @@ def test_second_derivatives_of_packed_sequences(variant):
 
 
 @kernels_run
-@pytest.mark.parametrize(("variant", "option"), [("reluformer", "gamma"), ("threshold", "beta")])
+@pytest.mark.parametrize(
+    ("variant", "option"), [("reluformer", "gamma"), ("threshold", "beta"), ("threshold-diff", "lam")]
+)
 @pytest.mark.parametrize("lengths", ["both empty", "empty keys"])
 def test_a_learned_number_sums_over_packed_sequences(variant, option, lengths):
     lengths, found = LENGTHS[lengths], []

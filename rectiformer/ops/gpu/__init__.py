@@ -52,12 +52,12 @@ class FusedKernels:
             from rectiformer.ops.gpu.decode import fused_decoding
 
             return fused_decoding(q, k, v, call)
-        if call.variant.score is cosine_scores:
-            q, k = unit_rms(q), unit_rms(clear_padding(k, call.visibility))
         if self.name == "short":
             from rectiformer.ops.gpu.short import short_attention
 
             return short_attention(q, k, v, call, packing)
+        if call.variant.score is cosine_scores:
+            q, k = unit_rms(q), unit_rms(clear_padding(k, call.visibility))
         if self.name == "rowwise":
             from rectiformer.ops.gpu.rowwise import rowwise_attention
 
@@ -70,7 +70,8 @@ class FusedKernels:
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Packing | None = None
     ) -> AttentionPlan | GrowingPlan | None:
         """The plan of all calls of this layout; None where kernels are not all that a call takes."""
-        row, pointwise, cosine = call.variant.row_scale, call.variant.pointwise, call.variant.score is cosine_scores
+        row, pointwise = call.variant.row_scale, call.variant.pointwise
+        cosine = call.variant.score is cosine_scores and self.name != "short"  # which takes them as they are
         counts = row is not None or (pointwise is not None and pointwise.shift is not None)
         padded = packing is not None or call.visibility.key_lengths is not None
         if (call.counts_cells and counts) or call.scale < 0 or (cosine and (padded or self.name == "decode")):

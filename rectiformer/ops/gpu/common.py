@@ -17,9 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.activations import Pointwise, RowScale, RowShift
+from rectiformer.ops.activations import Pointwise, RowScale, RowShift, cosine_scores, dot_scores
 from rectiformer.ops.autograd import recall, second_derivatives
 from rectiformer.ops.call import HIDING, AttentionCall, Packing, Visibility
+from rectiformer.ops.dropout import drop_threshold
+from rectiformer.ops.gpu import interpreting
 from rectiformer.ops.gpu.plans import Gradients, KernelPlan
 from rectiformer.ops.gpu.pointwise import pointwise_flags, shift_unit
 from rectiformer.ops.variants import VARIANTS
@@ -28,10 +30,10 @@ ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? head_factors, Tensor? head_shifts, "
     "Tensor? row_counts, Tensor? key_lengths, Tensor? seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "str function, int power, str shift, float shift_factor, float scale, float dropout_p, float row_exponent, "
-    "float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys"
+    "float row_factor, SymInt window_left, SymInt window_right, SymInt max_queries, SymInt max_keys, bool unit_rows"
 )
 """What every operator of the short and long kernels takes: the fields of `KernelCall`, as torch names them."""
-NO_GRADIENT = [None] * 17
+NO_GRADIENT = [None] * 18
 """Of the arguments from row_counts on."""
 
 
@@ -42,7 +44,8 @@ class KernelCall:
 
     Power 0 is a softmax. n is counted by the kernels unless row_counts has it, as it must where a mask or bias hides
     keys. With cu_seqlens, batch row 0 holds sequences end to end, none longer than max_queries and
-    max_keys; without, these are the lengths of q and k.
+    max_keys; without, these are the lengths of q and k. With unit_rows, queries and keys are divided by their root mean
+    square, which only the short kernels do.
     """
 
     q: Tensor  # [B, H, M, D]
@@ -69,6 +72,7 @@ class KernelCall:
     window_right: int
     max_queries: int
     max_keys: int
+    unit_rows: bool
 
     @property
     def packed(self) -> bool:
@@ -85,17 +89,17 @@ class KernelCall:
 
     @property
     def dropout_threshold(self) -> int:
-        """Cells whose 32-bit hash is below are dropped."""
-        return round(self.dropout_p * 2**32) - 2**31
+        """Cells whose hash is below are dropped."""
+        return drop_threshold(self.dropout_p)
 
     def flags(self) -> dict[str, Any]:
         """Compile-time arguments that all kernels have. No length is among them, so none compiles a kernel again."""
-        return pointwise_flags(self.function, self.power, self.shift, self.head_shifts is not None) | {
+        return pointwise_flags(self.function, self.power, self.shift, self.head_shifts is not None, self.q.dtype) | {
             "ROW_SCALE": row_scale_flag(self.row_exponent),
             "PER_HEAD": self.head_factors is not None,
             "RAGGED": self.key_lengths is not None,
             "PACKED": self.packed,
-            "DROPOUT": self.seed is not None and self.dropout_p > 0,
+            "DROPOUT": dropout_flag(self),
         }
 
     def unflatten(self, head_factors: Tensor | None, head_shifts: Tensor | None) -> AttentionCall:
@@ -109,7 +113,8 @@ class KernelCall:
         by_row = self.shift_factor if head_shifts is None else self.shift_factor * head_shifts
         shift = RowShift(self.shift, lambda options: by_row) if self.shift else None
         pointwise = Pointwise(self.function, self.power, shift)
-        rectified = replace(VARIANTS["rela"], pointwise=pointwise, row_scale=row)
+        score = cosine_scores if self.unit_rows else dot_scores
+        rectified = replace(VARIANTS["rela"], pointwise=pointwise, row_scale=row, score=score)
         variant = rectified if self.power else VARIANTS["softmax"]
         return AttentionCall(variant, visibility, {}, self.scale, dropout_p=self.dropout_p, seed=self.seed)
 
@@ -178,6 +183,7 @@ def flatten(
     row_scale: tuple[float, float, Tensor | None],
     max_queries: int,
     max_keys: int,
+    unit_rows: bool = False,
 ) -> tuple[Any, ...]:
     """The operators' arguments after q, k and v; `row_scale` is what the kernels are to apply of it."""
     seen, (exponent, factor, head_factors) = call.visibility, row_scale
@@ -188,7 +194,7 @@ def flatten(
         counts = call.seen.counts(q.device).clamp_min(1).float().expand(q.shape[:3])
     tensors = (call.attn_bias, seen.attn_mask, head_factors, head_shifts, counts, seen.key_lengths, call.seed, *bounds)
     numbers = (function, power, shift, shift_factor, call.scale, call.dropout_p, exponent, factor)
-    return *tensors, *numbers, seen.left, seen.right, max_queries, max_keys
+    return *tensors, *numbers, seen.left, seen.right, max_queries, max_keys, unit_rows
 
 
 def with_positive_scale(q: Tensor, call: AttentionCall) -> tuple[Tensor, AttentionCall]:
@@ -219,6 +225,17 @@ def pointwise_parts(q: Tensor, call: AttentionCall) -> tuple[str, int, str, floa
     if isinstance(factor, Tensor):
         return row.function, power, row.shift.unit, 1.0, factor.to(q.device).float().expand(q.shape[1]).contiguous()
     return row.function, power, row.shift.unit, float(factor), None
+
+
+def dropout_flag(call: KernelCall) -> int:
+    """How weights are dropped: not at all, by comparing each cell's hash, or those of two at once.
+
+    The latter is for weights of 16 bits, and the threshold must be a number when it is read as a float16.
+    """
+    if call.seed is None or not call.dropout_p:
+        return 0
+    pairs = call.q.element_size() == 2 and call.dropout_threshold <= 0x7C00 << 16
+    return 2 if pairs and not interpreting() else 1
 
 
 def row_scale_flag(exponent: float) -> int:
@@ -300,17 +317,72 @@ def murmur3(word):
 
 
 @triton.jit
-def dropout_keeps(seed_ptr, threshold, pattern, m, n, KEY_AXIS: tl.constexpr):
+def dropout_words(seed_ptr, threshold, pattern, DROPOUT: tl.constexpr):
+    """What `dropout_keeps` knows of a pattern: (a word for its queries, one for its keys, the threshold of a cell)."""
+    of_queries, of_keys = 0, 0
+    if DROPOUT > 0:
+        seed = tl.load(seed_ptr)
+        of_queries = murmur3(murmur3(seed.to(tl.int32)) + pattern * GOLDEN)
+        of_keys = murmur3(of_queries ^ (seed >> 32).to(tl.int32))
+    return of_queries, of_keys, threshold
+
+
+@triton.jit
+def scatter(word, index):
+    """Numbers of queries or keys, as ops/dropout.py has them."""
+    place = word + index * GOLDEN
+    return place * place ^ place
+
+
+@triton.jit
+def dropout_hash(words, m, n, KEY_AXIS: tl.constexpr):
+    """The hash of each cell: of the cell's own, one product."""
+    of_queries, of_keys, _ = words
+    row, column = scatter(of_queries, m) | 1, scatter(of_keys, n)
+    return tl.expand_dims(row, KEY_AXIS) * tl.expand_dims(column, 1 - KEY_AXIS)
+
+
+@triton.jit
+def dropout_keeps(words, m, n, KEY_AXIS: tl.constexpr):
     """True where dropout spares a weight: the same cells as in every other implementation, whatever the tile.
 
-    A pure hash of (seed, pattern, query, key): the backward pass asks again instead of reading a mask. The row's part
-    of the hash is made once per row.
+    A pure hash of (seed, pattern, query, key): the backward pass asks again instead of reading a mask.
     """
-    seed = tl.load(seed_ptr)
-    word = (seed ^ (seed >> 32)).to(tl.int32)
-    row = murmur3(murmur3(word + pattern * GOLDEN) + m * GOLDEN)
-    cell = murmur3(tl.expand_dims(row, KEY_AXIS) + tl.expand_dims(n * GOLDEN, 1 - KEY_AXIS))
-    return cell >= threshold
+    _, _, threshold = words
+    return (dropout_hash(words, m, n, KEY_AXIS) & 0x7FFFFFFF) >= threshold
+
+
+@triton.jit
+def drop(values, words, seq, m, n, KEY_AXIS: tl.constexpr, DROPOUT: tl.constexpr):
+    """The values of a tile, 0 where dropout drops a weight. DROPOUT: see `dropout_flag`.
+
+    In pairs, the 15 bits that decide are compared as the magnitudes of two float16: these have the order of their bits,
+    and NaN, which the largest of them are, is kept. With the masks in registers it takes 5 instructions for two cells;
+    a predicate for each cell takes 3 for each, and as many again to keep predicates until the scores are there.
+    """
+    if DROPOUT > 0:
+        _, _, _, q_start, k_start, _, _, _ = seq
+        if DROPOUT == 2 and values.dtype.primitive_bitwidth == 16:
+            _, _, threshold = words
+            cells = dropout_hash(words, q_start + m, k_start + n, KEY_AXIS)
+            bits = tl.inline_asm_elementwise(
+                """{
+                .reg .b32 pair;
+                prmt.b32 pair, $2, $3, 0x7632;
+                abs.f16x2 pair, pair;
+                set.geu.u32.f16x2 pair, pair, $4;
+                and.b32 $0, $1, pair;
+                }""",
+                "=r,r,r,r,r,r",
+                [values.to(tl.int16, bitcast=True), cells, (threshold >> 16) * 0x10001],
+                dtype=tl.int16,
+                is_pure=True,
+                pack=2,
+            )
+            values = bits.to(values.dtype, bitcast=True)
+        else:
+            values = tl.where(dropout_keeps(words, q_start + m, k_start + n, KEY_AXIS), values, 0.0)
+    return values
 
 
 @triton.jit

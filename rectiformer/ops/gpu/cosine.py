@@ -1,4 +1,4 @@
-"""Cosine scores in front of the attention kernels: queries and keys divided by their root mean square, row by row.
+"""Cosine scores in front of the long kernels: queries and keys divided by their root mean square, row by row.
 
 `unit_rms` in ops/activations.py is the definition. A `CosinePlan` runs it by one kernel each for queries and keys, and
 what it gives exists only while a call runs: the backward pass makes it again from the inputs that autograd keeps.
@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rectiformer.ops.activations import RMS_EPSILON, unit_rms
+from rectiformer.ops.activations import unit_rms
 from rectiformer.ops.gpu.common import AttentionPlan, block_size, empty_heads_last
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import Gradients, PlanCache
+from rectiformer.ops.gpu.pointwise import unit_rows, unit_rows_gradient
 
 TILE = 4096
 """Numbers that a program holds."""
@@ -94,32 +95,20 @@ def inside_rows(N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def inverse_rms(x, D):
-    return tl.rsqrt(tl.sum(x * x, 1) / D + EPSILON)[:, None]
-
-
-EPSILON = tl.constexpr(RMS_EPSILON)
-
-
-@triton.jit
 def unit_kernel(
     x_ptr, unit_ptr, x_strides, unit_strides, H, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
     inside = inside_rows(N, D, BLOCK_N, BLOCK_D)
-    x = tl.load(row_pointers(x_ptr, x_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0).to(tl.float32)
-    unit = (x * inverse_rms(x, D)).to(unit_ptr.dtype.element_ty)
-    tl.store(row_pointers(unit_ptr, unit_strides, H, BLOCK_N, BLOCK_D), unit, mask=inside)
+    x = tl.load(row_pointers(x_ptr, x_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0)
+    tl.store(row_pointers(unit_ptr, unit_strides, H, BLOCK_N, BLOCK_D), unit_rows(x, D), mask=inside)
 
 
 @triton.jit
 def unit_backward_kernel(
     g_ptr, x_ptr, dx_ptr, g_strides, x_strides, dx_strides, H, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """With u = x r: d_x = r (g - u mean(g u))."""
     inside = inside_rows(N, D, BLOCK_N, BLOCK_D)
-    x = tl.load(row_pointers(x_ptr, x_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(row_pointers(x_ptr, x_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0)
     g = tl.load(row_pointers(g_ptr, g_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0).to(tl.float32)
-    r = inverse_rms(x, D)
-    unit = x * r
-    d_x = r * (g - unit * (tl.sum(g * unit, 1) / D)[:, None])
-    tl.store(row_pointers(dx_ptr, dx_strides, H, BLOCK_N, BLOCK_D), d_x.to(dx_ptr.dtype.element_ty), mask=inside)
+    d_x = unit_rows_gradient(g, x, D).to(dx_ptr.dtype.element_ty)
+    tl.store(row_pointers(dx_ptr, dx_strides, H, BLOCK_N, BLOCK_D), d_x, mask=inside)

@@ -63,6 +63,31 @@ KEYS_PER_SPLIT = 128
 MAX_SPLITS = 64
 FEW_KEYS = 32
 """Up to here grouped heads of a beam take small blocks: the rows of the next are looked up while one is used."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a program of grouped heads walks over its keys. Loads of `stages` - 1 blocks are on their way at once; each
+    turn of a beam also waits for the rows it reads, so it takes more stages to keep as much on its way."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+# largest head size of 16-bit numbers -> tiling where a row reads its own cache row, and where a beam's index says which
+TILINGS = {
+    64: (Tiling(64, 4, 3), Tiling(64, 4, 5)),
+    128: (Tiling(32, 4, 3), Tiling(32, 4, 5)),
+    256: (Tiling(32, 8, 3), Tiling(32, 8, 5)),
+}
+FEW = Tiling(16, 2, 2)
+"""Of a beam with at most `FEW_KEYS` keys and heads of 128."""
+EXACT = Tiling(16, 8, 3)
+"""Of float32, whose products are each made of three."""
+MAX_SKIP_ROWS = 32
+"""Most query rows of a key head with which values of zeros are left unread: one of so many wants almost every value.
+From 64 on Triton could not even compile it: products of warp groups have no place in the middle of its pipeline."""
 PROGRAMS_PER_SM = 4
 """Programs that a multiprocessor runs at once, with what each has asked for on its way from memory."""
 ARGUMENTS = (
@@ -178,7 +203,8 @@ def choose_splits(
     """Splits of a head's keys, whether values of zeros are left unread, and whether one program takes all heads."""
     together = splits in (None, 1) and holds_all_heads(q, keys, values) and (normed or fills_device(q))
     splits = 1 if together else splits or count_splits(q, keys)
-    return splits, keys.shape[2] > SHORT_CACHE if skip is None else skip, together
+    skip = keys.shape[2] > SHORT_CACHE if skip is None else skip
+    return splits, skip and queries_per_key_head(q, keys) <= MAX_SKIP_ROWS, together
 
 
 def decode_numbers(
@@ -331,7 +357,7 @@ def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch
         call.window_left, scale, gain, call.row_exponent, call.shift_factor, call.norm_epsilon,
     )  # fmt: skip
     flags = {
-        **pointwise_flags(call.function, call.power, call.shift, call.head_shifts is not None),
+        **pointwise_flags(call.function, call.power, call.shift, call.head_shifts is not None, q.dtype),
         "SCALE_INSIDE": not call.power or not call.scales_outside,
         "UNIT_KEYS": call.unit_keys,
         "ROW_SCALE": row_scale_flag(call.row_exponent),
@@ -366,12 +392,11 @@ def decode_config(call: DecodeCall) -> dict[str, int]:
         block_keys = min(MAX_BLOCK_KEYS, TILE // (heads * width), block_size(capacity))
         norm = (call.norm_gain is not None) + (call.norm_gate is not None)
         return config | {"HEADS": heads, "NORM": norm, "BLOCK_N": block_keys, "num_warps": 8 if call.all_heads else 4}
-    block_keys, warps, stages = MAX_BLOCK_KEYS if width <= 64 else 32, 8 if width > 128 or exact else 4, 3
-    if exact:
-        block_keys = 16
-    elif call.ancestors is not None and capacity <= FEW_KEYS and width == 128:
-        block_keys, warps, stages = 16, 2, 2
-    return config | {"BLOCK_M": block_size(rows), "STAGES": stages, "BLOCK_N": block_keys, "num_warps": warps}
+    tiling = EXACT if exact else TILINGS[next(size for size in TILINGS if width <= size)][call.ancestors is not None]
+    if not exact and call.ancestors is not None and capacity <= FEW_KEYS and width == 128:
+        tiling = FEW
+    block = {"BLOCK_M": block_size(rows), "BLOCK_N": tiling.keys, "STAGES": tiling.stages}
+    return config | block | {"num_warps": tiling.warps}
 
 
 @torch.library.register_fake("rectiformer::decode")
@@ -641,8 +666,7 @@ def decode_groups_kernel(
         score = scale_scores(score, key_gains(new_k, D, 1, UNIT_KEYS), scale, shift, SCALE_INSIDE, SHIFT, UNIT_KEYS)
         mixed, running_max, total = add_new_key(mixed, running_max, total, score, new_v, gain, mine, POWER, WEIGHT)
     shift = shift[:, None] if SHIFT_PER_HEAD else shift
-    weights = tl.zeros([BLOCK_M, BLOCK_N], v_ptr.dtype.element_ty)
-    v = tl.zeros([BLOCK_N, BLOCK_DV], v_ptr.dtype.element_ty)
+    # Triton pipelines the loads in order of dependence: rows of a beam, keys, and values, whose mask depends on scores.
     for begin in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         n = begin + tl.arange(0, BLOCK_N)
         held = (n >= first) & (n < stop)
@@ -650,7 +674,6 @@ def decode_groups_kernel(
         k = tl.load(k_ptrs + (rows * k_batch + n * k_row)[:, None], mask=held[:, None] & (d < D), other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
         scores = scale_scores(scores, key_gains(k, D, 1, UNIT_KEYS), scale, shift, SCALE_INSIDE, SHIFT, UNIT_KEYS)
-        mixed += tl.dot(weights, v, input_precision="ieee")  # of the block before, whose values have arrived by now
         if POWER == 0:
             wide_weights, running_max, total, mixed = softmax_block(scores, held, running_max, total, mixed)
         else:
@@ -658,7 +681,7 @@ def decode_groups_kernel(
         weights = wide_weights.to(v_ptr.dtype.element_ty)
         asked = held & (tl.max(weights.to(tl.float32), 0) > 0.0) if SKIP_ZEROS else held
         v = tl.load(v_ptrs + (rows * v_batch + n * v_row)[:, None], mask=asked[:, None] & (dv < Dv), other=0.0)
-    mixed += tl.dot(weights, v, input_precision="ieee")
+        mixed += tl.dot(weights, v, input_precision="ieee")
     if POWER == 0:
         rows_out = ((tl.program_id(2) * R + r) * Q + query) * H + heads
         mixed = finish_softmax(mixed, running_max, total, highest_ptr, total_ptr, rows_out, real, PARTIAL)

@@ -27,6 +27,8 @@ NUMBERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 """How the compiled kernel takes numbers of each of Triton's types."""
 INVALID_CONTEXT = 201
 """CUDA_ERROR_INVALID_CONTEXT."""
+MAX_MAPS = 256
+"""Descriptors that a launch keeps; beyond that all are made anew."""
 MAP_OFFSET = 128
 """Where a `PyCUtensorMap` of Triton holds the descriptor itself."""
 
@@ -130,16 +132,22 @@ class PackedArguments:
         self.shape = (compiled.function, x, y, z, 32 * metadata.num_warps, 1, 1, metadata.shared)
         self.call_driver = driver().cuLaunchKernel
         self.fill_map: Any = map_filler() if self.maps else None
+        self.made: dict[tuple[int, int], Any] = {}
+        """Descriptors by argument and address: torch's allocator gives the same addresses again and again."""
 
     def launch(self, addresses: list[int], numbers: Sequence[Any] | None) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         with self.lock:
             self.addresses[:] = [addresses[slot] for slot in self.slots]
-            maps = []  # alive until the driver has copied them
+            if len(self.made) > MAX_MAPS:
+                self.made.clear()
             for index, slot, (swizzle, size, kind, tile, shape, strides) in self.maps:
-                tensor_map = self.fill_map(addresses[slot], swizzle, size, kind, tile, shape, strides, 0)
+                address = addresses[slot]
+                tensor_map = self.made.get((index, address))
+                if tensor_map is None:
+                    tensor_map = self.fill_map(address, swizzle, size, kind, tile, shape, strides, 0)
+                    self.made[index, address] = tensor_map
                 self.pointers[index] = id(tensor_map) + MAP_OFFSET
-                maps.append(tensor_map)
             if numbers is not self.current:
                 given = self.original if numbers is None else numbers
                 for packed, number in zip(self.numbers, flatten_numbers(self.kinds, given), strict=True):

@@ -27,7 +27,8 @@ from rectiformer.ops.gpu.common import (
     KernelCall,
     block_size,
     differentiate_twice,
-    dropout_keeps,
+    drop,
+    dropout_words,
     empty_heads_last,
     flatten,
     key_range,
@@ -416,8 +417,8 @@ def copy_engine_reads(tensor: Tensor) -> bool:
 
 @triton.jit
 def mix_keys(
-    mixed, mass, logs, q, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window,
-    mask_args, shift, seed_ptr, threshold, scale, D, Dv,
+    mixed, mass, logs, q, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, words, seq, window,
+    mask_args, shift, scale, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
     BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
     SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr, TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
@@ -427,7 +428,7 @@ def mix_keys(
 
     STATS: their weights w, and w log w, are added to `mass` and `logs`.
     """
-    b, _, kh, q_start, k_start, _, N, length = seq
+    b, _, kh, _, k_start, _, N, length = seq
     limit = length if EDGE else N
     for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
@@ -442,9 +443,7 @@ def mix_keys(
             mass += tl.sum(weights, 1)
             logs += tl.sum(weights * safe_log(weights), 1)
             weights = weights.to(q.dtype)
-        if DROPOUT:
-            kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 1)
-            weights = tl.where(kept, weights, 0.0).to(q.dtype)
+        weights = drop(weights, words, seq, m, n, 1, DROPOUT)
         values = load_tile(
             v, v_ptr, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR
         )
@@ -489,6 +488,7 @@ def long_forward_kernel(
         mass, logs = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
         shift_args = (shift_factor, shifts_ptr, counts_ptr)
         shift, _unit = row_shifts(shift_args, m, H, M, seq, window, 1, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
+        words = dropout_words(seed_ptr, threshold, b * H + h, DROPOUT)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, seq, window, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
         stops = (end if TEST_ALL else tl.minimum(full_begin, end), full_end if CLEAR or HIDES_LATER else end, end)
@@ -498,8 +498,8 @@ def long_forward_kernel(
             if HIDES_EARLIER or TEST_ALL if part == 0 else not TEST_ALL and (CLEAR or HIDES_LATER or part == 1):
                 mixed, mass, logs = mix_keys(
                     mixed, mass, logs, queries, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part], stops[part],
-                    b * H + h, seq, window, mask_args, shift, seed_ptr, threshold, scale, D, Dv, part != 1, POWER,
-                    WEIGHT, RECTIFIED, SHIFT, BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM,
+                    words, seq, window, mask_args, shift, scale, D, Dv, part != 1, POWER, WEIGHT,
+                    RECTIFIED, SHIFT, BANDED, CLEAR, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM,
                     PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if PER_HEAD:

@@ -23,7 +23,8 @@ from torch import Tensor
 from rectiformer.ops.gpu.common import (
     KernelCall,
     block_size,
-    dropout_keeps,
+    drop,
+    dropout_words,
     empty_heads_last,
     key_range,
     load_tile,
@@ -62,7 +63,7 @@ class LongGradients:
         self.scales = bool(call.row_exponent) and any(hidden_sides(call))
         self.shifted = call.head_shifts is not None
         gain = gain_of(call)
-        self.shift_gain = -gain * call.shift_factor
+        self.shift_gain = -gain * call.power * call.shift_factor
         tensors = self.gather(d_out, held, d_out if stats else None)
         d_q, d_k, d_v, upstream, scaled = range(len(held), len(held) + 5)
         by_row = len(held) + 4 + self.scales if self.shifted else 0
@@ -71,7 +72,7 @@ class LongGradients:
             tables[TABLES.index("rows")] = len(tensors) - 1
         if self.scales:
             self.scaling = prepare_scaling(plan, call, tensors, upstream, scaled)
-        score_gain = gain * (call.scale if scales_inside(call) else 1.0)
+        score_gain = gain * call.power * (call.scale if scales_inside(call) else 1.0)
         slots = [0, 1, 2, scaled if self.scales else upstream, d_k, d_v, *tables]
         self.keys = prepare(long_dkdv_kernel, "keys", call, tensors, slots, 4, 2, [gain, score_gain], stats)
         slots = [0, 1, 2, upstream, d_q, by_row, *tables]
@@ -138,7 +139,8 @@ def bias_gradient(plan: LongPlan, d_out: Tensor, held: Sequence[Tensor]) -> Tens
     strides = [tensor.stride() for tensor in (call.q, call.k, call.v, d_out)]
     numbers = (
         *mask_strides(call), *strides, (call.window_left, call.window_right), tuple(shape), call.q.shape[0],
-        *shape_args(call), call.scale, gain_of(call), call.row_exponent, call.shift_factor, call.dropout_threshold,
+        *shape_args(call), call.scale, gain_of(call) * call.power, call.row_exponent, call.shift_factor,
+        call.dropout_threshold,
     )  # fmt: skip
     grid = (-(-shape[2] // tiling.queries), -(-shape[3] // tiling.keys), shape[0] * shape[1])
     names = ("head_factors", "key_lengths", "seed", "head_shifts", "row_counts", "attn_bias", "attn_mask")
@@ -205,8 +207,8 @@ def load_slopes(slopes, seq, m, KEY_AXIS: tl.constexpr):
 
 @triton.jit
 def add_queries(
-    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, pattern, seq,
-    window, mask_args, shift_args, slopes, seed_ptr, threshold, scale, H, rows, D, Dv,
+    d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, begin, end, n, head, words, seq,
+    window, mask_args, shift_args, slopes, scale, H, rows, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
     SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr, COUNTED: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr,
@@ -215,7 +217,7 @@ def add_queries(
 ):  # fmt: skip
     """`d_k` and `d_v` plus what queries `begin` to `end` add; EDGE: each may not see every key."""
     TESTED: tl.constexpr = EDGE or BIAS or MASK
-    b, _, _, q_start, k_start, M, _, _ = seq
+    b, _, _, q_start, _, M, _, _ = seq
     for row in range(begin, end, BLOCK_M):
         m = row + tl.arange(0, BLOCK_M)
         queries = load_tile(q, q_ptr, q_strides, b, head, q_start, row, M, D, BLOCK_M, BLOCK_D, TMA, EDGE and CLEAR)
@@ -226,21 +228,17 @@ def add_queries(
         )
         d_out = load_tile(g, g_ptr, g_strides, b, head, q_start, row, M, Dv, BLOCK_M, BLOCK_DV, TMA, EDGE and CLEAR)
         d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
-        if DROPOUT or STATS:
+        if STATS:  # sums of rows are of the weights before dropout
             weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, RECTIFIED, TESTED, False)
-            logs = safe_log(weights) if STATS else 0.0
-            if DROPOUT:
-                kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 0)
-                weights = tl.where(kept, weights, 0.0)
-                d_weights = tl.where(kept, d_weights, 0.0)
-            if STATS:  # sums of rows are of the weights before dropout
-                even, steep = load_slopes(slopes, seq, m, 0)
-                d_weights += even + steep * logs
+            even, steep = load_slopes(slopes, seq, m, 0)
+            d_weights = drop(d_weights, words, seq, m, n, 0, DROPOUT) + even + steep * safe_log(weights)
             weights = weights.to(queries.dtype)
         else:
             weights = weigh(scores, seen, queries.dtype, POWER, WEIGHT, RECTIFIED, TESTED, ASM)
+        weights = drop(weights, words, seq, m, n, 0, DROPOUT)
         d_v = tl.dot(weights, d_out, d_v, input_precision=PRECISION)
-        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED).to(queries.dtype)
+        d_scores = score_gradients(scores, seen, d_weights, queries.dtype, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED, ASM)
+        d_scores = drop(d_scores, words, seq, m, n, 0, 0 if STATS else DROPOUT)
         d_k = tl.dot(d_scores, queries, d_k, input_precision=PRECISION)
     return d_k, d_v
 
@@ -300,6 +298,7 @@ def long_dkdv_kernel(
             head = kh * group + member
             here = (b, head, kh, q_start, k_start, rows, columns, length)
             slopes = (slopes_ptr, (b * H + head) * M, shared)
+            words = dropout_words(seed_ptr, threshold, b * H + head, DROPOUT)
             starts = (begin, full_begin, full_end)
             stops = (
                 end if TEST_ALL else tl.minimum(full_begin, end), full_end if PACKED or HIDES_EARLIER else end, end
@@ -309,8 +308,8 @@ def long_dkdv_kernel(
                     # Of queries only packed ones need clearing: padding of keys was cleared above.
                     d_k, d_v = add_queries(
                         d_k, d_v, keys, values, q, g, q_ptr, g_ptr, q_strides, g_strides, starts[part], stops[part],
-                        n, head, b * H + head, here, window, mask_args, (shift_factor, shifts_ptr, counts_ptr), slopes,
-                        seed_ptr, threshold, scale, H, M, D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT,
+                        n, head, words, here, window, mask_args, (shift_factor, shifts_ptr, counts_ptr), slopes,
+                        scale, H, M, D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT,
                         SHIFT_PER_HEAD, COUNTED, BANDED, PACKED, BIAS, MASK, DROPOUT, SCALE_INSIDE, STATS, TMA, ASM,
                         PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
                     )  # fmt: skip
@@ -323,19 +322,21 @@ def long_dkdv_kernel(
 
 @triton.jit
 def add_keys(
-    d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, pattern, seq, window,
-    mask_args, shift, even, steep, seed_ptr, threshold, scale, D, Dv,
+    d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, begin, end, words, seq, window,
+    mask_args, shift, even, steep, scale, D, Dv,
     EDGE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
     SHIFT: tl.constexpr, SHIFT_PER_HEAD: tl.constexpr, BANDED: tl.constexpr, CLEAR: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, DROPOUT: tl.constexpr, SCALE_INSIDE: tl.constexpr, STATS: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    TMA: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """`d_q` plus what keys `begin` to `end` add; EDGE: not every query may see each of them.
 
     SHIFT_PER_HEAD: the gradients of their scores are added to `d_shifted`.
     """
     TESTED: tl.constexpr = EDGE or BIAS or MASK
-    b, _, kh, q_start, k_start, _, N, length = seq
+    EARLY: tl.constexpr = STATS or SHIFT_PER_HEAD  # what is dropped is missing in float32 sums
+    b, _, kh, _, k_start, _, N, length = seq
     limit = length if EDGE else N
     for column in range(begin, end, BLOCK_N):
         n = column + tl.arange(0, BLOCK_N)
@@ -348,16 +349,16 @@ def add_keys(
             v, v_ptr, v_strides, b, kh, k_start, column, limit, Dv, BLOCK_N, BLOCK_DV, TMA, EDGE and CLEAR
         )
         d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
-        if DROPOUT:
-            kept = dropout_keeps(seed_ptr, threshold, pattern, q_start + m, k_start + n, 1)
-            d_weights = tl.where(kept, d_weights, 0.0)
+        d_weights = drop(d_weights, words, seq, m, n, 1, DROPOUT if EARLY else 0)
         if STATS:
             weights = weigh(scores, seen, tl.float32, POWER, WEIGHT, RECTIFIED, TESTED, False)
             d_weights += even + steep * safe_log(weights)
-        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED)
+        dtype: tl.constexpr = tl.float32 if SHIFT_PER_HEAD else queries.dtype
+        d_scores = score_gradients(scores, seen, d_weights, dtype, POWER, WEIGHT, SLOPE, RECTIFIED, TESTED, ASM)
         if SHIFT_PER_HEAD:
             d_shifted += tl.sum(d_scores, 1)
-        d_q = tl.dot(d_scores.to(queries.dtype), keys, d_q, input_precision=PRECISION)
+        d_scores = drop(d_scores.to(queries.dtype), words, seq, m, n, 1, 0 if EARLY else DROPOUT)
+        d_q = tl.dot(d_scores, keys, d_q, input_precision=PRECISION)
     return d_q, d_shifted
 
 
@@ -397,13 +398,15 @@ def long_dq_kernel(
         d_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         even, steep = 0.0, 0.0
         if STATS:
-            shared = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+            shared = gain / POWER  # what weights are multiplied with, whose slopes these are
+            shared = shared * tl.load(factor_ptr + h) if PER_HEAD else shared
             shared = shared / scale if SCALE_INSIDE else shared
             shared = row_gain(shared, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE)
             even, steep = load_slopes((slopes_ptr, (b * H + h) * M, shared), seq, m, 1)
         shift_args = (shift_factor, shifts_ptr, counts_ptr)
         shift, unit = row_shifts(shift_args, m, H, M, seq, window, 1, BANDED, SHIFT, SHIFT_PER_HEAD, COUNTED)
         d_shifted = tl.zeros([BLOCK_M], tl.float32)
+        words = dropout_words(seed_ptr, threshold, b * H + h, DROPOUT)
         begin, full_begin, full_end, end = key_range(row, BLOCK_M, seq, window, BLOCK_N, BANDED)
         starts = (begin, full_begin, full_end)
         stops = (end if TEST_ALL else tl.minimum(full_begin, end), full_end if CLEAR or HIDES_LATER else end, end)
@@ -411,9 +414,9 @@ def long_dq_kernel(
             if HIDES_EARLIER or TEST_ALL if part == 0 else not TEST_ALL and (CLEAR or HIDES_LATER or part == 1):
                 d_q, d_shifted = add_keys(
                     d_q, d_shifted, queries, d_out, k, v, k_ptr, v_ptr, k_strides, v_strides, m, starts[part],
-                    stops[part], b * H + h, seq, window, mask_args, shift, even, steep, seed_ptr, threshold, scale,
-                    D, Dv, part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SHIFT_PER_HEAD, BANDED, CLEAR, BIAS, MASK,
-                    DROPOUT, SCALE_INSIDE, STATS, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                    stops[part], words, seq, window, mask_args, shift, even, steep, scale, D, Dv,
+                    part != 1, POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SHIFT_PER_HEAD, BANDED, CLEAR, BIAS, MASK,
+                    DROPOUT, SCALE_INSIDE, STATS, TMA, ASM, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         if SHIFT_PER_HEAD:
             own = row_gain(1.0, exponent, m, rows, columns, length, left, right, 1, BANDED, ROW_SCALE) * unit
@@ -450,6 +453,7 @@ def long_dbias_kernel(
             seq = locate_sequence(b, h, group, M, N, lengths_ptr, lengths_ptr, lengths_ptr, RAGGED, False)
             _, _, kh, _, _, _, _, length = seq
             head_gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
+            words = dropout_words(seed_ptr, threshold, b * H + h, DROPOUT)
             row = tl.program_id(0) * BLOCK_M
             row_end = row + BLOCK_M if bias_M > 1 else M
             while row < row_end:
@@ -470,9 +474,10 @@ def long_dbias_kernel(
                     )
                     values = load_tile(v, v, v_strides, b, kh, 0, column, length, Dv, BLOCK_N, BLOCK_DV, False, False)
                     d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
-                    if DROPOUT:
-                        d_weights = tl.where(dropout_keeps(seed_ptr, threshold, b * H + h, m, n, 1), d_weights, 0.0)
-                    d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, RECTIFIED, True)
+                    d_weights = drop(d_weights, words, seq, m, n, 1, DROPOUT)
+                    d_scores = score_gradients(
+                        scores, seen, d_weights, tl.float32, POWER, WEIGHT, SLOPE, RECTIFIED, True, False
+                    )
                     total += d_scores * rows_gain
                     column += BLOCK_N
                 row += BLOCK_M

@@ -52,7 +52,7 @@ def is_intercepted(*tensors: Tensor) -> bool:
     """Whether somebody has to see operators of torch: a compiler, a dispatch mode, a subclass of Tensor."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    return any(type(tensor) not in PLAIN for tensor in tensors)
+    return not PLAIN.issuperset(map(type, tensors))
 
 
 Gradients = tuple[Tensor | None, ...]
@@ -107,6 +107,18 @@ class KernelPlan:
     def find(self, names: Iterable[str]) -> list[int]:
         """Where tensors are among `held`; any place for those that are not there, as flags keep them unread."""
         return [self.slots.get(name, 0) for name in names]
+
+
+class DifferencePlan:
+    """The plans of both views of calls whose weights are a difference: first - lam * second."""
+
+    def __init__(self, plans: Sequence[Any], lam: float) -> None:
+        self.plans, self.lam = plans, lam
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> Tensor:
+        views = zip(self.plans, q.chunk(2, -1), k.chunk(2, -1), strict=True)
+        first, second = [plan.attend(*view, v, *tables) for plan, *view in views]
+        return torch.sub(first, second, alpha=self.lam)
 
 
 class Planned(torch.autograd.Function):

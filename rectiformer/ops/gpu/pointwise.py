@@ -13,16 +13,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from rectiformer.ops.activations import RMS_EPSILON
+from rectiformer.ops.gpu import interpreting
 
 SHIFT_FLAGS = {"": 0, "log n": 1, "sqrt(2 log n)": 2}
 """The flag SHIFT of each key of `SHIFTS` in ops/activations.py; 0 where rows are not shifted."""
-KEY_EPSILON = tl.constexpr(RMS_EPSILON)
+EPSILON = tl.constexpr(RMS_EPSILON)
 ROOT_HALF = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2PI = tl.constexpr(0.3989422804014327)
+MINUS_LOG2_E = tl.constexpr(-1.4426950408889634)
+RECIPROCAL_BITS = tl.constexpr(0x7EB50000)
+RECIPROCAL_STEP = tl.constexpr(1.4355202)
+RECIPROCAL_UNIT = tl.constexpr(0.5151220)
+"""Found by a search over the first for the smallest relative error of `quick_sigmoid`'s reciprocal."""
+COMPILED = tl.constexpr(not interpreting())
+"""Whether these functions will be machine code: Triton's interpreter has no assembler."""
 
 
 @triton.jit
@@ -69,8 +78,8 @@ def gelu_slope(x, d):
 
 @triton.jit
 def sigmoid(x):
-    """1 / u by the root of 1 / u^2: that takes one instruction of the special function unit, which bounds these
-    kernels; a division takes several more. Where u^2 overflows, below -44, the result is 0."""
+    """1 / u by the root of 1 / u^2: that takes one instruction of the special function unit, a division several.
+    Where u^2 overflows, below -44, the result is 0."""
     u = 1.0 + tl.exp(-x)
     return tl.rsqrt(u * u)
 
@@ -78,7 +87,32 @@ def sigmoid(x):
 @triton.jit
 def sigmoid_slope(x, d):
     s = sigmoid(x)
-    return d * s * (1.0 - s)
+    return d * (s - s * s)
+
+
+@triton.jit
+def quick_sigmoid(x):
+    """`sigmoid` for weights of 16 bits, right to 1.2e-4 of itself.
+
+    The special function unit, an eighth as fast as multiplication, bounds these kernels, so it makes the power of 2
+    only. The reciprocal starts from subtracted bits, which halve an exponent's distance to 1 as a quotient does, and
+    one step of Newton's, whose constants make its error the same on both sides, ends it. Powers stay below 2^126,
+    where bits still subtract; NaN stays NaN.
+    """
+    power = tl.minimum(x * MINUS_LOG2_E, 126.0, propagate_nan=tl.PropagateNan.ALL)
+    if COMPILED:  # without the care for numbers below 2^-126 that tl.exp2 has: 1 is added next
+        power = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], tl.float32, True, 1)
+    else:
+        power = tl.exp2(power)
+    u = power * RECIPROCAL_UNIT + RECIPROCAL_UNIT
+    guess = (RECIPROCAL_BITS - u.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    return guess * (RECIPROCAL_STEP - u * guess)
+
+
+@triton.jit
+def quick_sigmoid_slope(x, d):
+    s = quick_sigmoid(x)
+    return d * (s - s * s)
 
 
 DEVICE_FUNCTIONS = {
@@ -88,11 +122,15 @@ DEVICE_FUNCTIONS = {
     "gelu": (gelu, gelu_slope),
     "sigmoid": (sigmoid, sigmoid_slope),
 }
+QUICK_FUNCTIONS = {"sigmoid": (quick_sigmoid, quick_sigmoid_slope)}
+"""What weights of 16 bits are made by instead: faster, and wrong by less than their rounding."""
 
 
-def pointwise_flags(function: str, power: int, shift: str, per_head: bool) -> dict[str, Any]:
-    """Compile-time arguments of all attention kernels; a softmax, of power 0, has no function and no shift."""
-    weight, slope = DEVICE_FUNCTIONS[function if power else "relu"]
+def pointwise_flags(function: str, power: int, shift: str, per_head: bool, dtype: torch.dtype) -> dict[str, Any]:
+    """Compile-time arguments of all attention kernels, for queries of `dtype`; a softmax, of power 0, has no function
+    and no shift."""
+    functions = DEVICE_FUNCTIONS if dtype == torch.float32 else DEVICE_FUNCTIONS | QUICK_FUNCTIONS
+    weight, slope = functions[function if power else "relu"]
     return {
         "POWER": power,
         "WEIGHT": weight,
@@ -118,8 +156,8 @@ def weigh(
 ):  # fmt: skip
     """WEIGHT(scores) ** POWER in DTYPE, 0 for hidden cells.
 
-    ASM folds a ReLU into the conversion, which Triton does not find by itself; it keeps NaN too. The interpreter has no
-    assembler, so it takes the other way.
+    ASM folds a ReLU into the conversion, which Triton does not find by itself; it keeps NaN too. A square is then taken
+    of pairs. The interpreter has no assembler, so it takes the other way.
     """
     if ASM and RECTIFIED and POWER == 1 and tl.bfloat16 == DTYPE:
         weights = tl.inline_asm_elementwise(
@@ -129,6 +167,11 @@ def weigh(
         weights = tl.inline_asm_elementwise(
             "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.float16, is_pure=True, pack=2
         )
+    elif ASM and RECTIFIED and POWER == 2 and tl.bfloat16 == DTYPE:
+        weights = tl.inline_asm_elementwise(
+            "{ .reg .b32 pair; cvt.rn.relu.bf16x2.f32 pair, $2, $1; mul.rn.bf16x2 $0, pair, pair; }",
+            "=r,r,r", [scores], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
     else:
         weights = whole_power(WEIGHT(scores), POWER)
         if TESTED and not RECTIFIED:
@@ -139,15 +182,33 @@ def weigh(
 
 @triton.jit
 def score_gradients(
-    scores, seen, d_weights, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr,
-    TESTED: tl.constexpr,
+    scores, seen, d_weights, DTYPE: tl.constexpr, POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr,
+    RECTIFIED: tl.constexpr, TESTED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what `weigh` was given, from those of the weights; 0 for hidden cells."""
-    if POWER > 1:
-        d_weights = POWER * whole_power(WEIGHT(scores), POWER - 1) * d_weights
-    d_scores = SLOPE(scores, d_weights)
-    if TESTED and not RECTIFIED:
-        d_scores = tl.where(seen, d_scores, 0.0)
+    """Gradients in DTYPE of what `weigh` was given, from those of the weights, but for the factor POWER; 0 for hidden
+    cells.
+
+    ASM takes pairs here too. Where a weight of 16 bits is 0, so is its slope; NaN is unlike 0, and passes.
+    """
+    if ASM and RECTIFIED and POWER == 1 and tl.bfloat16 == DTYPE:
+        d_scores = tl.inline_asm_elementwise(
+            "{ .reg .b32 pair, grad, zero; mov.b32 zero, 0; cvt.rn.relu.bf16x2.f32 pair, $2, $1; "
+            "cvt.rn.bf16x2.f32 grad, $4, $3; set.neu.u32.bf16x2 pair, pair, zero; and.b32 $0, pair, grad; }",
+            "=r,r,r,r,r", [scores, d_weights], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif ASM and RECTIFIED and POWER == 2 and tl.bfloat16 == DTYPE:
+        d_scores = tl.inline_asm_elementwise(
+            "{ .reg .b32 pair, grad; cvt.rn.relu.bf16x2.f32 pair, $2, $1; cvt.rn.bf16x2.f32 grad, $4, $3; "
+            "mul.rn.bf16x2 $0, pair, grad; }",
+            "=r,r,r,r,r", [scores, d_weights], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        if POWER > 1:
+            d_weights = whole_power(WEIGHT(scores), POWER - 1) * d_weights
+        d_scores = d_weights if RECTIFIED and POWER > 1 else SLOPE(scores, d_weights)  # such a power is 0 below 0
+        if TESTED and not RECTIFIED:
+            d_scores = tl.where(seen, d_scores, 0.0)
+        d_scores = d_scores.to(DTYPE)
     return d_scores
 
 
@@ -161,13 +222,31 @@ def shift_unit(count, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def inverse_rms(x, D, AXIS: tl.constexpr):
+    """What divides vectors of size D by their root mean square, as `unit_rms` in ops/activations.py does."""
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, AXIS) / D + EPSILON))
+
+
+@triton.jit
+def unit_rows(x, D):
+    """Rows of a block divided by their root mean square, in their own dtype."""
+    wide = x.to(tl.float32)
+    return (wide * inverse_rms(wide, D, 1)[:, None]).to(x.dtype)
+
+
+@triton.jit
+def unit_rows_gradient(d_unit, x, D):
+    """The gradient of what `unit_rows` was given: with u = x r it is r (d_unit - u mean(d_unit u))."""
+    wide = x.to(tl.float32)
+    r = inverse_rms(wide, D, 1)[:, None]
+    unit = wide * r
+    return r * (d_unit - unit * (tl.sum(d_unit * unit, 1) / D)[:, None])
+
+
+@triton.jit
 def key_gains(k, D, AXIS: tl.constexpr, UNIT_KEYS: tl.constexpr):
-    """What divides keys by their root mean square, as `unit_rms` does; their scores are multiplied with it."""
-    gains = 1.0
-    if UNIT_KEYS:
-        wide = k.to(tl.float32)
-        gains = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(wide * wide, AXIS) / D + KEY_EPSILON))
-    return gains
+    """What divides keys by their root mean square; their scores are multiplied with it."""
+    return inverse_rms(k.to(tl.float32), D, AXIS) if UNIT_KEYS else 1.0
 
 
 @triton.jit

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rectiformer.ops.activations import cosine_scores
 from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.call import AttentionCall, Packing, Visibility
 from rectiformer.ops.gpu.common import (
@@ -32,6 +33,7 @@ from rectiformer.ops.gpu.common import (
     count_keys,
     differentiate_twice,
     dropout_keeps,
+    dropout_words,
     empty_heads_last,
     flatten,
     row_gain,
@@ -41,7 +43,7 @@ from rectiformer.ops.gpu.common import (
 )
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, open_plan, run_kernels
-from rectiformer.ops.gpu.pointwise import score_gradients, shift_unit, weigh
+from rectiformer.ops.gpu.pointwise import score_gradients, shift_unit, unit_rows, unit_rows_gradient, weigh
 
 Launches = list[Launch]
 BUCKETS = (32, 64, 128)
@@ -64,7 +66,8 @@ def short_inputs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: 
         assert packing.max_seqlen_q is not None
         assert packing.max_seqlen_k is not None
         max_queries, max_keys = bucket(packing.max_seqlen_q), bucket(packing.max_seqlen_k)
-    return q, k, v, *flatten(q, call, packing, row_scale_parts(q, call), max_queries, max_keys)
+    cosine = call.variant.score is cosine_scores
+    return q, k, v, *flatten(q, call, packing, row_scale_parts(q, call), max_queries, max_keys, cosine)
 
 
 def bucket(length: int) -> int:
@@ -121,6 +124,7 @@ def short_flags(call: KernelCall) -> dict[str, Any]:
     return call.flags() | {
         "BANDED": Visibility(M, N, call.window_left, call.window_right, first=N - M).banded,
         "SCALE_INSIDE": not call.scales_outside,
+        "UNIT_ROWS": call.unit_rows,
         "GROUP": call.q.shape[1] // call.k.shape[1],
         "BLOCK_D": block_size(call.q.shape[3]),
         "BLOCK_DV": block_size(call.v.shape[3]),
@@ -298,7 +302,8 @@ def store_head(
 def keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, KEY_AXIS: tl.constexpr):
     """`dropout_keeps` of one head's block that begins at query `q_start` and key `k_start` of batch row b."""
     rows, columns = (q_start + m).to(tl.int32), (k_start + n).to(tl.int32)
-    return dropout_keeps(seed_ptr, threshold, (b * H + h).to(tl.int32), rows, columns, KEY_AXIS)
+    words = dropout_words(seed_ptr, threshold, (b * H + h).to(tl.int32), True)
+    return dropout_keeps(words, rows, columns, KEY_AXIS)
 
 
 @triton.jit
@@ -371,7 +376,9 @@ def score_gradient(
         below = weigh(scores, seen, tl.float32, POWER - 1, WEIGHT, False, BANDED, False)
         d_scores = POWER * below * d_weights
     else:
-        d_scores = score_gradients(scores, seen, d_weights, POWER, WEIGHT, SLOPE, False, BANDED)
+        d_scores = POWER * score_gradients(
+            scores, seen, d_weights, tl.float32, POWER, WEIGHT, SLOPE, False, BANDED, False
+        )
     return d_scores
 
 
@@ -413,7 +420,7 @@ def short_forward_kernel(
     H, M, N, D, Dv, left, right, scale, gain, exponent, shift_factor, threshold,
     POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
     SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
-    BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
+    UNIT_ROWS: tl.constexpr, BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
     PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
@@ -426,6 +433,7 @@ def short_forward_kernel(
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
     key_head = h // GROUP
     k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+    k = unit_rows(k, D) if UNIT_ROWS else k
     v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
     gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
     shift = shift_factor * tl.load(shifts_ptr + h) if SHIFT_PER_HEAD else shift_factor
@@ -433,6 +441,7 @@ def short_forward_kernel(
     for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
         q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+        q = unit_rows(q, D) if UNIT_ROWS else q
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _unit = shift_scores(scores, scale, shift, m, M, N, length, left, right, 1, BANDED, SCALE_INSIDE, SHIFT)
         seen = visible(m, n, M, N, length, left, right, 1, BANDED)
@@ -455,7 +464,7 @@ def short_backward_kernel(
     H, M, N, D, Dv, left, right, scale, gain, exponent, shift_factor, threshold,
     POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
     SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
-    BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
+    UNIT_ROWS: tl.constexpr, BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
     PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
@@ -469,6 +478,7 @@ def short_backward_kernel(
     n = tl.arange(0, BLOCK_N)
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
     k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+    k = unit_rows(k, D) if UNIT_ROWS else k
     v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
     d_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     d_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
@@ -478,7 +488,8 @@ def short_backward_kernel(
         shift = shift_factor * tl.load(shifts_ptr + h) if SHIFT_PER_HEAD else shift_factor
         for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
             m = first + tl.arange(0, BLOCK_M)
-            q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+            given = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+            q = unit_rows(given, D) if UNIT_ROWS else given
             d_out = load_head(d_out_ptr, g_batch, g_head, g_row, g_column, b, h, q_start, m, M, Dv, BLOCK_DV)
             scores = tl.dot(k, tl.trans(q), input_precision="ieee")
             d_weights = tl.dot(v, tl.trans(d_out), input_precision="ieee")
@@ -495,6 +506,7 @@ def short_backward_kernel(
                 d_shift += of_shift
             # d_q^T = k^T d_scores^T: the result is transposed for the store alone, never for another product.
             d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
+            d_q = unit_rows_gradient(d_q, given, D) if UNIT_ROWS else d_q
             store_head(dq_ptr, dq_batch, dq_head, dq_row, dq_column, b, h, q_start, m, M, D, d_q, BLOCK_D)
             d_v = tl.dot(grown.to(d_out.dtype), d_out, d_v, input_precision="ieee")
             d_k = tl.dot(d_scores, q, d_k, input_precision="ieee")
@@ -505,4 +517,7 @@ def short_backward_kernel(
     if RAGGED and not RECTIFIED:  # a key that was loaded as zeros may have weights
         d_v = tl.where((n < length)[:, None], d_v, 0.0)
     store_head(dv_ptr, dv_batch, dv_head, dv_row, dv_column, b, key_head, k_start, n, N, Dv, d_v, BLOCK_DV)
+    if UNIT_ROWS:
+        given = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+        d_k = unit_rows_gradient(d_k, given, D)
     store_head(dk_ptr, dk_batch, dk_head, dk_row, dk_column, b, key_head, k_start, n, N, D, d_k, BLOCK_D)

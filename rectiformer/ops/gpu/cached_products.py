@@ -15,7 +15,8 @@ from rectiformer.ops.autograd import operator
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import simplex_suits
 from rectiformer.ops.gpu.common import block_size, empty_heads_last, pointer
-from rectiformer.ops.gpu.decode import TILE, cache_rows, count_splits, load_length
+from rectiformer.ops.gpu.decode import cache_rows, load_length
+from rectiformer.ops.gpu.decode_tiles import TILE, count_splits
 from rectiformer.ops.gpu.simplex import simplex_weights
 from rectiformer.ops.plain import plain_weights
 

@@ -22,7 +22,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -45,51 +44,24 @@ from rectiformer.ops.gpu.common import (
     row_scale_parts,
     with_positive_scale,
 )
+from rectiformer.ops.gpu.decode_tiles import (
+    EXACT,
+    FEW,
+    FEW_KEYS,
+    MAX_BLOCK_KEYS,
+    SMALL_BLOCK,
+    TILE,
+    TILINGS,
+    choose_splits,
+    leaves_idle,
+    takes_one_row,
+    takes_small_blocks,
+)
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import KernelPlan, PlanCache, is_aligned, is_intercepted, open_plan
 from rectiformer.ops.gpu.pointwise import key_gains, pointwise_flags, scale_scores, shift_unit, whole_power
 from rectiformer.ops.norm import OutputNorm, norm_heads
 
-SHORT_CACHE = 128
-"""Most keys for which one program takes all heads of a row, as its norm needs; longer rows want more programs."""
-WIDEST_ROW = 1024
-"""Most numbers of all heads that one program holds, filled up to powers of two."""
-TILE = 4096
-"""Numbers of keys that a program without matrix products holds at once, 16 or 32 for each of its threads."""
-MAX_BLOCK_KEYS = 64
-"""Keys that a program holds at once, at most."""
-KEYS_PER_SPLIT = 128
-"""Least keys that are worth a split."""
-MAX_SPLITS = 64
-FEW_KEYS = 32
-"""Up to here grouped heads of a beam take small blocks: the rows of the next are looked up while one is used."""
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a program of grouped heads walks over its keys. Loads of `stages` - 1 blocks are on their way at once; each
-    turn of a beam also waits for the rows it reads, so it takes more stages to keep as much on its way."""
-
-    keys: int
-    warps: int
-    stages: int
-
-
-# largest head size of 16-bit numbers -> tiling where a row reads its own cache row, and where a beam's index says which
-TILINGS = {
-    64: (Tiling(64, 4, 3), Tiling(64, 4, 5)),
-    128: (Tiling(32, 4, 3), Tiling(32, 4, 5)),
-    256: (Tiling(32, 8, 3), Tiling(32, 8, 5)),
-}
-FEW = Tiling(16, 2, 2)
-"""Of a beam with at most `FEW_KEYS` keys and heads of 128."""
-EXACT = Tiling(16, 8, 3)
-"""Of float32, whose products are each made of three."""
-MAX_SKIP_ROWS = 32
-"""Most query rows of a key head with which values of zeros are left unread: one of so many wants almost every value.
-From 64 on Triton could not even compile it: products of warp groups have no place in the middle of its pipeline."""
-PROGRAMS_PER_SM = 4
-"""Programs that a multiprocessor runs at once, with what each has asked for on its way from memory."""
 ARGUMENTS = (
     "Tensor q, Tensor(a!) keys, Tensor(b!) values, Tensor? new_key, Tensor? new_value, Tensor? lengths, "
     "Tensor? ancestors, Tensor? head_factors, Tensor? head_shifts, Tensor? norm_gain, Tensor? norm_gate, "
@@ -169,7 +141,7 @@ def decode_inputs(
 ) -> tuple[tuple[Any, ...], bool]:
     """The operator's inputs, and whether one program takes all heads of a row, and so their norm."""
     q, call = with_positive_scale(q, call)
-    chosen = choose_splits(q, keys, values, norm is not None, splits, skip)
+    chosen = choose_splits(q, keys, values, norm is not None, splits, skip, ancestors is not None)
     *_, together = chosen
     head_factors, head_shifts = row_scale_parts(q, call)[2], pointwise_parts(q, call)[4]
     q = unit_rms(q) if call.variant.score is cosine_scores else q
@@ -197,16 +169,6 @@ def plan_decoding(
     return open_plan(DecodePlan, inputs)[0] if norm is None or together else None
 
 
-def choose_splits(
-    q: Tensor, keys: Tensor, values: Tensor, normed: bool = False, splits: int | None = None, skip: bool | None = None
-) -> tuple[int, bool, bool]:
-    """Splits of a head's keys, whether values of zeros are left unread, and whether one program takes all heads."""
-    together = splits in (None, 1) and holds_all_heads(q, keys, values) and (normed or fills_device(q))
-    splits = 1 if together else splits or count_splits(q, keys)
-    skip = keys.shape[2] > SHORT_CACHE if skip is None else skip
-    return splits, skip and queries_per_key_head(q, keys) <= MAX_SKIP_ROWS, together
-
-
 def decode_numbers(
     q: Tensor, call: AttentionCall, epsilon: float, splits: int, skip: bool, together: bool
 ) -> tuple[Any, ...]:
@@ -226,44 +188,23 @@ class GrowingPlan:
     def __init__(self, call: AttentionCall) -> None:
         self.call = call
         self.plans: PlanCache[DecodePlan] = PlanCache()
+        self.choices: PlanCache[tuple[Any, ...]] = PlanCache()
+        """What the number of keys alone decides."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *_: None) -> Tensor:
-        chosen = choose_splits(q, k, v)
-        sizes = (k.shape[2], *k.stride()[:2], *v.stride()[:2])
-        # Triton tells 1 and multiples of 16 from other numbers, and blocks are no larger than the cache.
-        likeness = [(size % 16 == 0, size == 1) for size in sizes]
-        key = chosen, min(k.shape[2], MAX_BLOCK_KEYS), is_aligned(q, k, v), *likeness
+        length = k.shape[2]
+        choice = self.choices.get(length)
+        if choice is None:  # blocks are no larger than the cache
+            shape = takes_one_row(q, k), takes_small_blocks(q, k), min(length, MAX_BLOCK_KEYS)
+            choice = self.choices.keep(length, (*choose_splits(q, k, v), *shape))
+        # Triton tells 1 and multiples of 16 from other numbers.
+        likeness = [(size % 16 == 0, size == 1) for size in (length, *k.stride()[:2], *v.stride()[:2])]
+        key = choice, is_aligned(q, k, v), *likeness
         plan = self.plans.get(key)
         if plan is None:
-            numbers = decode_numbers(q, self.call, 0.0, *chosen)
+            numbers = decode_numbers(q, self.call, 0.0, *choice[:3])
             plan = self.plans.keep(key, DecodePlan([q, k, v, *[None] * (len(DecodePlan.fields) - 3)], numbers))
         return plan.forward([q, k, v], grown=True)
-
-
-def holds_all_heads(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether one program should take all heads of a row: short rows with one query each."""
-    width = power_of_two(q.shape[1]) * max(block_size(q.shape[3]), block_size(values.shape[3]))
-    return queries_per_key_head(q, keys) == 1 and keys.shape[2] <= SHORT_CACHE and width <= WIDEST_ROW
-
-
-def fills_device(q: Tensor) -> bool:
-    """Whether one program per row is enough."""
-    return len(q) > 2 * count_sms(q)
-
-
-def count_splits(q: Tensor, keys: Tensor) -> int:
-    """Enough programs to fill the device, as long as each has keys enough to be worth it."""
-    programs = max(1, len(q) * keys.shape[1])
-    return max(1, min(PROGRAMS_PER_SM * count_sms(q) // programs, keys.shape[2] // KEYS_PER_SPLIT, MAX_SPLITS))
-
-
-def count_sms(q: Tensor) -> int:
-    return count_sms_of(q.get_device()) if q.is_cuda else 1
-
-
-@cache
-def count_sms_of(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class DecodePlan(KernelPlan):
@@ -343,7 +284,7 @@ def run_decode(*inputs: Any) -> Tensor:
 
 def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch:
     """The kernel that suits the shapes, one program per (row, key head, split) or, with all heads, per row."""
-    q, keys, values = call.q, call.keys, call.values
+    q, values = call.q, call.values
     (R, H, Q, D), (_, K, capacity, Dv) = q.shape, values.shape
     # All that scales a rectified weight is one number. A softmax is taken in base 2.
     gain = call.row_factor * (call.scale**call.power if call.scales_outside else 1.0) if call.power else 1.0
@@ -369,7 +310,7 @@ def prepare(call: DecodeCall, tensors: list[Tensor], slots: list[int]) -> Launch
         "SKIP_ZEROS": call.skip_zeros,
         **decode_config(call),
     }
-    kernel = decode_heads_kernel if queries_per_key_head(q, keys) == 1 else decode_groups_kernel
+    kernel = decode_heads_kernel if "HEADS" in flags else decode_groups_kernel
     return Launch(kernel, (R, 1 if call.all_heads else K, call.splits), tensors, slots, numbers, flags)
 
 
@@ -387,12 +328,16 @@ def decode_config(call: DecodeCall) -> dict[str, int]:
     q, capacity, rows = call.q, call.keys.shape[2], queries_per_key_head(call.q, call.keys)
     config = {"BLOCK_D": block_size(q.shape[3]), "BLOCK_DV": block_size(call.values.shape[3])}
     width, exact = max(config.values()), q.dtype == torch.float32
-    if rows == 1:
+    if takes_one_row(q, call.keys):
         heads = power_of_two(q.shape[1]) if call.all_heads else 1
-        block_keys = min(MAX_BLOCK_KEYS, TILE // (heads * width), block_size(capacity))
+        most, warps = MAX_BLOCK_KEYS, 8 if call.all_heads else 4
+        if takes_small_blocks(q, call.keys) and not call.all_heads:
+            most, warps = SMALL_BLOCK.keys, SMALL_BLOCK.warps
+        block_keys = min(most, TILE // (heads * width), block_size(capacity))
         norm = (call.norm_gain is not None) + (call.norm_gate is not None)
-        return config | {"HEADS": heads, "NORM": norm, "BLOCK_N": block_keys, "num_warps": 8 if call.all_heads else 4}
-    tiling = EXACT if exact else TILINGS[next(size for size in TILINGS if width <= size)][call.ancestors is not None]
+        return config | {"HEADS": heads, "NORM": norm, "BLOCK_N": block_keys, "num_warps": warps}
+    use = 2 if call.ancestors is not None else int(leaves_idle(q, call.keys))
+    tiling = EXACT if exact else TILINGS[next(size for size in TILINGS if width <= size)][use]
     if not exact and call.ancestors is not None and capacity <= FEW_KEYS and width == 128:
         tiling = FEW
     block = {"BLOCK_M": block_size(rows), "BLOCK_N": tiling.keys, "STAGES": tiling.stages}

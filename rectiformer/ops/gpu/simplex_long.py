@@ -256,7 +256,7 @@ def tile_scores(
     scores = tl.dot(queries, keys.T, input_precision=PRECISION) * gain
     if EDGE:
         n = column + tl.arange(0, BLOCK_N)
-        scores = tl.where(visible(m, n, M, N, length, left, right, 1, BANDED), scores, -float("inf"))
+        scores = tl.where(visible(m, n, M, N, length, left, right, 1, BANDED, BANDED), scores, -float("inf"))
     return scores
 
 

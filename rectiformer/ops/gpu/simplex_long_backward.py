@@ -114,7 +114,7 @@ def add_queries(
         base, rest = load_threshold(rows_ptr, seq, H, m, 0)
         gap = tl.dot(keys, queries.T, input_precision=PRECISION) * gain - base - rest
         if EDGE:
-            gap = tl.where(visible(m, n, M, N, length, left, right, 0, BANDED), gap, 0.0)
+            gap = tl.where(visible(m, n, M, N, length, left, right, 0, BANDED, BANDED), gap, 0.0)
         d_out = load_tile(g_ptr, g_ptr, g_strides, b, h, 0, row, M, Dv, BLOCK_M, BLOCK_DV, False, False)
         d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
         weights = relu(gap)

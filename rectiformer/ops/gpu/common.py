@@ -227,6 +227,15 @@ def pointwise_parts(q: Tensor, call: AttentionCall) -> tuple[str, int, str, floa
     return row.function, power, row.shift.unit, float(factor), None
 
 
+def hidden_sides(call: KernelCall) -> tuple[bool, bool]:
+    """Whether causal order or a window hides later keys from some query, and whether it hides earlier ones."""
+    M, N = call.max_queries, call.max_keys
+    if call.packed:  # wherever the queries of a sequence stand among its keys
+        return call.window_right < max(M, N) - 1, call.window_left < N - 1
+    seen = Visibility(M, N, call.window_left, call.window_right, first=N - M)
+    return seen.hides_later, seen.hides_earlier
+
+
 def dropout_flag(call: KernelCall) -> int:
     """How weights are dropped: not at all, by comparing each cell's hash, or those of two at once.
 
@@ -386,13 +395,18 @@ def drop(values, words, seq, m, n, KEY_AXIS: tl.constexpr, DROPOUT: tl.constexpr
 
 
 @triton.jit
-def visible(m, n, M, N, length, left, right, KEY_AXIS: tl.constexpr, BANDED: tl.constexpr):
-    """True where a query sees a key. BANDED: causal order or a window hides some of the `length` keys."""
+def visible(
+    m, n, M, N, length, left, right, KEY_AXIS: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr
+):  # fmt: skip
+    """True where a query sees a key: of the `length` keys, causal order or a window hides later ones, or earlier ones.
+
+    Each comparison left out is one less per cell; what ends a row is found once per row.
+    """
     key = tl.expand_dims(n, 1 - KEY_AXIS)
-    seen = key < length
-    if BANDED:
-        position = tl.expand_dims(m + (N - M), KEY_AXIS)  # the last query is aligned with the last key
-        seen = seen & (key <= position + right) & (key >= position - left)
+    position = tl.expand_dims(m + (N - M), KEY_AXIS)  # the last query is aligned with the last key
+    seen = key < tl.minimum(position + right + 1, length) if HIDES_LATER else key < length
+    if HIDES_EARLIER:
+        seen = seen & (key >= position - left)
     return seen
 
 
@@ -556,7 +570,7 @@ def seen_scores(
         scores = scores - shift
     seen = 0
     if EDGE or BIAS or MASK:
-        seen = visible(m, n, M, N, length, left, right, KEY_AXIS, BANDED)
+        seen = visible(m, n, M, N, length, left, right, KEY_AXIS, BANDED, BANDED)
         if MASK:
             seen = seen & (load_mask_tile(mask_ptr, mask_strides, seq, m, n, 0, KEY_AXIS) != 0)
         scores = tl.where(seen, scores, 0.0)

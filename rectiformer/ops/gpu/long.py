@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rectiformer.ops.autograd import operator, recall, register_derivative, remember
-from rectiformer.ops.call import AttentionCall, Packing, Visibility
+from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.gpu import interpreting
 from rectiformer.ops.gpu.common import (
     ARGUMENTS,
@@ -31,6 +31,7 @@ from rectiformer.ops.gpu.common import (
     dropout_words,
     empty_heads_last,
     flatten,
+    hidden_sides,
     key_range,
     load_tile,
     locate_sequence,
@@ -351,15 +352,6 @@ def tile_grid(call: KernelCall, length: int, size: int, heads: int) -> tuple[int
     """Tiles of `size` rows of the longest sequence, times heads of all sequences. Tiles of one head are neighbors, so
     that what they all read stays in the second-level cache."""
     return -(-length // size), call.sequences * heads
-
-
-def hidden_sides(call: KernelCall) -> tuple[bool, bool]:
-    """Whether causal order or a window hides later keys from some query, and whether it hides earlier ones."""
-    M, N = call.max_queries, call.max_keys
-    if call.packed:  # wherever the queries of a sequence stand among its keys
-        return call.window_right < max(M, N) - 1, call.window_left < N - 1
-    seen = Visibility(M, N, call.window_left, call.window_right, first=N - M)
-    return seen.hides_later, seen.hides_earlier
 
 
 def scales_inside(call: KernelCall) -> bool:

@@ -265,7 +265,7 @@ def tile_scores(
     scores = tl.dot(queries, keys.T, input_precision=PRECISION) * gain
     seen = 0
     if EDGE:
-        seen = visible(m, column + tl.arange(0, BLOCK_N), M, N, length, left, right, 1, BANDED)
+        seen = visible(m, column + tl.arange(0, BLOCK_N), M, N, length, left, right, 1, BANDED, BANDED)
         scores = tl.where(seen, scores, HIDDEN)
     return scores, seen
 

@@ -127,7 +127,7 @@ def add_queries(
         d_weights = tl.dot(values, d_out.T, input_precision=PRECISION)
         mean = load_rows(means_ptr, seq, H, 0, m, 0.0, 1, 0)
         if EDGE:
-            seen = visible(m, n, M, N, length, left, right, 0, BANDED)
+            seen = visible(m, n, M, N, length, left, right, 0, BANDED, BANDED)
             x = tl.where(seen, x, HIDDEN)
         weights = row_weights(x, first, second, POWER, PARTS)
         d_scores = row_gradients(x, first, second, d_weights, mean, POWER, GRADIENT)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rectiformer.ops.activations import cosine_scores
 from rectiformer.ops.autograd import operator, recall, register_derivative
-from rectiformer.ops.call import AttentionCall, Packing, Visibility
+from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.gpu.common import (
     ARGUMENTS,
     LN2,
@@ -36,6 +36,7 @@ from rectiformer.ops.gpu.common import (
     dropout_words,
     empty_heads_last,
     flatten,
+    hidden_sides,
     row_gain,
     row_scale_parts,
     visible,
@@ -96,10 +97,12 @@ def tune(call: KernelCall, backward: bool, rows: int, keys: int) -> dict[str, in
         grouped = call.k.shape[1] < call.q.shape[1]
         warps = count_warps(call, longest, heavy=grouped and backward)
         rows = rows_for_gradients(rows, keys) if backward else rows
-        return {"ROWS": rows, "BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps}
+        blocks = {"ROWS": rows, "BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps}
+        return blocks if backward else blocks | {"KEYS": keys}
     if backward:  # with no more registers, two programs run at once
         return {"ROWS": rows, "BLOCK_M": min(rows, 32), "BLOCK_N": keys, "num_warps": 8, "maxnreg": 128}
-    return {"ROWS": rows, "BLOCK_M": min(rows, 64), "BLOCK_N": keys, "num_warps": 4}
+    part = keys if call.power == 0 else min(keys, 64)  # a softmax needs whole rows
+    return {"ROWS": rows, "BLOCK_M": min(rows, 64), "KEYS": keys, "BLOCK_N": part, "num_warps": 4}
 
 
 def rows_for_gradients(rows: int, keys: int) -> int:
@@ -120,9 +123,10 @@ def count_warps(call: KernelCall, longest: int, heavy: bool) -> int:
 
 def short_flags(call: KernelCall) -> dict[str, Any]:
     """The compile-time arguments that depend on the call alone."""
-    M, N = call.max_queries, call.max_keys
+    later, earlier = hidden_sides(call)
     return call.flags() | {
-        "BANDED": Visibility(M, N, call.window_left, call.window_right, first=N - M).banded,
+        "HIDES_LATER": later,
+        "HIDES_EARLIER": earlier,
         "SCALE_INSIDE": not call.scales_outside,
         "UNIT_ROWS": call.unit_rows,
         "GROUP": call.q.shape[1] // call.k.shape[1],
@@ -149,11 +153,12 @@ def prepare(
     scale = call.scale if call.power else call.scale * math.log2(math.e)
     scales = (scale, gain, call.row_exponent, call.shift_factor, call.dropout_threshold)
     numbers = (*strides, *sizes, call.window_left, call.window_right, *scales)
-    grid, flags = (call.sequences * heads,), short_flags(call)
-    return [
-        Launch(kernel, grid, tensors, slots, numbers, flags | config | {"num_stages": 2})
-        for config in launch_configs(call, backward)
-    ]
+    flags, launches = short_flags(call), []
+    for config in launch_configs(call, backward):
+        rows = config["ROWS"] if backward else config.pop("ROWS")
+        grid = (call.sequences * heads, 1 if backward else rows // config["BLOCK_M"])
+        launches.append(Launch(kernel, grid, tensors, slots, numbers, flags | config | {"num_stages": 2}))
+    return launches
 
 
 class ShortPlan(AttentionPlan):
@@ -386,13 +391,14 @@ def score_gradient(
 def block_gradients(
     scores, d_weights, kept, m, n, M, N, length, left, right, scale, shift, gain, exponent, factor_ptr,
     POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
-    SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, BANDED: tl.constexpr,
-    EMPTY: tl.constexpr, DROPOUT: tl.constexpr,
+    SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr, HIDES_LATER: tl.constexpr,
+    HIDES_EARLIER: tl.constexpr, EMPTY: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Of a block of products [n, m]: the gradient of the products, the weights that mix values, and what the block adds
     to the gradients of its head's factor and shift."""
+    BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     scores, unit = shift_scores(scores, scale, shift, m, M, N, length, left, right, 0, BANDED, SCALE_INSIDE, SHIFT)
-    seen = visible(m, n, M, N, length, left, right, 0, BANDED)
+    seen = visible(m, n, M, N, length, left, right, 0, HIDES_LATER, HIDES_EARLIER)
     weights = row_weights(scores, seen, scale, 0, POWER, WEIGHT, BANDED, EMPTY)
     row = row_gain(gain, exponent, m, M, N, length, left, right, 0, BANDED, ROW_SCALE)
     d_weights = scale_and_drop(d_weights, row, kept, POWER, DROPOUT)
@@ -420,37 +426,45 @@ def short_forward_kernel(
     H, M, N, D, Dv, left, right, scale, gain, exponent, shift_factor, threshold,
     POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
     SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
-    UNIT_ROWS: tl.constexpr, BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
-    PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    UNIT_ROWS: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """One (sequence, query head): BLOCK_M of its ROWS queries at a time against all of its keys."""
+    """BLOCK_M queries of one (sequence, query head) against its keys, BLOCK_N of KEYS at a time: a softmax has all in
+    one block. Blocks that causal order hides from all of the queries are not visited."""
+    BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     h = (tl.program_id(0) % H).to(tl.int64)
     b, q_start, k_start, M, N = locate(tl.program_id(0) // H, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
     if PACKED and ((tl.maximum(M, N) <= MIN_LENGTH) | (tl.maximum(M, N) > MAX_LENGTH)):
         return  # the other launch does it
-    n = tl.arange(0, BLOCK_N)
+    first = tl.program_id(1) * BLOCK_M
+    if PACKED and first >= M:
+        return
+    m = first + tl.arange(0, BLOCK_M)
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
     key_head = h // GROUP
-    k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
-    k = unit_rows(k, D) if UNIT_ROWS else k
-    v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
     gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
     shift = shift_factor * tl.load(shifts_ptr + h) if SHIFT_PER_HEAD else shift_factor
-    # With one block of rows the loop has a constant end and vanishes; else it ends at the sequence's own M.
-    for first in range(0, ROWS if ROWS == BLOCK_M else M, BLOCK_M):
-        m = first + tl.arange(0, BLOCK_M)
-        q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
-        q = unit_rows(q, D) if UNIT_ROWS else q
+    q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+    q = unit_rows(q, D) if UNIT_ROWS else q
+    row = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
+    out = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    end = tl.minimum(first + BLOCK_M + (N - M) + right, length) if HIDES_LATER else length
+    # With one block of keys the loop has a constant end and vanishes.
+    for column in range(0, KEYS if KEYS == BLOCK_N else end, BLOCK_N):
+        n = column + tl.arange(0, BLOCK_N)
+        k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+        k = unit_rows(k, D) if UNIT_ROWS else k
+        v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _unit = shift_scores(scores, scale, shift, m, M, N, length, left, right, 1, BANDED, SCALE_INSIDE, SHIFT)
-        seen = visible(m, n, M, N, length, left, right, 1, BANDED)
+        seen = visible(m, n, M, N, length, left, right, 1, HIDES_LATER, HIDES_EARLIER)
         weights = row_weights(scores, seen, scale, 1, POWER, WEIGHT, BANDED, BANDED or RAGGED or PACKED)
-        row = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
         kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPOUT else seen
         weights = scale_and_drop(weights, row, kept, POWER, DROPOUT)
-        out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
+        out = tl.dot(weights.to(v.dtype), v, out, input_precision="ieee")
+    store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
 
 
 @triton.jit(do_not_specialize=["M", "N", "left", "right"])
@@ -464,8 +478,9 @@ def short_backward_kernel(
     H, M, N, D, Dv, left, right, scale, gain, exponent, shift_factor, threshold,
     POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
     SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
-    UNIT_ROWS: tl.constexpr, BANDED: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr, GROUP: tl.constexpr,
-    PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
+    UNIT_ROWS: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """One (sequence, key head), summed over the GROUP query heads that read it. Blocks of scores are [n, m]: all
@@ -496,8 +511,8 @@ def short_backward_kernel(
             kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 0) if DROPOUT else scores
             d_scores, grown, of_factor, of_shift = block_gradients(
                 scores, d_weights, kept, m, n, M, N, length, left, right, scale, shift, gain, exponent, factor_ptr + h,
-                POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SCALE_INSIDE, ROW_SCALE, PER_HEAD, BANDED,
-                BANDED or RAGGED or PACKED, DROPOUT,
+                POWER, WEIGHT, SLOPE, RECTIFIED, SHIFT, SCALE_INSIDE, ROW_SCALE, PER_HEAD, HIDES_LATER,
+                HIDES_EARLIER, HIDES_LATER or HIDES_EARLIER or RAGGED or PACKED, DROPOUT,
             )  # fmt: skip
             d_scores = d_scores.to(q.dtype)
             if PER_HEAD:

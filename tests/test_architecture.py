@@ -51,7 +51,7 @@ INSIDE_GPU = [
     "plans pointwise",
     "launch",
     "common",
-    "short long simplex norm cosine row_functions",
+    "short long simplex norm cosine row_functions decode_tiles",
     "long_backward decode rowwise",
     "cached_products rowwise_backward",
 ]

@@ -457,9 +457,9 @@ def tilings(q: Tensor, v: Tensor, call: AttentionCall) -> dict[str, Tiling]:
     """Tiles of the kernels that a call and its gradient run."""
     from rectiformer.ops.gpu.long import find_tiling
 
-    edges = call.visibility.banded
+    edges, function = call.visibility.banded, call.variant.pointwise.function if call.variant.pointwise else "relu"
     names = ["forward", "keys", "queries", *(["bias"] if call.attn_bias is not None else [])]
-    return {name: find_tiling(name, q, v, edges and name != "bias") for name in names}
+    return {name: find_tiling(name, q, v, function, edges and name != "bias") for name in names}
 
 
 def rowwise_tilings(q: Tensor, v: Tensor, call: AttentionCall) -> dict[str, Tiling]:

@@ -115,7 +115,7 @@ def test_kernels_match_the_reference(variant, dtype, case):
 def test_many_blocks_shared_by_splits_and_nothing_new(variant, sizes, ancestors, monkeypatch):
     monkeypatch.setattr(gpu.cached_products, "CACHE_PROGRAMS", 3)  # each has several blocks
     step = Step(sizes, [sizes[4] - 7], ancestors)
-    assert gpu.decode.count_splits(step.q, step.caches[0]) > 1
+    assert gpu.decode_tiles.count_splits(step.q, step.caches[0]) > 1
     for left in (None, 150):
         out, *_ = step.run(variant, torch.float32, new=False, **({} if left is None else {"window_size": left}))
         step.assert_close(variant, out, step.caches, left)

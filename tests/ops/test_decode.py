@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from closeness import OPTIONS, assert_no_worse, grid
+from closeness import OPTIONS, assert_no_worse, grid, grid_inputs
 
 from rectiformer import VARIANTS
 from rectiformer.config import ModelConfig
@@ -283,7 +283,7 @@ def test_where_gradients_are_asked_for_the_plain_steps_give_them():
 
 def test_shapes_decide_how_the_keys_are_shared():
     pytest.importorskip("triton")
-    from rectiformer.ops.gpu.decode import count_splits, holds_all_heads
+    from rectiformer.ops.gpu.decode_tiles import count_splits, holds_all_heads
 
     def shape(R, H, capacity, D=64):
         return torch.empty(R, H, 1, D, device="meta"), torch.empty(R, H, capacity, D, device="meta")
@@ -294,6 +294,53 @@ def test_shapes_decide_how_the_keys_are_shared():
     assert count_splits(*shape(1, 1, 100_000)) == 4  # of one processor, as the interpreter is
     assert count_splits(*shape(1, 1, 300)) == 2
     assert count_splits(*shape(512, 8, 100_000)) == 1
+
+
+# rows, heads, key heads, keys, head size; splits, values of zeros unread, one query row per program, small blocks:
+# what was fastest on an H200 (docs/log.md)
+SHARED = [
+    ((1, 32, 8, 512, 128), (8, False, False, True)),
+    ((1, 32, 8, 2048, 128), (16, True, False, True)),
+    ((1, 32, 8, 8192, 128), (16, True, False, True)),
+    ((8, 32, 8, 512, 128), (1, False, False, True)),
+    ((8, 32, 8, 2048, 128), (4, True, False, True)),
+    ((8, 32, 8, 8192, 128), (4, True, False, False)),
+    ((64, 32, 8, 2048, 128), (1, True, False, False)),
+    ((8, 8, 8, 512, 64), (1, False, False, True)),
+    ((1, 8, 8, 2048, 64), (32, True, True, True)),
+    ((8, 8, 8, 2048, 64), (16, True, True, True)),
+    ((8, 8, 8, 8192, 64), (8, True, True, False)),
+    ((64, 8, 8, 2048, 64), (1, True, True, False)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "expected"), SHARED, ids=str)
+def test_a_device_with_idle_processors_shares_keys_otherwise(sizes, expected, monkeypatch):
+    pytest.importorskip("triton")
+    from rectiformer.ops.gpu import decode_tiles
+
+    monkeypatch.setattr(decode_tiles, "count_sms", lambda q: 132)
+    R, H, K, N, D = sizes
+    q = torch.empty(R, H, 1, D, device="meta", dtype=torch.bfloat16)
+    keys = torch.empty(R, K, N, D, device="meta", dtype=torch.bfloat16)
+    splits, skip, together = decode_tiles.choose_splits(q, keys, keys)
+    assert not together
+    assert (splits, skip, decode_tiles.takes_one_row(q, keys), decode_tiles.takes_small_blocks(q, keys)) == expected
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("capacity", [60, 300])
+def test_idle_processors_change_no_result(capacity, monkeypatch):
+    """The kernel for several rows takes one row, and small blocks are shared by many splits."""
+    from rectiformer.ops.gpu import decode_tiles
+
+    monkeypatch.setattr(decode_tiles, "count_sms", lambda q: 12)
+    q, k, v, _ = (tensor.float() for tensor in grid_inputs(2, 2, 2, 1, capacity, 8, 8))
+    assert decode_tiles.takes_one_row(q.half(), k) is (capacity == 60)
+    for dtype in (torch.float16, torch.float32):
+        found = decode_attention(*(part.to(dtype) for part in (q, k, v)), key_lengths=torch.tensor([capacity, 50]))
+        exact = decode_attention(q.double(), k.double(), v.double(), key_lengths=torch.tensor([capacity, 50]))
+        assert_no_worse(str(dtype), found, exact.to(dtype), exact)
 
 
 REFUSED = [

@@ -313,7 +313,6 @@ def block_size(size: int) -> int:
 
 
 GOLDEN = tl.constexpr(-1640531527)
-LN2 = tl.constexpr(0.6931471805599453)
 HIDING_BIAS = tl.constexpr(HIDING)
 
 

@@ -72,7 +72,7 @@ TILINGS = {
     ("rows", 128): (Tiling(128, 64, 8, 2), Tiling(128, 64, 8, 2)),
     ("rows", 256): (Tiling(128, 64, 8, 2), Tiling(128, 64, 8, 2)),
     ("keys", 64): (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 3)),
-    ("keys", 128): (Tiling(64, 128, 8, 3), Tiling(64, 64, 4, 2)),
+    ("keys", 128): (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2)),
     ("keys", 256): (Tiling(32, 64, 8, 2), Tiling(32, 64, 8, 2)),
     ("queries", 64): (Tiling(128, 64, 8, 4), Tiling(64, 64, 4, 2)),
     ("queries", 128): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3)),
@@ -81,6 +81,12 @@ TILINGS = {
     ("bias", 128): (Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 1)),
     ("bias", 256): (Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1)),
 }
+SMOOTH_TILINGS = {
+    ("forward", 64): (Tiling(128, 64, 8, 3), Tiling(64, 64, 4, 3)),
+    ("keys", 64): (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2)),
+    ("queries", 64): (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2)),
+}
+"""Of functions other than a ReLU, where they are others: such functions take longer than the products."""
 EXACT = {
     "forward": Tiling(64, 32, 4, 1),
     "rows": Tiling(64, 32, 4, 1),
@@ -97,12 +103,15 @@ SMALL = {64: Tiling(64, 64, 4, 2), 128: Tiling(64, 32, 4, 2), 256: Tiling(32, 16
 """Of 16-bit numbers on devices with little shared memory, by head size; chosen to fit, not measured."""
 
 
-def find_tiling(kernel: str, q: Tensor, v: Tensor, edges: bool) -> Tiling:
+def find_tiling(kernel: str, q: Tensor, v: Tensor, function: str, edges: bool) -> Tiling:
     """The tiling of a kernel; `edges` says that causal order or a window hides some keys."""
     if q.element_size() != 2:
         return EXACT[kernel]
     size = next(size for size in (64, 128, 256) if max(q.shape[3], v.shape[3]) <= size)
-    return TILINGS[kernel, size][edges] if has_large_tiles(q.device) else SMALL[size]
+    if not has_large_tiles(q.device):
+        return SMALL[size]
+    tilings = TILINGS if function == "relu" else TILINGS | SMOOTH_TILINGS
+    return tilings[kernel, size][edges]
 
 
 @lru_cache
@@ -327,7 +336,7 @@ def prepare(
 
     Its first `read` tensors are read and the next `written` ones written by strides; the rest is `TABLES`.
     """
-    tiling = find_tiling(name, call.q, call.v, any(hidden_sides(call)))
+    tiling = find_tiling(name, call.q, call.v, call.function, any(hidden_sides(call)))
     strided = [tensors[slot] for slot in slots[: read + written]]
     tma = all(copy_engine_reads(tensor) for tensor in strided[:read])
     heights = [tiling.queries, tiling.keys, tiling.keys, tiling.queries]

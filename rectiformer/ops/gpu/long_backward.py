@@ -132,7 +132,7 @@ def bias_gradient(plan: LongPlan, d_out: Tensor, held: Sequence[Tensor]) -> Tens
     assert call.attn_bias is not None
     shape = call.attn_bias.shape
     d_bias = call.attn_bias.new_empty(shape, dtype=torch.float32)
-    tiling = find_tiling("bias", call.q, call.v, edges=False)
+    tiling = find_tiling("bias", call.q, call.v, call.function, edges=False)
     flags = long_flags(call, tiling)
     for fixed in ("PACKED", "BIAS", "SCALE_INSIDE", "ASM"):
         del flags[fixed]
@@ -475,10 +475,9 @@ def long_dbias_kernel(
                     values = load_tile(v, v, v_strides, b, kh, 0, column, length, Dv, BLOCK_N, BLOCK_DV, False, False)
                     d_weights = tl.dot(d_out, values.T, input_precision=PRECISION)
                     d_weights = drop(d_weights, words, seq, m, n, 1, DROPOUT)
-                    d_scores = score_gradients(
+                    total += rows_gain * score_gradients(
                         scores, seen, d_weights, tl.float32, POWER, WEIGHT, SLOPE, RECTIFIED, True, False
                     )
-                    total += d_scores * rows_gain
                     column += BLOCK_N
                 row += BLOCK_M
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

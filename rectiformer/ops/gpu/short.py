@@ -25,7 +25,6 @@ from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.call import AttentionCall, Packing
 from rectiformer.ops.gpu.common import (
     ARGUMENTS,
-    LN2,
     NO_GRADIENT,
     AttentionPlan,
     KernelCall,
@@ -44,7 +43,7 @@ from rectiformer.ops.gpu.common import (
 )
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, open_plan, run_kernels
-from rectiformer.ops.gpu.pointwise import score_gradients, shift_unit, unit_rows, unit_rows_gradient, weigh
+from rectiformer.ops.gpu.pointwise import LN2, score_gradients, shift_unit, unit_rows, unit_rows_gradient, weigh
 
 Launches = list[Launch]
 BUCKETS = (32, 64, 128)
@@ -427,8 +426,8 @@ def short_forward_kernel(
     POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
     SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     UNIT_ROWS: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    GROUP: tl.constexpr, PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
+    DROPOUT: tl.constexpr, GROUP: tl.constexpr, PACKED: tl.constexpr,
+    MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M queries of one (sequence, query head) against its keys, BLOCK_N of KEYS at a time: a softmax has all in
@@ -469,24 +468,21 @@ def short_forward_kernel(
 
 @triton.jit(do_not_specialize=["M", "N", "left", "right"])
 def short_backward_kernel(
-    d_out_ptr, q_ptr, k_ptr, v_ptr, dq_ptr, dk_ptr, dv_ptr,
-    d_factor_ptr, d_shift_ptr, q_bounds_ptr, k_bounds_ptr, factor_ptr, lengths_ptr, seed_ptr, shifts_ptr,
-    g_batch, g_head, g_row, g_column, q_batch, q_head, q_row, q_column,
+    d_out_ptr, q_ptr, k_ptr, v_ptr, dq_ptr, dk_ptr, dv_ptr, d_factor_ptr, d_shift_ptr, q_bounds_ptr, k_bounds_ptr,
+    factor_ptr, lengths_ptr, seed_ptr, shifts_ptr, g_batch, g_head, g_row, g_column, q_batch, q_head, q_row, q_column,
     k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
-    dq_batch, dq_head, dq_row, dq_column,
-    dk_batch, dk_head, dk_row, dk_column, dv_batch, dv_head, dv_row, dv_column,
+    dq_batch, dq_head, dq_row, dq_column, dk_batch, dk_head, dk_row, dk_column, dv_batch, dv_head, dv_row, dv_column,
     H, M, N, D, Dv, left, right, scale, gain, exponent, shift_factor, threshold,
     POWER: tl.constexpr, WEIGHT: tl.constexpr, SLOPE: tl.constexpr, RECTIFIED: tl.constexpr, SHIFT: tl.constexpr,
     SHIFT_PER_HEAD: tl.constexpr, SCALE_INSIDE: tl.constexpr, ROW_SCALE: tl.constexpr, PER_HEAD: tl.constexpr,
     UNIT_ROWS: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    GROUP: tl.constexpr, PACKED: tl.constexpr, MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
+    DROPOUT: tl.constexpr, GROUP: tl.constexpr, PACKED: tl.constexpr,
+    MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """One (sequence, key head), summed over the GROUP query heads that read it. Blocks of scores are [n, m]: all
     gradients but that of q want them so."""
-    key_heads = H // GROUP
-    sequence, key_head = tl.program_id(0) // key_heads, (tl.program_id(0) % key_heads).to(tl.int64)
+    sequence, key_head = tl.program_id(0) // (H // GROUP), (tl.program_id(0) % (H // GROUP)).to(tl.int64)
     b, q_start, k_start, M, N = locate(sequence, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
     if PACKED and ((tl.maximum(M, N) <= MIN_LENGTH) | (tl.maximum(M, N) > MAX_LENGTH)):
         return
@@ -515,10 +511,7 @@ def short_backward_kernel(
                 HIDES_EARLIER, HIDES_LATER or HIDES_EARLIER or RAGGED or PACKED, DROPOUT,
             )  # fmt: skip
             d_scores = d_scores.to(q.dtype)
-            if PER_HEAD:
-                d_factor += of_factor
-            if SHIFT_PER_HEAD:
-                d_shift += of_shift
+            d_factor, d_shift = d_factor + of_factor, d_shift + of_shift
             # d_q^T = k^T d_scores^T: the result is transposed for the store alone, never for another product.
             d_q = tl.trans(tl.dot(tl.trans(k), d_scores, input_precision="ieee"))
             d_q = unit_rows_gradient(d_q, given, D) if UNIT_ROWS else d_q

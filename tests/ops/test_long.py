@@ -263,10 +263,10 @@ def test_every_kernel_has_a_tiling_of_every_head_size():
     for kernel in ("forward", "rows", "keys", "queries", "bias"):
         for size in (1, 16, 64, 65, 128, 129, 256):
             q = torch.empty(1, 1, 1, size, dtype=torch.bfloat16)
-            assert (
-                gpu.long.find_tiling(kernel, q, q, edges=True)
-                in gpu.long.TILINGS[kernel, 64 if size <= 64 else 128 if size <= 128 else 256]
-            )
+            of_size = 64 if size <= 64 else 128 if size <= 128 else 256
+            found = {name: gpu.long.find_tiling(kernel, q, q, name, edges=True) for name in ("relu", "sigmoid")}
+            assert found["relu"] == gpu.long.TILINGS[kernel, of_size][1]
+            assert found["sigmoid"] == (gpu.long.TILINGS | gpu.long.SMOOTH_TILINGS)[kernel, of_size][1]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,8 @@ def launch_decode():
     shapes = ((8, 8, 1, 32), (8, 2, 1, 500), (4, 4, 4, 40), (8, 8, 1, 4000), (32, 2, 4, 500))
     for variant, (heads, key_heads, queries, capacity) in product(("rela", "softmax", "sigmoid", "threshold"), shapes):
         q = torch.zeros(4, heads, queries, 64, dtype=torch.bfloat16)
-        keys, values = (torch.zeros(4, key_heads, capacity, 64, dtype=torch.bfloat16) for _ in range(2))
+        sizes = (64, 32 if capacity == 4000 else 64)  # heads of keys and of values need not be alike
+        keys, values = (torch.zeros(4, key_heads, capacity, size, dtype=torch.bfloat16) for size in sizes)
         seen = Visibility(queries, capacity, key_lengths=torch.full((1,), capacity - 3), first=capacity - queries)
         row = VARIANTS[variant]
         fused_decoding(q, keys, values, AttentionCall(row, seen, row.resolve_options({}), 0.125))

@@ -482,8 +482,8 @@ def scan_keys(
     n = start + tl.arange(0, BLOCK_N)
     seen = (n >= first) & (n < stop)
     rows = cache_rows(ancestors_ptr, ancestor_step, r, n, seen, INDEXED)
-    own = k_ptrs[None] + (rows * k_batch + n * k_row)[:, None, None]
-    k = tl.load(own, mask=seen[:, None, None] & inside[None], other=0.0)
+    first_keys = k_ptrs[None] + (rows * k_batch + n * k_row)[:, None, None]
+    k = tl.load(first_keys, mask=seen[:, None, None] & inside[None], other=0.0)
     rows_ahead = cache_rows(ancestors_ptr, ancestor_step, r, n + BLOCK_N, n + BLOCK_N < stop, INDEXED)
     running_max = tl.full([BLOCK_N, HEADS], MINUS_INFINITY, tl.float32)
     total = tl.zeros([BLOCK_N, HEADS], tl.float32)

@@ -85,15 +85,18 @@ def choose_splits(
 
 
 def split_keys(q: Tensor, keys: Tensor) -> int:
-    """Splits of a head's keys, as measured on an H200."""
-    if not leaves_idle(q, keys):
+    """Splits of a head's keys, as measured on an H200; powers of two, so that growing keys change them seldom."""
+    one_row = takes_one_row(q, keys)
+    if not leaves_idle(q, keys) or (one_row and not takes_small_blocks(q, keys)):
         return count_splits(q, keys)
     programs, length, sms = len(q) * keys.shape[1], keys.shape[2], count_sms(q)
-    if takes_one_row(q, keys):
-        small = min(8 * sms // programs, length // SMALL_BLOCK.keys // 2, MAX_SPLITS)
-        return max(1, small) if takes_small_blocks(q, keys) else count_splits(q, keys)
-    most = 2 * sms // programs
-    return max(1, min(most, length // MIDDLING) if 4 * programs >= sms else min(most, length // 64, 16))
+    if one_row:
+        splits = min(8 * sms // programs, length // SMALL_BLOCK.keys // 2, MAX_SPLITS)
+    elif 4 * programs >= sms:
+        splits = min(2 * sms // programs, length // MIDDLING)
+    else:
+        splits = min(2 * sms // programs, length // 64, 16)
+    return power_of_two(max(1, splits) + 1) // 2
 
 
 def takes_one_row(q: Tensor, keys: Tensor) -> bool:

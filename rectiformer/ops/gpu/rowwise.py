@@ -200,13 +200,15 @@ def launch(kernel: Any, name: str, call: RowwiseCall, tensors: list[Tensor], tab
     (B, H, M, D), (_, K, N, _), seen = call.q.shape, call.k.shape, call.visibility
     tiling, how = find_tiling(name, call.q, call.v), call.row_function
     tiles, heads = (-(-N // tiling.keys), K) if name == "keys" else (-(-M // tiling.queries), H)
+    # One width for keys and values: with two, Triton 3.6's ptxas makes code that reads a register nobody wrote.
+    width = block_size(max(D, call.v.shape[3]))
     with torch.cuda.device_of(call.q):  # Triton launches on the current device
         kernel[(tiles, B * heads)](
             *tensors, *tables, pointer(call.key_lengths, call.q), *(tensor.stride() for tensor in tensors),
             (seen.left, seen.right), H, H // K, M, N, D, call.v.shape[3], call.scale / max(1, how.power), call.scale,
             POWER=how.power, HIDES_LATER=seen.hides_later, HIDES_EARLIER=seen.hides_earlier,
             RAGGED=call.key_lengths is not None, PRECISION="tf32x3" if call.q.dtype == torch.float32 else "tf32",
-            BLOCK_M=tiling.queries, BLOCK_N=tiling.keys, BLOCK_D=block_size(D), BLOCK_DV=block_size(call.v.shape[3]),
+            BLOCK_M=tiling.queries, BLOCK_N=tiling.keys, BLOCK_D=width, BLOCK_DV=width,
             num_warps=tiling.warps, num_stages=tiling.stages, **more,
         )  # fmt: skip
 

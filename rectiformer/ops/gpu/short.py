@@ -90,18 +90,16 @@ def launch_configs(call: KernelCall, backward: bool) -> Iterator[dict[str, int]]
 
 
 def tune(call: KernelCall, backward: bool, rows: int, keys: int) -> dict[str, int]:
-    """Queries that a program holds at a time, its warps and registers, as measured on an H200 (docs/log.md)."""
+    """Queries and keys of a program's blocks, its warps and registers, as measured on an H200 (docs/log.md)."""
     longest, head_dim = max(rows, keys), max(call.q.shape[3], call.v.shape[3])
+    if not backward:  # all at once: blocks of 64 that leave out what causal order hides are no faster
+        return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": count_warps(call, longest, heavy=False)}
     if longest <= 64 or head_dim > 64:
         grouped = call.k.shape[1] < call.q.shape[1]
-        warps = count_warps(call, longest, heavy=grouped and backward)
-        rows = rows_for_gradients(rows, keys) if backward else rows
-        blocks = {"ROWS": rows, "BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps}
-        return blocks if backward else blocks | {"KEYS": keys}
-    if backward:  # with no more registers, two programs run at once
-        return {"ROWS": rows, "BLOCK_M": min(rows, 32), "BLOCK_N": keys, "num_warps": 8, "maxnreg": 128}
-    part = keys if call.power == 0 else min(keys, 64)  # a softmax needs whole rows
-    return {"ROWS": rows, "BLOCK_M": min(rows, 64), "KEYS": keys, "BLOCK_N": part, "num_warps": 4}
+        rows = rows_for_gradients(rows, keys)
+        return {"ROWS": rows, "BLOCK_M": rows, "BLOCK_N": keys, "num_warps": count_warps(call, longest, heavy=grouped)}
+    # with no more registers, two programs run at once
+    return {"ROWS": rows, "BLOCK_M": min(rows, 32), "BLOCK_N": keys, "num_warps": 8, "maxnreg": 128}
 
 
 def rows_for_gradients(rows: int, keys: int) -> int:
@@ -152,12 +150,11 @@ def prepare(
     scale = call.scale if call.power else call.scale * math.log2(math.e)
     scales = (scale, gain, call.row_exponent, call.shift_factor, call.dropout_threshold)
     numbers = (*strides, *sizes, call.window_left, call.window_right, *scales)
-    flags, launches = short_flags(call), []
-    for config in launch_configs(call, backward):
-        rows = config["ROWS"] if backward else config.pop("ROWS")
-        grid = (call.sequences * heads, 1 if backward else rows // config["BLOCK_M"])
-        launches.append(Launch(kernel, grid, tensors, slots, numbers, flags | config | {"num_stages": 2}))
-    return launches
+    grid, flags = (call.sequences * heads,), short_flags(call)
+    return [
+        Launch(kernel, grid, tensors, slots, numbers, flags | config | {"num_stages": 2})
+        for config in launch_configs(call, backward)
+    ]
 
 
 class ShortPlan(AttentionPlan):
@@ -428,41 +425,32 @@ def short_forward_kernel(
     UNIT_ROWS: tl.constexpr, HIDES_LATER: tl.constexpr, HIDES_EARLIER: tl.constexpr, RAGGED: tl.constexpr,
     DROPOUT: tl.constexpr, GROUP: tl.constexpr, PACKED: tl.constexpr,
     MIN_LENGTH: tl.constexpr, MAX_LENGTH: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M queries of one (sequence, query head) against its keys, BLOCK_N of KEYS at a time: a softmax has all in
-    one block. Blocks that causal order hides from all of the queries are not visited."""
+    """All queries of one (sequence, query head) against all of its keys."""
     BANDED: tl.constexpr = HIDES_LATER or HIDES_EARLIER
     h = (tl.program_id(0) % H).to(tl.int64)
     b, q_start, k_start, M, N = locate(tl.program_id(0) // H, M, N, q_bounds_ptr, k_bounds_ptr, PACKED)
     if PACKED and ((tl.maximum(M, N) <= MIN_LENGTH) | (tl.maximum(M, N) > MAX_LENGTH)):
         return  # the other launch does it
-    first = tl.program_id(1) * BLOCK_M
-    if PACKED and first >= M:
-        return
-    m = first + tl.arange(0, BLOCK_M)
+    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     length = tl.minimum(tl.load(lengths_ptr + b).to(tl.int32), N) if RAGGED else N
     key_head = h // GROUP
+    q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
+    k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
+    v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
+    if UNIT_ROWS:
+        q, k = unit_rows(q, D), unit_rows(k, D)
     gain = gain * tl.load(factor_ptr + h) if PER_HEAD else gain
     shift = shift_factor * tl.load(shifts_ptr + h) if SHIFT_PER_HEAD else shift_factor
-    q = load_head(q_ptr, q_batch, q_head, q_row, q_column, b, h, q_start, m, M, D, BLOCK_D)
-    q = unit_rows(q, D) if UNIT_ROWS else q
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    scores, _unit = shift_scores(scores, scale, shift, m, M, N, length, left, right, 1, BANDED, SCALE_INSIDE, SHIFT)
+    seen = visible(m, n, M, N, length, left, right, 1, HIDES_LATER, HIDES_EARLIER)
+    weights = row_weights(scores, seen, scale, 1, POWER, WEIGHT, BANDED, BANDED or RAGGED or PACKED)
     row = row_gain(gain, exponent, m, M, N, length, left, right, 1, BANDED, ROW_SCALE)
-    out = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    end = tl.minimum(first + BLOCK_M + (N - M) + right, length) if HIDES_LATER else length
-    # With one block of keys the loop has a constant end and vanishes.
-    for column in range(0, KEYS if KEYS == BLOCK_N else end, BLOCK_N):
-        n = column + tl.arange(0, BLOCK_N)
-        k = load_head(k_ptr, k_batch, k_head, k_row, k_column, b, key_head, k_start, n, length, D, BLOCK_D)
-        k = unit_rows(k, D) if UNIT_ROWS else k
-        v = load_head(v_ptr, v_batch, v_head, v_row, v_column, b, key_head, k_start, n, length, Dv, BLOCK_DV)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores, _unit = shift_scores(scores, scale, shift, m, M, N, length, left, right, 1, BANDED, SCALE_INSIDE, SHIFT)
-        seen = visible(m, n, M, N, length, left, right, 1, HIDES_LATER, HIDES_EARLIER)
-        weights = row_weights(scores, seen, scale, 1, POWER, WEIGHT, BANDED, BANDED or RAGGED or PACKED)
-        kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPOUT else seen
-        weights = scale_and_drop(weights, row, kept, POWER, DROPOUT)
-        out = tl.dot(weights.to(v.dtype), v, out, input_precision="ieee")
+    kept = keeps(seed_ptr, threshold, b, h, H, q_start, k_start, m, n, 1) if DROPOUT else seen
+    weights = scale_and_drop(weights, row, kept, POWER, DROPOUT)
+    out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     store_head(out_ptr, o_batch, o_head, o_row, o_column, b, h, q_start, m, M, Dv, out, BLOCK_DV)
 
 

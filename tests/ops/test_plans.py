@@ -7,9 +7,10 @@ import pytest
 import torch
 from closeness import assert_no_worse, grid_inputs
 
-from rectiformer import attention
+from rectiformer import attention, decode_attention
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops import attention as attention_module
+from rectiformer.ops import decode as decode_module
 from rectiformer.ops import gpu
 from rectiformer.ops.gpu import plans
 
@@ -21,6 +22,7 @@ LONG, SHORT = (1, 2, 2, 70, 140, 8, 8), (2, 2, 2, 5, 7, 8, 8)
 def _no_plans(monkeypatch):
     """Each test begins without plans."""
     monkeypatch.setattr(attention_module, "SHORTCUTS", plans.PlanCache())
+    monkeypatch.setattr(decode_module, "SHORTCUTS", plans.PlanCache())
     monkeypatch.setattr(plans, "PLANS", plans.PlanCache())
 
 
@@ -89,6 +91,16 @@ def test_cosine_scores_have_a_plan_of_their_own(sizes, checks):
         assert_no_worse(f"result {index}", fused, eager, exact)
         if index < len(found):  # the same without second derivatives, by kernels alone
             assert_no_worse(f"result {index}", found[index], eager, exact)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_cosine_scores_decode_alike_when_a_layout_comes_again(queries, monkeypatch):
+    monkeypatch.setattr(attention_module, "is_readable", lambda table: False)  # as lengths on a GPU are
+    q, k, v, _ = (torch.randn_like(tensor) for tensor in inputs_of((2, 4, 2, queries, 20, 8, 8)))
+    given = {"variant": "threshold", "beta": 0.25, "key_lengths": torch.tensor([20, 9])}
+    first, again = (decode_attention(q, k, v, **given) for _ in range(2))
+    assert first.any()
+    assert torch.equal(first, again)
 
 
 def with_second_derivatives(inputs, **given):

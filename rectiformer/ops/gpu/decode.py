@@ -48,6 +48,7 @@ from rectiformer.ops.gpu.decode_tiles import (
     EXACT,
     FEW,
     FEW_KEYS,
+    KEYS_PER_LAUNCH,
     MAX_BLOCK_KEYS,
     SMALL_BLOCK,
     TILE,
@@ -163,7 +164,8 @@ def plan_decoding(
     skip: bool | None,
 ) -> DecodePlan | None:
     """The plan of all steps of this layout; None where a kernel is not all that a step takes."""
-    if call.scale < 0 or any(isinstance(value, Tensor) for value in call.options.values()):
+    cosine = call.variant.score is cosine_scores  # queries are normed first
+    if cosine or call.scale < 0 or any(isinstance(value, Tensor) for value in call.options.values()):
         return None
     inputs, together = decode_inputs(q, keys, values, call, new, ancestors, norm, splits, skip)
     return open_plan(DecodePlan, inputs)[0] if norm is None or together else None
@@ -196,7 +198,9 @@ class GrowingPlan:
         choice = self.choices.get(length)
         if choice is None:  # blocks are no larger than the cache
             shape = takes_one_row(q, k), takes_small_blocks(q, k), min(length, MAX_BLOCK_KEYS)
-            choice = self.choices.keep(length, (*choose_splits(q, k, v), *shape))
+            splits, *others = choose_splits(q, k, v)
+            splits = min(splits, power_of_two(length // KEYS_PER_LAUNCH + 1) // 2 or 1)
+            choice = self.choices.keep(length, (splits, *others, *shape))
         # Triton tells 1 and multiples of 16 from other numbers.
         likeness = [(size % 16 == 0, size == 1) for size in (length, *k.stride()[:2], *v.stride()[:2])]
         key = choice, is_aligned(q, k, v), *likeness

@@ -28,6 +28,8 @@ KEYS_PER_SPLIT = 128
 MAX_SPLITS = 64
 FEW_KEYS = 32
 """Up to here grouped heads of a beam take one block, with nothing on its way behind it."""
+KEYS_PER_LAUNCH = 1024
+"""Least keys of a split for which generation from Python launches a merge: the host, not the device, is what waits."""
 MIDDLING = 512
 """Keys that one program reads in about the time that merging takes."""
 

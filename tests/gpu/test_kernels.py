@@ -401,7 +401,9 @@ SIMPLEX_FEATURES = ["full", "causal", "window", "causal window", "lengths", "neg
 @pytest.mark.parametrize("features", SIMPLEX_FEATURES)
 @pytest.mark.parametrize("variant", SIMPLEX_POWERS)
 def test_kernels_of_the_simplex(variant, features, dtype):
-    check(grid_inputs(2, 4, 2, M, N, 40, 24), dtype, variant, **FEATURES[features])
+    # at -0.5 the 1.5-entmax of plain torch, to compare errors with, is NaN in bf16
+    arguments = {"scale": -0.125} if features == "negative scale" else FEATURES[features]
+    check(grid_inputs(2, 4, 2, M, N, 40, 24), dtype, variant, **arguments)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -10,7 +10,7 @@ help:
 	@echo "make test       install, then format, lint, type and behaviour checks"
 	@echo "make test-long  install, then the tests that take minutes each: soaks, many kills, large files"
 	@echo "make bench      install, then time every variant vs. PyTorch's SDPA on this CPU"
-	@echo "make docs       install, then rewrite the tables of docs/variants.md from the code"
+	@echo "make docs       install, then rewrite the tables of docs/ from code and measured points"
 	@echo "make clean      remove .venv and caches"
 
 .venv/made:

@@ -1,12 +1,15 @@
-"""Write the tables in docs/variants.md from the tables in the code: `make docs`. A test checks that they match."""
+"""Write the tables in docs/variants.md and docs/benchmarks.md, from those in the code and from measured points: `make
+docs`. A test checks that they match."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+
+from benchmark_tables import TABLES as BENCHMARKS
 
 from rectiformer import MEMORIES, VARIANTS
 
-PAGE = Path(__file__).parent / "variants.md"
+FOLDER = Path(__file__).parent
 
 
 def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
@@ -38,12 +41,26 @@ def memories_table() -> str:
     return markdown(header, rows)
 
 
-def fill_tables(text: str) -> str:
-    for name, table in (("variants", variants_table()), ("memories", memories_table())):
-        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, table=table: match[1] + table + "\n" + match[2], text, flags=re.DOTALL)
+PAGES: dict[Path, Mapping[str, Callable[[], str]]] = {
+    FOLDER / "variants.md": {"variants": variants_table, "memories": memories_table},
+    FOLDER / "benchmarks.md": BENCHMARKS,
+}
+
+
+def fill_tables(page: Path) -> str:
+    """The text of a page with all of its tables made anew."""
+    text = page.read_text(encoding="utf-8")
+    for name, write in PAGES[page].items():
+        pattern = rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)"
+        table = write()
+        text, found = re.subn(
+            pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL
+        )
+        if found != 1:
+            raise ValueError(f"{page.name} has {found} tables called {name!r}, but needs one")
     return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fill_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(fill_tables(page), encoding="utf-8")

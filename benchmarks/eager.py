@@ -181,27 +181,39 @@ def norm_trial(bench: Bench, direction: str) -> Trial:
 
 
 def profile_rows(bench: Bench) -> Iterator[Row]:
-    """Where the host time of one call goes."""
-    shape = (TINY_SHAPES if is_tiny(bench) else SHAPES)[0]
-    yield Row("profile", {"variant": "rela", "time": "host"}, partial(profile_trial, bench, "rela", shape))
+    """Where the host time of one call goes: in the short kernels, and in the long ones."""
+    for shape in (TINY_SHAPES if is_tiny(bench) else SHAPES)[:2]:
+        case = {"variant": "rela", "time": "host", "length": shape[2]}
+        yield Row("profile", case, partial(profile_trial, bench, "rela", shape))
 
 
 def profile_trial(bench: Bench, variant: str, shape: Shape) -> Trial:
-    from rectiformer.ops.attention import check_call, choose
+    from rectiformer.ops.attention import check_call, choose, find_plan
 
-    tensors = [bench.draw(*shape[:4], seed=seed) for seed in range(4)]
-    inputs = tensors[:3]
+    *sizes, causal = shape
+    tensors = [bench.draw(*sizes, seed=seed) for seed in range(4)]
+    inputs, d_out = tensors[:3], tensors[3]
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, variant)
+        return attention(q, k, v, variant, causal=causal)
 
     def choosing() -> Work:
-        call = check_call(*inputs, variant)
+        call = check_call(*inputs, variant, causal=causal)
         return lambda: choose(*inputs, call, "auto")
 
+    def planned(direction: str) -> Work:
+        """The launches of one direction, without autograd."""
+        plan = find_plan(*inputs, check_call(*inputs, variant, causal=causal), "auto")
+        if plan is None:
+            raise RuntimeError("the call has no plan on this device")
+        held = [tensor.detach() for tensor in inputs]
+        return partial(plan.forward, held) if direction == "forward" else partial(plan.backward, d_out.detach(), held)
+
     pieces: dict[str, Callable[[], Work]] = {
-        "check_call": lambda: lambda: check_call(*inputs, variant),
+        "check_call": lambda: lambda: check_call(*inputs, variant, causal=causal),
         "choose": choosing,
+        "forward of the plan": lambda: planned("forward"),
+        "backward of the plan": lambda: planned("backward"),
         "call, no_grad": lambda: forward_work(ours, tensors),
         "call, with grad": lambda: lambda: ours(*inputs),
         "backward": lambda: WORKS["backward"](ours, tensors),

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long bench docs clean
+.PHONY: help demo test test-long bench docs site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test-long  install, then the tests that take minutes each: soaks, many kills, large files"
 	@echo "make bench      install, then time every variant vs. PyTorch's SDPA on this CPU"
 	@echo "make docs       install, then rewrite the tables of docs/ from code and measured points"
+	@echo "make site       install MkDocs, then build the pages of docs/ as a site: open site/index.html"
 	@echo "make clean      remove .venv and caches"
 
 .venv/made:
@@ -55,5 +56,9 @@ bench: .venv/translate
 docs: .venv/translate
 	$(BIN)/python docs/generate.py
 
+site: .venv/made
+	$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache build *.egg-info

@@ -6,8 +6,8 @@ Llama-like decoder and BERT-like encoder of 8 layers, hidden size 1,024, 16 head
 weights, bf16 on a GPU. A step is forward, backward and fused AdamW; generation adds 64 tokens to a prompt, greedily.
 Contestants take turns in one process; a point is the median over rounds, many and short ones, as the speed of a host
 varies over seconds by a third. Points are appended as they come; a run that is started again leaves out those its file
-has of the same commit and device. All rows are meant to fit into 90 s on an H200. `language_model.py` has a larger
-model.
+has of the same commit and device. All rows are meant to fit into 90 s on an H200. `huggingface_training.py` has a
+larger model.
 """
 
 from __future__ import annotations

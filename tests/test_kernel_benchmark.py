@@ -198,11 +198,11 @@ def test_rows_of_a_case_have_names_of_their_own():
     assert len(set(names)) == len(names)
 
 
-def test_a_language_model_trains_with_both_attentions(tmp_path):
+def test_a_hugging_face_model_trains_with_both_attentions(tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "points.jsonl"
     words = ["--size", "tiny", "--head-size", "16", "--repeats", "1", "--turns", "1", "--out", str(out)]
-    printed = run_script("language_model", *words)
+    printed = run_script("huggingface_training", *words)
     sdpa, ours = read(out)
     assert (sdpa["contestant"], ours["contestant"]) == ("sdpa", "rectified")
     assert ours["ratio"] == pytest.approx(sdpa["ms"] / ours["ms"])

@@ -1,6 +1,6 @@
 """Training speed of a Llama-like language model with rectified attention vs. SDPA, through Hugging Face's interface.
 
-    python benchmarks/language_model.py --out benchmarks/results/language-model.jsonl
+    python benchmarks/huggingface_training.py --out benchmarks/results/huggingface-training.jsonl
 
 All contestants have the same random weights: 8 layers, hidden size 2,048. One step is forward, backward and fused AdamW
 on 4 sequences of 8,192 random tokens, bfloat16. They run one after the other in this process; a point is the median

@@ -80,10 +80,18 @@ def parse_result(path: Path, text: bytes) -> Result:
 
 
 def save_results(results: Results, out: Path) -> None:
-    """Save all results as one file of lines, which `read_saved` reads, without folders of this machine."""
+    """Save a study's own results as one file of lines, which `read_saved` reads, without folders of this machine.
+
+    What was saved there before and is not planned any longer stays, after the others.
+    """
     path = saved_path(out, results.study, results.scale)
     path.parent.mkdir(parents=True, exist_ok=True)
-    portable = [replace(entry, failed=entry.failed.replace(str(out), "OUT")) for entry in results.entries]
+    own = {entry.key: entry for entry in results.entries if entry.study == results.study}
+    entries = [
+        *own.values(),
+        *(old for key, old in read_saved(out, results.study, results.scale).items() if key not in own),
+    ]
+    portable = [replace(entry, failed=entry.failed.replace(str(out), "OUT")) for entry in entries]
     replace_file(path, "".join(f"{entry.to_json()}\n" for entry in portable).encode())
 
 
@@ -169,7 +177,7 @@ class Results:
     def failures(self) -> list[Result]:
         return [entry for entry in self.entries if entry.failed]
 
-    def select(self, **labels: str | int) -> Results:
+    def select(self, **labels: str | float) -> Results:
         """The results with these labels."""
         return replace(self, entries=[entry for entry in self.entries if labels.items() <= entry.labels.items()])
 

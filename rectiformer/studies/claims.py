@@ -414,7 +414,7 @@ def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:
         named = [f"- {claim.says}." for claim, outcome in every if outcome.verdict == word]
         if word == "open":
             named = [
-                f"- {why} ({count})"
+                f"- {count} claim{'s' * (count > 1)}: {why[0].lower()}{why[1:]}"
                 for why, count in Counter(found.why for _, found in every if found.verdict == word).most_common()
             ]
         count = sum(outcome.verdict == word for _, outcome in every)

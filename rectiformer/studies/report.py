@@ -17,7 +17,7 @@ COMMAND_FOLDER = "studies"
 """The folder that shown commands name, whatever it was called here."""
 LONGEST_REMARKS = 2**16  # bytes
 LEGEND = """Which claims of ReLA (Zhang et al. 2021) and ReLUFormer (Shen et al. 2023) hold in our trainings.
-`rectiformer study report docs` makes this page from docs/results; [studies](studies/README.md) says how to run them."""
+`rectiformer study report docs` makes this page from docs/results; [studies](studies.md) says how to run them."""
 READING = """## How to read the tables
 
 - *ours*: the difference of the two sides, paired over seeds, with its 95 % t interval; then the mean of each side, with
@@ -80,7 +80,8 @@ def summarize(found: dict[str, Results]) -> str:
 
 
 def describe(study: Study) -> str:
-    return f"{study.question} All claims: [reproduction](../{PAGE}).\n\nPaper: {study.paper}"
+    links = f"All claims: [reproduction](../{PAGE}). How to run studies: [studies](../studies.md)."
+    return f"{study.question}\n\nPaper: {study.paper}\n\n{links}"
 
 
 def render(study: Study, results: Results, out: Path, page: Path) -> str:

@@ -67,12 +67,14 @@ def tables(results: Results) -> list[Table]:
         quarters = [steps * quarter // 4 for quarter in (1, 2, 3, 4)]
         for variant in VARIANTS:
             cells = [f"{fmean(lines[variant][step]):.3f}" if step in lines[variant] else "" for step in quarters]
-            rows.append((norm, f"{steps:,}", variant, *cells))
+            seeds = len(next(iter(lines[variant].values())))
+            rows.append((norm, f"{steps:,}", variant, f"{seeds}", *cells))
         notes.append(describe(norm, steps, lines))
-    columns = ("norm", "updates", "variant", *(f"after {quarter}/4" for quarter in (1, 2, 3, 4)))
+    columns = ("norm", "updates", "variant", "seeds", *(f"after {quarter}/4" for quarter in (1, 2, 3, 4)))
     notes.append(
-        "Validation loss on Europarl en-de in words; every training at its variant's own best learning rate, which "
-        "falls to 0 at its last update. How fast a model learns says nothing about how good it is in the end."
+        "Validation loss on Europarl en-de in words; every training at the best learning rate tried for its variant "
+        "(learning-rate), which falls to 0 at its last update. How fast a model learns says nothing about how good it "
+        "is in the end."
     )
     return [Table("Validation loss while training", columns, rows, tuple(notes))] if rows else []
 

@@ -13,7 +13,7 @@ from forking import Forks
 from rectiformer.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "studies").glob("*.md"))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 sys.path.insert(0, str(ROOT / "docs"))
 

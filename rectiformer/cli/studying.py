@@ -13,20 +13,23 @@ import typer
 from rectiformer.cli.options import app, option
 from rectiformer.errors import ArgumentError, RectiformerError
 from rectiformer.studies.catalog import STUDIES, find_study
+from rectiformer.studies.learning_rate import LEARNING_RATE, describe_choices
 from rectiformer.studies.plan import SCALES, Study, find_task
 from rectiformer.studies.report import write_report
 from rectiformer.studies.results import Results
-from rectiformer.studies.running import run_studies
+from rectiformer.studies.running import choose, list_tasks, load_results, run_studies
+from rectiformer.studies.schedule import describe_queue
 from rectiformer.studies.single import run_single
 from rectiformer.terminal import Terminal
 
 EVERY = "all"
+ESTIMATES = "GPU minutes are of an H200 that several trainings share, measuring included, compiling not"
 
 
 @app.command("study")
 def study_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, several as A,B, all, list, or report.")],
-    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Of report: where studies lie.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, several as A,B, all, list, plan or report.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Of plan, report: where studies lie.")] = None,
     scale: Annotated[str, option("smoke, small or paper.", "--scale", one_of=tuple(SCALES))] = "smoke",
     out: Annotated[Path | None, option("Folder for trainings and results; it may hold some already.", "--out")] = None,
     data: Annotated[
@@ -34,16 +37,18 @@ def study_command(
     ] = None,
     jobs: Annotated[int, option("Trainings side by side.", min=1)] = 1,
     minutes: Annotated[float, option("Stop after so long, everything saved; 0 goes on to the end.", min=0)] = 0.0,
+    whole: Annotated[bool, option("With --minutes: start only what should end in time.")] = False,
     only: Annotated[str, option("Only trainings with this in their names, or one of A,B.", metavar="PART")] = "",
     one: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Check a claim of the papers: train what it takes, measure, compare.
 
     A study that was stopped or killed goes on with the same command; what is finished is never trained again. Its
-    tables are shown at the end; `report` writes a page and figures of all studies in a folder. Several studies share
-    the jobs, so that a GPU is never idle between them.
+    tables are shown at the end. `plan` shows what is left, in the order in which it runs; `report` writes a page of
+    claims and a page per study. Several studies share the jobs, so that a GPU is never idle between them.
 
         rectiformer study list
+        rectiformer study plan docs --scale small
         rectiformer study memory-swap --scale smoke --out studies
         rectiformer study ablations,document-length --scale small --out studies --jobs 8
         rectiformer study report studies
@@ -52,8 +57,10 @@ def study_command(
         list_studies()
     elif name == "report":
         report(folder or out)
+    elif name == "plan":
+        plan(scale, folder or out, only)
     elif folder is not None:
-        raise ArgumentError(f"study {name!r} got {folder}, but only report takes a folder; name it with --out")
+        raise ArgumentError(f"study {name!r} got {folder}, but only plan and report take a folder; name it with --out")
     else:
         studies = find_studies(name)
         if out is None:
@@ -61,7 +68,7 @@ def study_command(
         if one:
             run_one(studies[0], scale, data, out, one)
         else:
-            run(studies, scale, data, out, jobs, minutes, only)
+            run(studies, scale, data, out, jobs, minutes, whole, only)
 
 
 def list_studies() -> None:
@@ -74,6 +81,29 @@ def list_studies() -> None:
     terminal.note("")
     for scale, about in SCALES.items():
         terminal.note(f"{scale}: {about}")
+
+
+def plan(scale: str, folder: Path | None, only: str) -> None:
+    """What is finished, what is left in the order in which it runs, and what waits for a choice."""
+    if folder is None:
+        raise ArgumentError("plan needs a folder, as in `rectiformer study plan DIR`")
+    terminal = Terminal()
+    every = list_tasks([(study, study.at(scale)) for study in STUDIES.values()], folder)
+    left = describe_queue(choose(every, only), every)
+    total = 0.0
+    rows = []
+    for line in left:
+        total += line.minutes
+        seeds = " ".join(map(str, line.seeds))
+        rows.append((line.describe(), seeds, f"{line.minutes:.0f}", f"{total:.0f}"))
+    terminal.table(("next, from the top", "seeds", "GPU minutes", "in all"), rows, numbers=("GPU minutes", "in all"))
+    results = [load_results(study, study.at(scale), folder) for study in STUDIES.values()]
+    finished = sum(entry.study == each.study for each in results for entry in each.finished)
+    terminal.note(f"\n{finished} of {len(every)} trainings are finished")
+    if scale == "small":
+        terminal.note(ESTIMATES)
+        for choice in describe_choices(load_results(LEARNING_RATE, LEARNING_RATE.at(scale), folder)):
+            terminal.note(choice)
 
 
 def report(folder: Path | None) -> None:
@@ -93,18 +123,27 @@ def find_studies(name: str) -> list[Study]:
 
 
 def run(
-    studies: Sequence[Study], scale: str, data: Path | None, out: Path, jobs: int, minutes: float, only: str
+    studies: Sequence[Study],
+    scale: str,
+    data: Path | None,
+    out: Path,
+    jobs: int,
+    minutes: float,
+    whole: bool,
+    only: str,
 ) -> None:
+    if whole and not minutes:
+        raise ArgumentError("--whole starts what ends in time, so it needs --minutes")
     shared = data if len(studies) > 1 else None
     plans = [(study, study.at(scale, root=shared) if shared else study.at(scale, data)) for study in studies]
     deadline = time.monotonic() + 60 * minutes if minutes else None
     with Terminal() as terminal:
         for study in studies:
             terminal.note(f"{study.title}: {study.question}")
-        found = run_studies(plans, out, jobs=jobs, only=only, reporter=terminal, deadline=deadline)
+        found = run_studies(plans, out, jobs=jobs, only=only, reporter=terminal, deadline=deadline, whole=whole)
         for study, results in zip(studies, found, strict=True):
             show(terminal, study, results, out)
-    if failures := sum(len(results.failures) for results in found if STUDIES[results.study].shows is None):
+    if failures := sum(entry.study == each.study for each in found for entry in each.failures):
         raise RectiformerError(f"{failures} trainings failed; their reasons are above and in {out}; try them again")
 
 

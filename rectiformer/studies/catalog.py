@@ -6,6 +6,7 @@ from rectiformer.studies.alignment import ALIGNMENT
 from rectiformer.studies.document_length import DOCUMENT_LENGTH
 from rectiformer.studies.efficiency import EFFICIENCY
 from rectiformer.studies.learning_rate import LEARNING_RATE
+from rectiformer.studies.learning_speed import LEARNING_SPEED
 from rectiformer.studies.memories import MEMORY_DIAGNOSTICS, MEMORY_SWAP, SLOT_SWEEP
 from rectiformer.studies.plan import Study
 from rectiformer.studies.reluformer_search import RELUFORMER_SEARCH
@@ -13,8 +14,8 @@ from rectiformer.studies.sparsity import SKIPPING, SPARSITY
 from rectiformer.studies.translation_quality import TRANSLATION_QUALITY
 
 ORDER = (
-    TRANSLATION_QUALITY, ABLATIONS, EFFICIENCY, SPARSITY, ALIGNMENT, MEMORY_SWAP, SLOT_SWEEP, MEMORY_DIAGNOSTICS,
-    DOCUMENT_LENGTH, SKIPPING, LEARNING_RATE, RELUFORMER_SEARCH,
+    TRANSLATION_QUALITY, LEARNING_RATE, LEARNING_SPEED, ALIGNMENT, SPARSITY, ABLATIONS, RELUFORMER_SEARCH,
+    DOCUMENT_LENGTH, SKIPPING, MEMORY_SWAP, SLOT_SWEEP, MEMORY_DIAGNOSTICS, EFFICIENCY,
 )  # fmt: skip
 STUDIES: dict[str, Study] = {study.name: study for study in ORDER}
 """In the order of the report; a study that shows another one's results comes after it."""

@@ -5,7 +5,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rectiformer.config import Config, DataConfig
 from rectiformer.measure.alignment import Links, flip, read_gold
 from rectiformer.studies import recipes
 from rectiformer.studies.plan import Scale, rename_files
+from rectiformer.studies.recipes import Peak, choice_of
 from rectiformer.text.corpus import Counts, read_pairs, read_two_files
 from rectiformer.text.grammar import draw_documents, draw_sentences
 from rectiformer.text.lines import read_lines
@@ -25,14 +26,10 @@ ONE, THREE = (1,), (1, 2, 3)
 EVERY = ("softmax", "rela-g", "reluformer", "sparsemax", "entmax15", "rela-i", "relu-seqlen")
 """The variants that are compared."""
 HEADLINE = (*EVERY[:3], recipes.THRESHOLD, recipes.OPEN)
-"""The rows that are trained first, our own among them."""
-ALL_SEEDS = dict.fromkeys((*HEADLINE, *EVERY[3:]), THREE)
-HEADLINE_SEEDS = {name: THREE if name in HEADLINE else ONE for name in ALL_SEEDS}
-CLAIMED_SEEDS = {name: THREE if name in EVERY[:3] else ONE for name in EVERY}
-HALF_RATE = {"sparsemax": ("training.learning_rate=1e-3",)}
-"""On Europarl sparsemax breaks at the learning rate of the others (docs/log.md)."""
-SMALLER_VOCABULARY = "vocabulary.size=12000"
-"""Lowercase text has fewer words."""
+"""The rows that are trained first at `paper`, our own among them."""
+OTHERS = (*EVERY[2:6], recipes.OPEN)
+CLAIMED = ("sparsemax", "entmax15", "rela-i")
+"""Of `OTHERS` those of which ReLA's paper says how they compare with softmax."""
 MARKER = "<d>"
 NUMBER, TITLE = r"\d+(?:[.,]\d+)+", r"\b(?:mr|mrs|dr|st|hon|m)\."
 JOINED = re.compile(rf"{NUMBER}|'s\b|\w+(?:-\w+)*|[^\w\s]")
@@ -69,21 +66,89 @@ class Gold:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Row:
+    """A model to train on a corpus, once per seed."""
+
+    variant: str
+    seeds: tuple[int, ...] = THREE
+    norm: str = ""
+    """The norm placement; empty for that of the recipe."""
+    peak: Peak | None = None
+    """The learning rate; none for that of the recipe."""
+    steps: int = 0
+    """Updates, where they are not those of the recipe."""
+    tier: int = 0
+
+    def name(self, corpus: str) -> str:
+        """The name of its trainings, which differs with all of these."""
+        peak = self.peak.describe() if self.peak else ""
+        return "-".join(filter(None, (corpus, self.norm, self.variant, peak, f"{self.steps or ''}")))
+
+    @property
+    def labels(self) -> dict[str, str | int | float]:
+        found: dict[str, str | int | float] = {"variant": self.variant}
+        if self.peak:
+            rates = {"learning_rate": self.peak.rate, "warmup": self.peak.warmup, "clip": self.peak.clip}
+            found |= {"norm": self.norm, **rates}
+        return found | ({"steps": self.steps} if self.steps else {})
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What it changes in the recipe of its corpus, the attention aside."""
+        found = recipes.model(norm=self.norm) if self.norm else ()
+        found += self.peak.settings if self.peak else ()
+        return (*found, *recipes.training(steps=self.steps)) if self.steps else found
+
+
+@dataclass(frozen=True, kw_only=True)
 class Corpus:
     """Text to train and to test on."""
 
     name: str
     folder: str = ""
     """Under the folder of the data; empty for the built-in grammar."""
+    text: str = ""
+    """What `recipes.CHOICES` calls it; empty where the recipe has all learning rates."""
     settings: tuple[str, ...]
+    by_norm: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Settings of single norm placements."""
     test: tuple[str, str] = ("", "")
-    seeds: Mapping[str, tuple[int, ...]]
-    """The rows to train, and the seeds of each."""
+    rows: tuple[Row, ...]
     form: str = ""
     """One of `FORMS`; empty for text as it is."""
-    by_variant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Settings of single rows."""
     gold: tuple[Gold, ...] = ()
+    measuring: int = 90
+    """About how many seconds measuring a model takes on a GPU."""
+
+    def is_chosen(self, labels: Mapping[str, object]) -> bool:
+        """Whether a result with these labels is of the learning rate that was chosen, and of the recipe's updates."""
+        if not self.text:
+            return True
+        chosen = choice_of(self.text, str(labels["norm"]), str(labels["variant"])).chosen
+        found = (labels["learning_rate"], labels["warmup"], labels["clip"])
+        return chosen is not None and found == (chosen.rate, chosen.warmup, chosen.clip) and "steps" not in labels
+
+
+def chosen_rows(text: str, norm: str, tier: int, variants: tuple[str, ...], seeds: tuple[int, ...]) -> list[Row]:
+    """Rows at the learning rates that were chosen; none for variants whose rate is not."""
+    choices = {variant: choice_of(text, norm, variant).chosen for variant in variants}
+    return [Row(variant=each, seeds=seeds, norm=norm, peak=peak, tier=tier) for each, peak in choices.items() if peak]
+
+
+def tried_rows(text: str, norm: str, tier: int) -> list[Row]:
+    """One row per learning rate that is tried to the end."""
+    found = []
+    for (of, placement, variant), choice in recipes.CHOICES.items():
+        if (of, placement) == (text, norm):
+            tried: list[tuple[Peak, tuple[int, ...]]] = [(peak, (choice.seed,)) for peak in choice.tried]
+            tried += recipes.EXTRA_TRIED.get((of, placement, variant), ())
+            found += [Row(variant=variant, seeds=seeds, norm=norm, peak=peak, tier=tier) for peak, seeds in tried]
+    return found
+
+
+def plain_rows(seeds: Mapping[str, tuple[int, ...]]) -> tuple[Row, ...]:
+    """Rows at the learning rate of the recipe; those of `HEADLINE` are trained first."""
+    return tuple(Row(variant=name, seeds=each, tier=name not in HEADLINE) for name, each in seeds.items())
 
 
 def gold_files(stem: str, source: str, target: str) -> tuple[str, str, str]:
@@ -105,15 +170,24 @@ SILVER = Gold(
 )
 FRENCH_CAPTIONS = recipes.text_files("train.en.xz", "train.fr.xz", "val.en", "val.fr")
 FRENCH_SPEECHES = recipes.text_files("train.0.en.xz", "train.0.fr.xz", "valid_long.en.xz", "valid_long.fr.xz")
-europarl = partial(Corpus, folder="europarl-doc-ende", test=("test.en.xz", "test.de.xz"))
-"""A corpus of Europarl, English to German."""
 
 
 def published(name: str, source: str, target: str, *more: str) -> Corpus:
     """A corpus of the paper in its own recipe: train, valid and test files, one per language."""
     files = recipes.text_files(f"train.{source}", f"train.{target}", f"valid.{source}", f"valid.{target}")
     test = (f"test.{source}", f"test.{target}")
-    return Corpus(name=name, folder=name, settings=(*recipes.WMT, *files, *more), test=test, seeds=ALL_SEEDS)
+    return Corpus(name=name, folder=name, settings=(*recipes.WMT, *files, *more), test=test, rows=PAPER_ROWS)
+
+
+PAIR = EVERY[:2]
+"""Every comparison has these two."""
+PAPER_ROWS = plain_rows(dict.fromkeys((*HEADLINE, *EVERY[3:]), THREE))
+EUROPARL_NORMS = {"pre": recipes.model(attention_dropout=0)}
+europarl = partial(
+    Corpus, folder="europarl-doc-ende", text="europarl", by_norm=EUROPARL_NORMS, test=("test.en.xz", "test.de.xz")
+)
+"""A corpus of Europarl, English to German."""
+multi30k = partial(Corpus, folder="multi30k", text="multi30k", measuring=20)
 
 
 CORPORA: dict[str, tuple[Corpus, ...]] = {
@@ -121,54 +195,62 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         Corpus(
             name="grammar",
             settings=recipes.GRAMMAR_DOCUMENTS,
-            seeds={"softmax": ONE, "rela-g": ONE},
+            rows=plain_rows(dict.fromkeys(PAIR, ONE)),
             gold=(Gold(name="grammar"),),
         ),
     ),
     "small": (
-        Corpus(
-            name="multi30k-de-en",
-            folder="multi30k",
-            settings=(*recipes.MULTI30K, recipes.COMPILED),
-            test=("test_2016_flickr.de", "test_2016_flickr.en"),
-            seeds=HEADLINE_SEEDS,
-        ),
-        europarl(
-            name="europarl-en-de", settings=recipes.EUROPARL_SENTENCES, seeds=HEADLINE_SEEDS, by_variant=HALF_RATE
-        ),
         europarl(
             name="europarl-en-de-words",
-            settings=(*recipes.EUROPARL_SENTENCES, SMALLER_VOCABULARY),
-            seeds={"softmax": THREE, "rela-g": THREE, recipes.OPEN: ONE, "sparsemax": ONE, "entmax15": ONE},
+            settings=recipes.EUROPARL_WORDS,
+            rows=(
+                *tried_rows("europarl", "post", 0),
+                *chosen_rows("europarl", "post", 0, PAIR, THREE),
+                *chosen_rows("europarl", "pre", 1, PAIR, THREE),
+                *(replace(row, steps=20_000) for row in chosen_rows("europarl", "post", 2, PAIR, ONE)),
+                *chosen_rows("europarl", "post", 8, OTHERS, ONE),
+                *chosen_rows("europarl", "pre", 9, OTHERS, ONE),
+                *chosen_rows("europarl", "post", 9, CLAIMED, THREE),
+            ),
             form="words",
-            by_variant=HALF_RATE,
             gold=(BICICI, SILVER),
         ),
-        *(
-            europarl(
-                name=f"europarl-en-de-words-{norm}",
-                settings=recipes.TO_THE_END[norm],
-                seeds={"softmax": THREE, "rela-g": THREE},
-                form="words",
-                gold=(BICICI, SILVER),
-            )
-            for norm in ("post", "pre")
+        europarl(
+            name="europarl-en-de",
+            settings=recipes.EUROPARL_SENTENCES,
+            rows=(
+                *chosen_rows("europarl", "post", 7, PAIR, THREE),
+                *chosen_rows("europarl", "post", 7, ("reluformer",), ONE),
+            ),
         ),
-        Corpus(
+        europarl(
             name="europarl-en-fr-words",
             folder="europarl-doc-enfr",
-            settings=(*recipes.EUROPARL_SENTENCES, *FRENCH_SPEECHES, SMALLER_VOCABULARY),
+            settings=(*recipes.EUROPARL_WORDS, *FRENCH_SPEECHES),
             test=("valid_long.en.xz", "valid_long.fr.xz"),
-            seeds={"softmax": THREE, "rela-g": THREE},
+            rows=tuple(chosen_rows("europarl", "post", 7, PAIR, THREE)),
             form="words-apart",
             gold=(HANSARDS,),
         ),
-        Corpus(
+        multi30k(
+            name="multi30k-de-en",
+            settings=(*recipes.MULTI30K, recipes.COMPILED),
+            test=("test_2016_flickr.de", "test_2016_flickr.en"),
+            rows=(
+                *tried_rows("multi30k", "post", 3),
+                *tried_rows("multi30k", "pre", 3),
+                *chosen_rows("multi30k", "post", 3, EVERY[:3], THREE),
+                *chosen_rows("multi30k", "pre", 3, EVERY[:3], THREE),
+            ),
+        ),
+        multi30k(
             name="multi30k-en-fr",
-            folder="multi30k",
             settings=(*recipes.MULTI30K, recipes.COMPILED, *FRENCH_CAPTIONS),
             test=("test_2016_flickr.en", "test_2016_flickr.fr"),
-            seeds=CLAIMED_SEEDS,
+            rows=(
+                *chosen_rows("multi30k", "post", 8, EVERY[:3], THREE),
+                *chosen_rows("multi30k", "pre", 8, EVERY[:3], THREE),
+            ),
         ),
     ),
     "paper": (
@@ -182,7 +264,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
             folder="iwslt14",
             settings=recipes.IWSLT14,
             test=("test.de", "test.en"),
-            seeds=ALL_SEEDS,
+            rows=PAPER_ROWS,
         ),
     ),
 }

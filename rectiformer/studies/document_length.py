@@ -8,7 +8,7 @@ from typing import Any
 
 from rectiformer.measure.bleu import Score, score
 from rectiformer.studies import measures, recipes
-from rectiformer.studies.corpora import ONE, THREE, held_out_documents
+from rectiformer.studies.corpora import CORPORA, ONE, THREE, held_out_documents
 from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.results import Claim, Results, Table, claims_table
@@ -17,23 +17,18 @@ from rectiformer.translate.options import SearchOptions
 
 LENGTHS = (1024, 2048, 512, 256, 128)
 """The paper's segment lengths: first the one it gives a number for, then the longest."""
-CLAIMED = ("softmax", recipes.THRESHOLD, "rela-g")
-"""ReLUFormer without thresholds does not learn to ignore the other sentences (docs/log.md)."""
-HEADLINE = (*CLAIMED, recipes.OPEN)
-STARTS = {"smoke": "translation-quality/grammar", "small": "translation-quality/europarl-en-de"}
-"""The models of single sentences that are trained further on documents, all seeds from the same. From scratch, a
-thousand subwords at a time, none learns to follow the source in the few updates of these scales."""
-PLAN: dict[str, tuple[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], ...]] = {
-    "smoke": (((32,), ("softmax", "rela-g"), ONE),),
-    "small": (
-        (LENGTHS[:1], HEADLINE, ONE),
-        (LENGTHS[:1], CLAIMED, (2, 3)),
-        (LENGTHS[1:], HEADLINE, ONE),
-        (LENGTHS, ("sparsemax", "entmax15"), ONE),
-    ),
-    "paper": ((LENGTHS, (*HEADLINE, "reluformer", "sparsemax", "entmax15"), THREE),),
+VARIANTS = ("softmax", "rela-g", "reluformer")
+DRAWN = (*VARIANTS, "sparsemax")
+"""What the figures show; the tables have all variants."""
+STARTS = {"smoke": "grammar", "small": "europarl-en-de"}
+"""The corpora of `translation-quality` whose first seeds are trained further on documents, every seed from the same.
+From scratch, a thousand subwords at a time, none learns to follow the source in the few updates of these scales."""
+PLAN: dict[str, tuple[tuple[int, tuple[int, ...], tuple[str, ...], tuple[int, ...]], ...]] = {
+    "smoke": ((0, (32,), VARIANTS[:2], ONE),),
+    "small": ((4, LENGTHS[:1], VARIANTS, THREE), (9, LENGTHS[1:3], VARIANTS, ONE)),
+    "paper": ((0, LENGTHS, (*VARIANTS, recipes.THRESHOLD, "sparsemax", "entmax15"), THREE),),
 }
-"""Lengths, rows and seeds, in the order they run."""
+"""Tier, lengths, rows and seeds, in the order they run."""
 UPDATE_TOKENS = {"smoke": 512, "small": 16_384, "paper": 16_384}
 MICRO_BATCH_TOKENS = {"smoke": 512, "small": 16_384, "paper": 4096}
 """A micro-batch holds at least one segment."""
@@ -44,15 +39,29 @@ SHAPED = 8
 
 
 def trainings(scale: Scale) -> list[Training]:
-    """Lengths and rows, seed by seed, so that a stopped study has the same seeds of all."""
+    """Lengths and rows, seed by seed; none of a variant whose model of sentences waits for its learning rate."""
+    starts = find_starts(scale)
     found: list[Training] = []
-    for lengths, variants, seeds in PLAN[scale.name]:
+    for tier, lengths, variants, seeds in PLAN[scale.name]:
         for seed, length, variant in product(seeds, lengths, variants):
-            start = [f"training.init_from={STARTS[scale.name]}-{variant}-seed1"] if scale.name in STARTS else []
-            settings = (*at_length(scale, length), *recipes.attention_settings(variant), *start)
-            config = configure(recipes.DOCUMENTS[scale.name], scale, *settings)
-            found += seeded(f"{variant}-{length}", (seed,), config, variant=variant, length=length)
+            if scale.name not in STARTS or variant in starts:
+                start = [f"training.init_from={starts[variant]}"] if variant in starts else []
+                settings = (*at_length(scale, length), *recipes.attention_settings(variant), *start)
+                config = configure(recipes.DOCUMENTS[scale.name], scale, *settings)
+                found += seeded(
+                    f"{variant}-{length}", (seed,), config, tier=tier, measuring=60, variant=variant, length=length
+                )
     return found
+
+
+def find_starts(scale: Scale) -> dict[str, str]:
+    """Study and key of the model of sentences that each variant starts from."""
+    return {
+        row.variant: f"translation-quality/{row.name(corpus.name)}-seed{ONE[0]}"
+        for corpus in CORPORA[scale.name]
+        for row in corpus.rows
+        if corpus.name == STARTS.get(scale.name)
+    }
 
 
 def at_length(scale: Scale, length: int) -> tuple[str, ...]:
@@ -84,7 +93,7 @@ def measure(task: Task) -> dict[str, Any]:
         "tokens_per_second": sum(each.tokens for each in found) / max(1e-9, seconds),
         **measures.measure_cost(task),
         "curve": measures.curve_of(task.run, "nll"),
-        "valid_loss": measures.curve_of(task.run, "valid_loss")[-1][1],
+        "valid_loss": measures.measure_losses(task)["valid_loss"],
         **measures.measure_attention(translator, task),
         "shapes": measures.measure_shapes(translator, islice(measures.valid_batches(translator, task), SHAPED)),
     }
@@ -98,7 +107,9 @@ def claims(results: Results) -> list[Claim]:
     """About equal at 128 and 256, ReLUFormer above softmax beyond."""
     found = []
     lengths = sorted({results.labels(name)["length"] for name in results.names()} & set(LENGTHS))
-    for length, name in product(lengths, ("reluformer", recipes.THRESHOLD)):
+    for length, name in product(
+        lengths, ("reluformer", recipes.THRESHOLD) if results.scale == "paper" else VARIANTS[2:]
+    ):
         pair = (f"{name}-{length}", f"softmax-{length}")
         if length <= 256:
             found.append(Claim(*pair, "equal", "about equal [T c,i]"))
@@ -146,7 +157,8 @@ def cost_table(results: Results) -> Table:
 def figures(results: Results, folder: Path) -> list[Path]:
     """Quality by length, and losses while training."""
     measures = {"d_bleu": "d-BLEU", "s_bleu": "s-BLEU", "valid_loss": "validation loss per subword"}
-    lines = [lines_against(results, "variant", "length", measure) for measure in measures]
+    every = [lines_against(results, "variant", "length", measure) for measure in measures]
+    lines = [{name: line for name, line in panel.items() if name in DRAWN} for panel in every]
     made = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "segment length in subwords", log_x=True)
     return made + draw_losses(results, folder / "losses.svg")
 
@@ -158,6 +170,7 @@ def draw_losses(results: Results, path: Path) -> list[Path]:
         collect_lines(
             (entry.labels["variant"], step, loss)
             for entry in results.select(length=length).finished
+            if entry.labels["variant"] in DRAWN
             for step, loss in entry.measures["curve"]
         )
         for length in lengths

@@ -1,4 +1,4 @@
-"""Figures of studies: one line per model through the mean of its seeds, all seeds as dashes."""
+"""Figures of studies: panels one below the other, each line labeled where it ends, legible at 420 pixels."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rectiformer.analyze.plots import NO_DATES, draw_line, panels, printable, style
 from rectiformer.files import replacing
-from rectiformer.studies.results import Results
+from rectiformer.studies.results import Results, estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+WIDTH, HEIGHT = 4.375, 1.25  # inches: 420 pixels, and a panel
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*<>"
-LEGEND_LINE = 0.14  # inches
+KNOWN = {name: number for number, name in enumerate(("softmax", "rela-g", "reluformer", "entmax15"))}
+"""Models that look the same in all figures of all studies; others take the next free styles."""
+BEHIND = {"lw": 3.0, "alpha": 0.28, "solid_capstyle": "round"}
+"""How a paper's lines are drawn."""
+LINES_SHARE, LABEL_HEIGHT = 0.78, 0.135
+"""The share of the width that is not for labels, and how far apart these are, in inches."""
+MOST_LINES = 4
+"""More lines in a panel than this are not told apart."""
 MARKED = 8
 """Most points of a line that get a marker; more would run together."""
+ENOUGH = 3
+"""Fewer seeds than this are shown one by one, not as an interval: with two it is 13 times as wide as their distance."""
 
 Line = Mapping[float, Sequence[float]]
 """Values of all seeds at each x."""
 Lines = dict[str, dict[float, list[float]]]
 """The lines of a panel, by model."""
+Bands = Mapping[str, tuple[float, float]]
+"""Horizontal bands across a panel: a label, and from where to where."""
 
 
 def collect_lines(points: Iterable[tuple[str, float, float]]) -> Lines:
@@ -52,6 +66,12 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": COLORS[number % len(COLORS)], "linestyle": dashes, "marker": marker, "markerfacecolor": "white"}
 
 
+def choose_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """A style for each model."""
+    free = (number for number in range(1000) if number not in KNOWN.values())
+    return {name: line_style(KNOWN[name] if name in KNOWN else next(free)) for name in names}
+
+
 def draw_panels(
     path: Path,
     titles: Sequence[str],
@@ -60,33 +80,43 @@ def draw_panels(
     ylabel: str = "",
     log_x: bool = False,
     log_y: bool = False,
+    behind: Sequence[Mapping[str, Line]] = (),
+    bands: Bands | None = None,
 ) -> list[Path]:
-    """Draw a row of panels in which a model has the same style; nothing where no panel has a point.
+    """Draw a column of panels in which a model has the same style; nothing where no panel has a point.
 
     Args:
-        lines: the lines of each panel. A model without points is not drawn but keeps its style, so that the others
-            look the same in every figure.
+        lines: the lines of each panel, at most `MOST_LINES`. A model without points is not drawn but keeps its style,
+            so that the others look the same in every figure.
         ylabel: what all panels show on one scale; empty where each panel has a measure of its own.
+        behind: a paper's lines in each panel, in the color of our line of the same name.
     """
-    from matplotlib.lines import Line2D
-
-    every = dict.fromkeys(name for panel in lines for name in panel)
-    styles = {name: line_style(number) for number, name in enumerate(every)}
-    shown = {name: styles[name] for name in styles if any(panel.get(name) for panel in lines)}
+    every = dict.fromkeys(name for panel in [*lines, *behind] for name in panel)
+    styles = choose_styles(every)
+    shown = [name for name in styles if any(panel.get(name) for panel in lines)]
     if not shown:
         return []
-    columns = 2 * len(lines)
+    assert all(sum(map(bool, panel.values())) <= MOST_LINES for panel in lines), f"{path.name} has too many lines"
     with style():
-        height = 1.9 + LEGEND_LINE * math.ceil(len(shown) / columns)
-        figure, axes = panels(1, len(lines), height=height, share="row" if ylabel else "none")
-        for axis, title, panel in zip(axes[0], titles, lines, strict=True):
-            axis.set(title=title, xlabel=xlabel)
-            draw_axis(axis, {name: panel[name] for name in shown if panel.get(name)}, shown, log_x)
+        share: Any = "all" if ylabel else "none"
+        figure, axes = panels(len(lines), 1, width=2 * WIDTH, height=HEIGHT, share=share)
+        figure.set_figwidth(WIDTH)
+        for number, (axis, title, panel) in enumerate(zip(axes[:, 0], titles, lines, strict=True)):
+            axis.set_title(title, loc="left")
+            papers = behind[number] if behind else {}
+            for name, line in papers.items():
+                axis.plot(list(line), [np.mean(line[x]) for x in line], color=styles[name]["color"], **BEHIND)
+            draw_axis(axis, {name: panel[name] for name in shown if panel.get(name)}, styles, log_x)
             axis.set_yscale("log" if log_y else "linear")
-        axes[0, 0].set_ylabel(textwrap.fill(ylabel, 24))
-        handles = [Line2D([], [], **each) for each in shown.values()]
-        names = [printable(name, 40) for name in shown]
-        figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=6)
+            for low, high in (bands or {}).values():
+                axis.axhspan(low, high, color="#999999", alpha=0.35, lw=0)
+        axes[-1, 0].set_xlabel(xlabel)
+        if ylabel:
+            figure.supylabel(textwrap.fill(ylabel, 40), fontsize=8)
+        figure.set_layout_engine("constrained", rect=(0, 0, LINES_SHARE, 1))
+        figure.draw_without_rendering()
+        for number, (axis, panel) in enumerate(zip(axes[:, 0], lines, strict=True)):
+            label_lines(axis, panel, behind[number] if behind else {}, bands or {}, styles)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             figure.savefig(file, format="svg", metadata=NO_DATES["svg"])
@@ -94,12 +124,17 @@ def draw_panels(
 
 
 def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[str, Any]], log_x: bool) -> None:
-    """Draw the lines of one panel; on a logarithmic axis every x has a tick."""
+    """Draw the lines of one panel, with intervals; on a logarithmic axis every x has a tick."""
     for name, line in panel.items():
         xs = sorted(line)
         every = math.ceil(len(xs) / MARKED)
         first = list(styles).index(name) % every  # lines that lie on each other are marked in turn
-        draw_line(axis, {**styles[name], "markevery": (first, every)}, xs, [line[x] for x in xs])
+        look = {**styles[name], "markevery": (first, every)}
+        many = len(xs) <= MARKED and all(len(line[x]) >= ENOUGH for x in xs)
+        draw_line(axis, look, xs, [[float(np.mean(line[x]))] if many else line[x] for x in xs])
+        if many:
+            halves = [found.half or 0.0 for x in xs if (found := estimate(line[x]))]
+            axis.errorbar(xs, [np.mean(line[x]) for x in xs], halves, fmt="none", ecolor=look["color"], elinewidth=0.7)
     if log_x and panel:
         ticks = sorted({x for line in panel.values() for x in line})
         axis.set_xscale("log")
@@ -109,3 +144,45 @@ def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[s
         from matplotlib.ticker import MaxNLocator
 
         axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # layers and updates
+
+
+def label_lines(
+    axis: Axes,
+    panel: Mapping[str, Line],
+    papers: Mapping[str, Line],
+    bands: Bands,
+    styles: Mapping[str, dict[str, Any]],
+) -> None:
+    """Write the name of each line to the right of its end, one below the other where ends lie together."""
+    ends = [(float(np.mean(line[max(line)])), name, styles[name]["color"], 1.0) for name, line in panel.items() if line]
+    ends += [
+        (float(np.mean(line[max(line)])), f"{name}, paper", styles[name]["color"], 0.6) for name, line in papers.items()
+    ]
+    ends += [((low + high) / 2, name, "#555555", 1.0) for name, (low, high) in bands.items()]
+    to_axes = axis.transData + axis.transAxes.inverted()
+    low, high = axis.get_ylim()
+    height = LABEL_HEIGHT / axis.get_window_extent().transformed(axis.figure.dpi_scale_trans.inverted()).height
+    wanted = sorted(
+        (float(to_axes.transform((axis.get_xlim()[0], min(max(y, low), high)))[1]), name, color, alpha)
+        for y, name, color, alpha in ends
+    )
+    for (_, name, color, alpha), y in zip(wanted, spread([each[0] for each in wanted], height), strict=True):
+        text = axis.text(1.03, y, printable(name, 40), color=color, alpha=alpha, transform=axis.transAxes, va="center")
+        text.set_in_layout(False)  # its room is there already
+
+
+def spread(places: Sequence[float], apart: float) -> list[float]:
+    """Sorted places moved as little as it takes to lie `apart`, as a group that keeps its middle."""
+    groups: list[list[float]] = []
+    for place in places:
+        groups.append([place])
+        while (
+            len(groups) > 1
+            and middle(groups[-1]) - middle(groups[-2]) < apart * (len(groups[-1]) + len(groups[-2])) / 2
+        ):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return [middle(group) + apart * (number - (len(group) - 1) / 2) for group in groups for number in range(len(group))]
+
+
+def middle(group: Sequence[float]) -> float:
+    return sum(group) / len(group)

@@ -1,87 +1,160 @@
 """Peak learning rate and warm-up of each variant, by norm placement: what the comparisons of other studies rest on."""
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from rectiformer.studies import recipes
-from rectiformer.studies.figures import Lines, draw_panels
-from rectiformer.studies.measures import curve_of, training_speed
+from rectiformer.studies import measures, recipes
+from rectiformer.studies.corpora import CORPORA
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.results import Results, Table
+from rectiformer.studies.recipes import CHOICES, NORMS, Peak
+from rectiformer.studies.results import Result, Results, Table
+from rectiformer.studies.translation_quality import TRANSLATION_QUALITY
 
-NORMS = ("post", "pre")
+TEXT = "europarl"
 VARIANTS = ("softmax", "rela-g")
 STEPS = {"smoke": 30, "small": 4_000, "paper": 4_000}
-RATES = {"post": (4e-4, 8e-4, 1.6e-3), "pre": (7.5e-4, 1.5e-3, 3e-3)}
 WARMUP = {"post": 0.25, "pre": 0.15}
 """Share of the updates over which the learning rate rises."""
-LONGER = 0.5
-"""The longer warm-up, tried in post-norm, which is known to need one."""
-TO_THE_END = 10_000
-"""Updates of the rows that show whether the order of short trainings is that of long ones."""
+FIRST = ("post", "softmax", 4e-4, WARMUP["post"], 10_000)
+"""The training that showed that short ones choose wrongly for softmax in post-norm; it was not translated with."""
+FORGOTTEN = 3.0
+"""A validation loss above this after all updates is that of a model which does not read the source."""
 
 
 def settings_of(scale: Scale) -> list[tuple[str, str, float, float, int]]:
-    """Norm placement, variant, learning rate, warm-up and updates of every row, short trainings first."""
+    """Norm placement, variant, learning rate, warm-up and updates of every row."""
     steps = STEPS[scale.name]
     if scale.name == "smoke":
         return [("post", variant, 8e-4, 0.25, steps) for variant in VARIANTS]
-    swept = [(norm, rate, WARMUP[norm]) for norm in NORMS for rate in RATES[norm]]
-    short = [*swept, ("post", RATES["post"][1], LONGER)]
-    found = [(norm, variant, rate, warmup, steps) for norm, rate, warmup in short for variant in VARIANTS]
-    return [*found, ("post", "softmax", RATES["post"][0], WARMUP["post"], TO_THE_END)]
+    found = [
+        (norm, variant, rate, WARMUP[norm], steps)
+        for norm in NORMS
+        for index in range(3)  # every variant has three rates, and none waits for the other's sweep
+        for variant in VARIANTS
+        for rate in CHOICES[TEXT, norm, variant].short[index : index + 1]
+    ]
+    return [*found, FIRST]
 
 
 def trainings(scale: Scale) -> list[Training]:
     smoke = scale.name == "smoke"
-    form = "" if smoke else "words"
     found = []
     for norm, variant, rate, warmup, steps in settings_of(scale):
         name = f"{norm}-{variant}-{rate:g}-warmup{warmup:g}-{steps}"
         config = configure(
-            recipes.GRAMMAR_TINY if smoke else recipes.TO_THE_END[norm],
+            recipes.GRAMMAR_TINY if smoke else recipes.EUROPARL_WORDS,
             scale,
             *recipes.attention_settings(variant),
-            *recipes.model(norm=norm),
+            *recipes.model(norm=norm, attention_dropout=0.1 if norm == "post" else 0),
             *recipes.training(schedule="linear", learning_rate=rate, warmup=round(warmup * steps), steps=steps),
             *recipes.validation(metric="loss", every=min(500, steps)),
             *recipes.checkpoint(every=steps),
         )
-        found += seeded(
-            name, (1,), config, form=form, norm=norm, variant=variant, learning_rate=rate, warmup=warmup, steps=steps
-        )
+        labels: dict[str, Any] = {
+            "norm": norm,
+            "variant": variant,
+            "learning_rate": rate,
+            "warmup": warmup,
+            "steps": steps,
+        }
+        found += seeded(name, (1,), config, form="" if smoke else "words", tier=1, **labels)
     return found
 
 
 def measure(task: Task) -> dict[str, Any]:
     """Loss on validation text while training and at its end; nothing is translated."""
-    curve = curve_of(task.run, "valid_loss")
-    return {"valid_loss": curve[-1][1], "curve": curve, "training_tokens_per_second": training_speed(task.run)}
+    return {**measures.measure_losses(task), "training_tokens_per_second": measures.training_speed(task.run)}
 
 
 def tables(results: Results) -> list[Table]:
-    """Final validation loss, one row per norm placement, variant, learning rate, warm-up and number of updates."""
-    rows = []
-    for norm, variant in product(NORMS, VARIANTS):
-        for entry in results.select(norm=norm, variant=variant).finished:
-            steps, rate, warmup = (entry.labels[label] for label in ("steps", "learning_rate", "warmup"))
-            loss = entry.measures["valid_loss"]
-            rows.append((norm, variant, f"{steps:,}", f"{rate:g}", f"{warmup:.0%}", f"{loss:.3f}"))
-    columns = ("norm", "variant", "updates", "peak learning rate", "warm-up, share of updates", "validation loss")
-    note = "At the end of each training, when the learning rate has fallen linearly to 0; one seed."
-    return [Table("Peak learning rate and warm-up", columns, rows, (note,))]
+    """Every learning rate that was tried, by text: short trainings here, long ones of `translation-quality`."""
+    return [table for table in (table_of(results, text) for text in ("europarl", "multi30k")) if table.rows]
 
 
-def figures(results: Results, folder: Path) -> list[Path]:
-    """Validation loss of short trainings with the best learning rate of each variant, one panel per norm placement."""
-    panels: dict[str, Lines] = {}
-    for norm, variant in product(NORMS, VARIANTS):
-        if short := results.select(norm=norm, variant=variant, steps=STEPS[results.scale]).finished:
-            best = min(short, key=lambda entry: float(entry.measures["valid_loss"]))
-            curve = {step: [loss] for step, loss in best.measures["curve"]}
-            panels.setdefault(f"{norm}-norm", {})[variant] = curve
-    return draw_panels(folder / "learning-speed.svg", list(panels), list(panels.values()), "updates", "validation loss")
+def table_of(results: Results, text: str) -> Table:
+    rows = [
+        describe(entry, text)
+        for norm, variant in product(NORMS, VARIANTS)
+        for entry in sorted(tried(results, text), key=lambda entry: (steps_of(entry), peak_of(entry), entry.seed))
+        if (entry.labels["norm"], entry.labels["variant"]) == (norm, variant) and "valid_loss" in entry.measures
+    ]
+    columns = ("norm", "variant", "updates", "peak learning rate", "warm-up", "clipped", "seed", "validation loss", "")
+    note = (
+        "After the last update, when the learning rate has fallen linearly to 0. chosen: the rate of all comparisons "
+        "on this text (`CHOICES` in rectiformer/studies/recipes.py); failed: trained, but never learned to read the "
+        "source."
+    )
+    return Table(f"Learning rates tried on {text}", columns, rows, (note,))
+
+
+def tried(results: Results, text: str) -> list[Result]:
+    """Finished trainings of the two variants on the corpora of a text, one variant and rate each."""
+    corpora = {corpus.name for corpus in CORPORA[results.scale] if corpus.text == text}
+    first = next((corpus.name for corpus in CORPORA[results.scale] if corpus.name in corpora), "")
+    own = text == TEXT  # short trainings have one text
+    return [
+        entry
+        for entry in results.finished
+        if entry.labels.get("norm") and entry.labels.get("corpus", first if own else "") == first
+    ]
+
+
+def steps_of(entry: Result) -> int:
+    """The updates of a training; those of `translation-quality` name only what differs from 10,000 or 6,000."""
+    corpus = entry.labels.get("corpus", "")
+    return int(entry.labels.get("steps", 6_000 if corpus.startswith("multi30k") else 10_000))
+
+
+def peak_of(entry: Result) -> tuple[float, int, float]:
+    """Peak learning rate, updates of warm-up, largest norm of the gradient."""
+    warmup = entry.labels["warmup"]
+    updates = warmup if warmup > 1 else round(warmup * steps_of(entry))
+    return entry.labels["learning_rate"], int(updates), float(entry.labels.get("clip", 0))
+
+
+def describe(entry: Result, text: str) -> tuple[str, ...]:
+    rate, warmup, clip = peak_of(entry)
+    norm, variant = entry.labels["norm"], entry.labels["variant"]
+    chosen = CHOICES[text, norm, variant].chosen
+    loss = float(entry.measures["valid_loss"])
+    is_chosen = chosen is not None and (chosen.rate, chosen.warmup, chosen.clip) == (rate, warmup, clip)
+    remark = "failed" if loss > FORGOTTEN and steps_of(entry) > STEPS["small"] else "chosen" if is_chosen else ""
+    shown = (f"{steps_of(entry):,}", f"{rate:g}", f"{warmup:,}", f"{clip:g}" if clip else "no", f"{entry.seed}")
+    return (norm, variant, *shown, f"{loss:.3f}", remark)
+
+
+def best_tried(results: Results, text: str, norm: str, variant: str) -> tuple[Peak, float] | None:
+    """The learning rate with the lowest validation loss, and that loss, once all that is to be tried is trained.
+
+    Of rates that were tried to the end, with the seed that decides; else of short trainings.
+    """
+    choice = CHOICES[text, norm, variant]
+    losses: dict[Peak, float] = {}
+    for entry in tried(results, text):
+        if (entry.labels["norm"], entry.labels["variant"], entry.seed) == (norm, variant, choice.seed):
+            rate, warmup, clip = peak_of(entry)
+            if choice.tried and "corpus" in entry.labels and "steps" not in entry.labels:
+                losses[Peak(rate, warmup, clip)] = float(entry.measures["valid_loss"])
+            if not choice.tried and steps_of(entry) == STEPS["small"]:
+                losses[Peak(rate, round(WARMUP[norm] * 10_000))] = float(entry.measures["valid_loss"])
+    peaks = choice.tried or [Peak(rate, round(WARMUP[norm] * 10_000)) for rate in choice.short]
+    if not set(peaks) <= losses.keys():
+        return None
+    best = min(peaks, key=losses.__getitem__)
+    return best, losses[best]
+
+
+def describe_choices(results: Results) -> list[str]:
+    """One line for every learning rate that is still to be chosen, and what to write where all is there."""
+    lines = []
+    for (text, norm, variant), choice in CHOICES.items():
+        if choice.chosen is None:
+            best = best_tried(results, text, norm, variant)
+            known = f"{best[0]} has the lowest validation loss, {best[1]:.3f}" if best else "its sweep is not finished"
+            lines.append(
+                f"to be chosen in CHOICES of rectiformer/studies/recipes.py: {text}, {norm}, {variant}: {known}"
+            )
+    return lines
 
 
 LEARNING_RATE = Study(
@@ -93,5 +166,5 @@ LEARNING_RATE = Study(
     trainings=trainings,
     measure=measure,
     tables=tables,
-    figures=figures,
+    shows=TRANSLATION_QUALITY,
 )

@@ -241,6 +241,12 @@ def curve_of(folder: Path, measure: str) -> list[list[float]]:
     return [[record["step"], rounded(record[measure])] for record in records if measure in record]
 
 
+def measure_losses(task: Task) -> dict[str, Any]:
+    """Loss on validation text at the end of training, and at every validation until then."""
+    curve = curve_of(task.run, "valid_loss")
+    return {"valid_loss": curve[-1][1], "curve": curve}
+
+
 def sentence_counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
     """For each sentence its matching n-grams and its n-grams of each order, and both lengths: what BLEU is made of."""
     from sacrebleu.metrics import BLEU

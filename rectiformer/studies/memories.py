@@ -12,7 +12,7 @@ from rectiformer.analyze.meters import TOP_SHARES
 from rectiformer.model.memory import MEMORIES
 from rectiformer.studies.corpora import held_out
 from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
-from rectiformer.studies.measures import measure_cost, measure_quality, open_model
+from rectiformer.studies.measures import measure_cost, measure_losses, measure_quality, open_model
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
 from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all, difference, verdict_table
@@ -35,6 +35,8 @@ SWAP_CLAIMS = (
     Claim("softmax-ln", "softmax", "above", "+1.13 [T i]"),
     Claim("softmax-ln", "relu", "equal", "-0.01 [T i]"),
 )
+DRAWN = ("relu", "softmax", "softmax-ln", "product-relu")
+"""What the figures show; the tables have all memories."""
 MemoryOf = Callable[[dict[str, Any]], float]
 
 
@@ -56,17 +58,17 @@ def sweep_trainings(scale: Scale) -> list[Training]:
 def list_trainings(
     rows: Mapping[str, tuple[str, int]], settings: Mapping[str, tuple[str, ...]], scale: Scale
 ) -> list[Training]:
-    """Every row, a memory and its slots, with the settings of the scale."""
+    """Every row, a memory and its slots, with the settings of the scale; all first seeds come first."""
     found = []
     for name, (memory, slots) in rows.items():
         config = configure(settings[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={slots}")
-        found += seeded(name, SEEDS[scale.name], config, memory=memory, slots=slots)
-    return found
+        found += seeded(name, SEEDS[scale.name], config, tier=5, memory=memory, slots=slots)
+    return sorted(found, key=lambda training: training.seed)
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """BLEU on test and validation data, and the speed of training."""
-    return {**measure_quality(open_model(task), task), **measure_cost(task)}
+    """BLEU on test and validation data, losses while training, and its speed."""
+    return {**measure_quality(open_model(task), task), **measure_losses(task), **measure_cost(task)}
 
 
 def swap_tables(results: Results) -> list[Table]:
@@ -106,6 +108,7 @@ def sweep_tables(results: Results) -> list[Table]:
 
 def sweep_figures(results: Results, folder: Path) -> list[Path]:
     lines = lines_against(results, "memory", "slots", "bleu")
+    lines = {name: line for name, line in lines.items() if name in DRAWN}
     return draw_panels(folder / "slots.svg", ["test BLEU by slots"], [lines], "slots", "BLEU", log_x=True)
 
 
@@ -176,6 +179,7 @@ def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
     found = [
         (entry.name, number, memory)
         for entry in results.finished
+        if entry.name in DRAWN
         for number, memory in enumerate(entry.measures["memories"], 1)
     ]
     layers = collect_lines((name, number, memory["variance_ratio"]) for name, number, memory in found)

@@ -52,6 +52,10 @@ class Training:
     """What the tables and figures sort it by."""
     form: str = ""
     """How its text is rewritten first, one of `FORMS` in corpora.py; empty for text as it is."""
+    tier: int = 0
+    """How soon it runs, whatever its study: the lowest first."""
+    measuring: int = 10
+    """About how many seconds measuring it takes on a GPU."""
 
     @property
     def key(self) -> str:
@@ -82,16 +86,22 @@ class Study:
     alone: bool = False
     """Whether it measures time, so that nothing may run next to it."""
     shows: Study | None = None
-    """The study whose results it shows in other tables, where it neither trains nor measures."""
+    """The study whose results its tables show too."""
 
     @property
-    def source(self) -> Study:
-        """The study whose results its tables show."""
-        return self.shows or self
+    def trains(self) -> bool:
+        """Whether it has results of its own, and does not only show another study's."""
+        return any(self.trainings(Scale(scale)) for scale in SCALES)
+
+    @property
+    def sources(self) -> str:
+        """The names of the studies to run for what its tables show, as the command takes them."""
+        own = self.name if self.trains else ""
+        return ",".join(filter(None, (own, self.shows.sources if self.shows else "")))
 
     def at(self, scale: str, data: Path | None = None, root: Path = Path("data")) -> Scale:
         """The scale of this name, with the corpus in `data` or in its folder under `root`."""
-        folder = self.source.folders.get(scale)
+        folder = self.folders.get(scale)
         return Scale(scale, root / folder if data is None and folder else data)
 
 
@@ -199,11 +209,20 @@ def rename_files(data: DataConfig, rename: Callable[[str], str]) -> DataConfig:
 
 
 def seeded(
-    name: str, seeds: tuple[int, ...], config: Config, *, form: str = "", **labels: str | int | float
+    name: str,
+    seeds: tuple[int, ...],
+    config: Config,
+    *,
+    form: str = "",
+    tier: int = 0,
+    measuring: int = 10,
+    **labels: str | int | float,
 ) -> list[Training]:
     """The same training once per seed."""
     return [
-        Training(name, seed, replace(config, training=replace(config.training, seed=seed)), labels, form)
+        Training(
+            name, seed, replace(config, training=replace(config.training, seed=seed)), labels, form, tier, measuring
+        )
         for seed in seeds
     ]
 

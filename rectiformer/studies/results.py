@@ -80,10 +80,18 @@ def parse_result(path: Path, text: bytes) -> Result:
 
 
 def save_results(results: Results, out: Path) -> None:
-    """Save all results as one file of lines, which `read_saved` reads, without folders of this machine."""
+    """Save a study's own results as one file of lines, which `read_saved` reads, without folders of this machine.
+
+    What was saved there before and is not planned any longer stays, after the others.
+    """
     path = saved_path(out, results.study, results.scale)
     path.parent.mkdir(parents=True, exist_ok=True)
-    portable = [replace(entry, failed=entry.failed.replace(str(out), "OUT")) for entry in results.entries]
+    own = {entry.key: entry for entry in results.entries if entry.study == results.study}
+    entries = [
+        *own.values(),
+        *(old for key, old in read_saved(out, results.study, results.scale).items() if key not in own),
+    ]
+    portable = [replace(entry, failed=entry.failed.replace(str(out), "OUT")) for entry in entries]
     replace_file(path, "".join(f"{entry.to_json()}\n" for entry in portable).encode())
 
 
@@ -169,7 +177,7 @@ class Results:
     def failures(self) -> list[Result]:
         return [entry for entry in self.entries if entry.failed]
 
-    def select(self, **labels: str | int) -> Results:
+    def select(self, **labels: str | float) -> Results:
         """The results with these labels."""
         return replace(self, entries=[entry for entry in self.entries if labels.items() <= entry.labels.items()])
 
@@ -198,9 +206,8 @@ class Results:
 
     def cell(self, name: str, measure: str, digits: int = 2) -> str:
         """A row's cell in a table: mean and interval, `failed`, or nothing yet."""
-        found = self.estimate(name, measure)
-        if found is not None:
-            return found.describe(digits)
+        if values := self.values(name, measure):
+            return describe_values(values, digits)
         return "failed" if any(entry.name == name for entry in self.failures) else ""
 
     def means(self, name: str, measures: Iterable[str]) -> str:
@@ -233,8 +240,16 @@ class Table:
 
 
 def describe_all(values: Iterable[Sequence[float]], digits: int) -> list[str]:
-    """A cell for each list of values of all seeds: mean and interval, or nothing."""
-    return [found.describe(digits) if (found := estimate(each)) else "" for each in values]
+    """A cell for each list of values of all seeds."""
+    return [describe_values(each, digits) for each in values]
+
+
+def describe_values(values: Sequence[float], digits: int) -> str:
+    """Mean and interval, or nothing; two values as they are, whose interval is 13 times as wide as they lie apart."""
+    if len(values) == 2:
+        return " / ".join(f"{value:.{digits}f}" for value in values)
+    found = estimate(values)
+    return found.describe(digits) if found else ""
 
 
 def row_of(cells: Iterable[str]) -> str:

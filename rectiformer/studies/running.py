@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rectiformer.errors import ArgumentError, CheckpointError, DataError, DeviceMemoryError
-from rectiformer.runs.folder import changed_keys, is_created, value_of
+from rectiformer.runs.folder import changed_keys, value_of
 from rectiformer.runs.lock import lock_run
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.plan import Scale, Study, Task, hash_config, portable
 from rectiformer.studies.results import Results, read_result, read_saved
+from rectiformer.studies.schedule import gpu_seconds, list_left
 from rectiformer.studies.single import describe
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Reporter
@@ -41,13 +42,14 @@ def run_studies(
     only: str = "",
     reporter: Reporter | None = None,
     deadline: float | None = None,
+    whole: bool = False,
 ) -> list[Results]:
     """Train and measure what is not yet finished in `out`, and return all results, study by study.
 
-    The trainings of all studies share `jobs`, in the order of the studies and of their plans, except that models which
-    others start from come first; a training that starts from another's model, or measures it, waits for it. A training
-    that fails is recorded with its reason and tried again by the next call; the others go on. StoppedError where this
-    process is asked to stop: the trainings save, and the next call resumes them.
+    The trainings of all studies share `jobs`, in the order of `list_left`; a training that starts from another's model,
+    or measures it, waits for it. A training that fails is recorded with its reason and tried again by the next call;
+    the others go on. StoppedError where this process is asked to stop: the trainings save, and the next call resumes
+    them.
 
     Args:
         jobs: trainings side by side; fewer once the device runs out of memory. Measuring leaves a device mostly idle,
@@ -55,11 +57,12 @@ def run_studies(
         only: parts of the keys of the trainings to run, separated by commas; the rest is left alone. A part with a
             slash is matched against `study/key`.
         deadline: by `time.monotonic`; from then on nothing is started, and what runs is asked to save and stop.
+        whole: start only what should end and be measured before the deadline, as its size and what runs suggest.
     """
     reporter = reporter or Reporter()
     for study, scale in plans:
-        if study.shows is not None:
-            reporter.note(f"{study.name} shows what {study.shows.name} has measured; that is the study to run")
+        if not study.trains and study.shows is not None:
+            reporter.note(f"{study.name} shows what {study.sources} has measured; that is the study to run")
         elif scale.data is not None and not scale.data.is_dir():
             raise DataError(
                 f"--scale {scale.name} reads its text in {scale.data}, which is no folder; name it with --data"
@@ -79,7 +82,7 @@ def run_studies(
             return stop.requested or (deadline is not None and time.monotonic() > deadline)
 
         total = len({task.folder for task in (*chosen, *left)})
-        Pool(left, total, jobs, reporter).run(time_is_up)
+        Pool(left, total, jobs, reporter, deadline if whole else None).run(time_is_up)
         if stop.requested:
             undone = sum(not task.is_finished for task in left)
             raise StoppedError(f"stopped as asked with {undone} trainings left; the same command resumes them")
@@ -108,21 +111,6 @@ def choose(tasks: Sequence[Task], only: str = "") -> list[Task]:
     return chosen
 
 
-def list_left(chosen: Sequence[Task], every: Sequence[Task]) -> list[Task]:
-    """Those without a result, made here or saved here; before them the missing models of `every` they start from."""
-    saved = {task.root: read_saved(task.out, task.study.name, task.scale.name) for task in chosen}
-
-    def is_done(task: Task) -> bool:
-        result = saved[task.root].get(task.training.key)
-        known = result is not None and not result.failed and result.config == hash_config(task.config)
-        return known or task.is_finished
-
-    left = [task for task in chosen if not is_done(task)]
-    starts, undone = {task.start for task in left}, {task.folder for task in left}
-    missing = [task for task in every if task.folder in starts - undone and not is_created(task.run)]
-    return sorted([*missing, *left], key=lambda task: task.folder not in starts)
-
-
 def refuse_changed(task: Task) -> None:
     """CheckpointError where the folder holds this training with other settings than it has now."""
     path, wanted = task.run / "config.toml", portable(task.config)
@@ -139,14 +127,21 @@ def refuse_changed(task: Task) -> None:
 
 
 def load_results(study: Study, scale: Scale, out: Path) -> Results:
-    """All results of a study at a scale in `out`: of trainings done there, else saved there."""
-    source = study.source
-    tasks, saved = list_tasks([(source, scale)], out), read_saved(out, source.name, scale.name)
+    """All results of a study at a scale in `out`, of trainings done there, else saved there; then those it shows."""
+    tasks, saved = list_tasks([(study, scale)], out), read_saved(out, study.name, scale.name)
     found = [(task, read_result(task.folder) or saved.get(task.training.key)) for task in tasks]
     known = [(task, result) for task, result in found if result is not None]
     changed = [task.training.name for task, result in known if result.config != hash_config(task.config)]
-    entries = [result for _, result in known]
-    return Results(study.name, scale.name, len(tasks), entries, list(dict.fromkeys(changed)))
+    own = Results(study.name, scale.name, len(tasks), [each for _, each in known], list(dict.fromkeys(changed)))
+    if study.shows is None:
+        return own
+    shown = load_results(study.shows, scale, out)
+    return replace(
+        own,
+        planned=own.planned + shown.planned,
+        entries=[*own.entries, *shown.entries],
+        changed=[*own.changed, *shown.changed],
+    )
 
 
 def must_wait(task: Task, other: Task) -> bool:
@@ -191,8 +186,11 @@ class Shortage:
 class Pool:
     """The processes of one study or several."""
 
-    def __init__(self, waiting: Sequence[Task], total: int, jobs: int, reporter: Reporter) -> None:
-        self.jobs, self.reporter = jobs, reporter
+    def __init__(
+        self, waiting: Sequence[Task], total: int, jobs: int, reporter: Reporter, end: float | None = None
+    ) -> None:
+        """With `end`, only what should be over by then is started."""
+        self.jobs, self.reporter, self.end = jobs, reporter, end
         self.waiting, self.running = list(waiting), list[Job]()
         self.tasks = tuple(waiting)
         self.several = len({task.study.name for task in waiting}) > 1
@@ -207,6 +205,19 @@ class Pool:
         """How many run that are not yet trained; the others are being measured."""
         return sum(not job.task.is_trained for job in self.running)
 
+    def fits(self, task: Task) -> bool:
+        """Whether a training should end in time: trainings share the GPU, and each is then measured."""
+        if self.end is None:
+            return True
+
+        def seconds(each: Task) -> float:
+            if each.is_trained or each.study.reads:
+                return 0.0
+            return gpu_seconds(each.config) * (1 - trained_steps(each) / each.config.training.steps)
+
+        needed = sum(seconds(each) for each in [task, *(job.task for job in self.running)]) + task.training.measuring
+        return time.monotonic() + needed < self.end
+
     def next_ready(self) -> Task | None:
         """The first task that may start now, if any.
 
@@ -220,7 +231,7 @@ class Pool:
             return None
         preparing = {task.data for task in running}
         for task in self.waiting:
-            if task.study.alone and running:
+            if (task.study.alone and running) or not self.fits(task):
                 continue
             others = (other for other in (*running, *self.waiting) if other is not task)
             has_text = task.data.exists() or task.data not in preparing
@@ -233,7 +244,7 @@ class Pool:
         asked = False
         self.reporter.begin(0, max(1, sum(task.config.training.steps for task in self.tasks)))
         try:
-            while self.running or (self.waiting and not asked):
+            while self.running or (not asked and any(map(self.fits, self.waiting))):
                 if not asked and time_is_up():
                     asked = True
                     self.ask_to_stop()
@@ -323,5 +334,10 @@ class Pool:
         """Updates of a training so far, as its log says; all of them once it has ended."""
         if not any(job.task is task for job in self.running):
             return 0 if any(other is task for other in self.waiting) else task.config.training.steps
-        records = read_metrics(task.run / "metrics.jsonl")
-        return max((int(record["step"]) for record in records if "step" in record), default=0)
+        return trained_steps(task)
+
+
+def trained_steps(task: Task) -> int:
+    """The updates of a training so far, as its log says."""
+    records = read_metrics(task.run / "metrics.jsonl")
+    return max((int(record["step"]) for record in records if "step" in record), default=0)

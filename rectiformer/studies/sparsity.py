@@ -18,7 +18,7 @@ from rectiformer.studies.results import (
     signed,
     verdict_table,
 )
-from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, corpora_of
+from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, chosen, corpora_of
 
 SITE_MEASURES = {
     "zeros": "share of weights that are exactly 0",
@@ -26,13 +26,14 @@ SITE_MEASURES = {
     "js": "head diversity, JS divergence (nats)",
 }
 OURS = "rela-g"
+DRAWN = (BASELINE, OURS, "reluformer", "entmax15")
+"""What the figures show; the tables have all variants."""
+DRAWN_SHAPES = ("cells", "pages of 16", "pages of 64", "tiles of 64")
 SHAPES_NOTE = "Of the shapes that a query sees in part: the share that is zeros throughout, all layers and heads. "
 
 
 def sparsity_tables(results: Results) -> list[Table]:
-    found = []
-    for corpus, own in corpora_of(results).items():
-        found += [heads_table(own, corpus), shapes_table(own, corpus)]
+    found = [heads_table(own, corpus) for corpus, own in corpora_of(results).items()]
     return [*found, pairing_table(results), pairing_claims(results), diversity_claims(results)]
 
 
@@ -56,18 +57,6 @@ def shape_shares(results: Results, name: str, site: str) -> list[list[float]]:
     return [[entry.measures["shapes"][site][shape] for entry in results.of(name)] for shape in SHAPES]
 
 
-def shapes_table(results: Results, corpus: str) -> Table:
-    """Zeros by shape at every site that has zeros."""
-    rows = [
-        (results.labels(name)["variant"], site, *describe_all(shares, 3))
-        for name in results.names()
-        for site in SITES
-        if any((shares := shape_shares(results, name, site))[0])
-    ]
-    note = f"{SHAPES_NOTE}Pages are of keys of one query."
-    return Table(f"Zeros by shape, {corpus}", ("variant", "site", *SHAPES), rows, (note,))
-
-
 def pairing_table(results: Results) -> Table:
     """Whether heads attend to nothing more often when given the source of another pair."""
     rows = []
@@ -85,8 +74,8 @@ def pairing_table(results: Results) -> Table:
 def pairing_claims(results: Results) -> Table:
     """Whether the null rate of our cross-attention rises, on every corpus."""
     judged = []
-    for corpus in corpora_of(results):
-        if rise := results.estimate(f"{corpus}-{OURS}", "null_rise"):
+    for corpus, own in corpora_of(results).items():
+        if rise := own.estimate(f"{corpus}-{OURS}", "null_rise"):
             judged.append((Claim(f"{corpus}-{OURS}, shuffled pairs", "gold pairs", "above", "above [R-]"), rise))
     return verdict_table("Null rate, claims", judged, "null rate", 3)
 
@@ -97,22 +86,18 @@ def diversity_claims(results: Results) -> Table:
         for corpus in corpora_of(results)
         for variant in (BASELINE, "sparsemax", "entmax15")
     ]
-    return claims_table("Diversity of heads, cross-attention", claims, results, "cross_js", "JS divergence (nats)")
+    return claims_table(
+        "Diversity of heads, cross-attention", claims, chosen(results), "cross_js", "JS divergence (nats)"
+    )
 
 
 def sparsity_figures(results: Results, folder: Path) -> list[Path]:
-    """Each measure by layer, and zeros by source length, one panel per site.
-
-    A variant without zeros, or that always attends to something, is not drawn as a line along the floor.
-    """
-    made, variants = [], [results.labels(name)["variant"] for name in results.names()]
+    """Each measure by layer, one panel per site; a variant is left out where the measure is 0 throughout."""
+    made = []
     for corpus, own in corpora_of(results).items():
         for measure, about in SITE_MEASURES.items():
-            panels = above_zero([by_layer(own, site, measure) for site in SITES], variants)
+            panels = above_zero([by_layer(own, site, measure) for site in SITES], DRAWN)
             made += draw_panels(folder / f"{corpus}-{measure}.svg", list(SITES), panels, "layer", about)
-        panels = above_zero([by_length(own, site) for site in SITES], variants)
-        path = folder / f"{corpus}-zeros-by-length.svg"
-        made += draw_panels(path, list(SITES), panels, "source length in subwords", "zeros")
     return made
 
 
@@ -132,16 +117,6 @@ def by_layer(results: Results, site: str, measure: str) -> Lines:
         for entry in results.finished
         for found in entry.measures["sites"]
         if found["site"] == site
-    )
-
-
-def by_length(results: Results, site: str) -> Lines:
-    """Zeros of a site by source length: one point per bin of lengths, at the length where the bin begins."""
-    return collect_lines(
-        (entry.labels["variant"], start, share)
-        for entry in results.finished
-        for found in [entry.measures["zeros_by_length"][site]]
-        for start, share in zip(found["from"], found["zeros"], strict=False)  # after the starts comes the end
     )
 
 
@@ -174,7 +149,7 @@ def skipping_figures(results: Results, folder: Path) -> list[Path]:
             collect_lines(
                 (shape, entry.labels["length"], entry.measures["shapes"][site][shape])
                 for entry in entries
-                for shape in SHAPES
+                for shape in DRAWN_SHAPES
             )
             for site in SITES
         ]

@@ -1,15 +1,16 @@
 """Translation quality: every variant on every corpus, and all that other studies show of these models."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rectiformer.analyze.findings import analyze
 from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
 from rectiformer.studies import measures
-from rectiformer.studies.corpora import CORPORA, HEADLINE, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs
+from rectiformer.studies.corpora import CORPORA, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.recipes import THRESHOLD, attention_settings
+from rectiformer.studies.recipes import NORMS, THRESHOLD, attention_settings
 from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
 from rectiformer.translate.align import AlignmentRow, align_direction
 from rectiformer.translate.translator import Translator
@@ -30,22 +31,20 @@ PAPER_DIFFERENCES = {
 
 
 def trainings(scale: Scale) -> list[Training]:
-    """The headline rows, corpus by corpus; then the rest, its first seeds first."""
-    found: list[Training] = []
+    """Corpus by corpus, the first seeds of each row before the second ones."""
+    found: dict[str, Training] = {}
     for corpus in CORPORA[scale.name]:
         within = Scale(scale.name, scale.data and scale.data / corpus.folder)
-        for variant, seeds in corpus.seeds.items():
-            settings = (*attention_settings(variant), *corpus.by_variant.get(variant, ()))
+        own: list[Training] = []
+        for row in corpus.rows:
+            settings = (*corpus.by_norm.get(row.norm, ()), *attention_settings(row.variant), *row.settings)
             config = configure(corpus.settings, within, *settings)
-            labels = {"corpus": corpus.name, "variant": variant}
-            found += seeded(f"{corpus.name}-{variant}", seeds, config, form=corpus.form, **labels)
-    corpora = [corpus.name for corpus in CORPORA[scale.name]]
-
-    def priority(training: Training) -> tuple[bool, int, int, int]:
-        rest = training.labels["variant"] not in HEADLINE
-        return rest, training.seed if rest else 0, corpora.index(str(training.labels["corpus"])), training.seed
-
-    return sorted(found, key=priority)
+            labels: dict[str, Any] = {"corpus": corpus.name, **row.labels}
+            how: dict[str, Any] = {"form": corpus.form, "tier": row.tier, "measuring": corpus.measuring}
+            own += seeded(row.name(corpus.name), row.seeds, config, **how, **labels)
+        for training in sorted(own, key=lambda each: (each.tier, each.seed)):
+            found.setdefault(training.key, training)  # what was tried may be what was chosen
+    return list(found.values())
 
 
 def measure(task: Task) -> dict[str, Any]:
@@ -63,6 +62,7 @@ def measure(task: Task) -> dict[str, Any]:
         "resampled": measures.resampled_bleu(counts),
         **measure_tuned(translator, measures.valid_pairs(task), pairs),
         **measures.measure_cost(task),
+        **measures.measure_losses(task),
         **measure_heads(translator, pairs[:ANALYZED]),
         **measure_alignment(translator, task.scale, corpus),
     }
@@ -118,15 +118,41 @@ def panel_errors(rows: Sequence[AlignmentRow], panel: str) -> list[float]:
 
 
 def corpora_of(results: Results) -> dict[str, Results]:
-    """The results on each corpus, in the order of the plan."""
-    found = {corpus.name: results.select(corpus=corpus.name) for corpus in CORPORA[results.scale]}
-    return {corpus: own for corpus, own in found.items() if own.entries}
+    """The results of each column: a corpus in a norm placement, at the learning rates that were chosen.
+
+    Rows are named by column and variant, whatever the rate.
+    """
+    found: dict[str, Results] = {}
+    for corpus in CORPORA[results.scale]:
+        for norm in ("", *NORMS):
+            column = "-".join(filter(None, (corpus.name, norm)))
+            entries = [
+                replace(entry, name=f"{column}-{entry.labels['variant']}")
+                for entry in results.entries
+                if entry.labels.get("corpus") == corpus.name
+                and entry.labels.get("norm", "") == norm
+                and corpus.is_chosen(entry.labels)
+            ]
+            if entries:
+                found[column] = replace(results, entries=entries)
+    return found
+
+
+def chosen(results: Results) -> Results:
+    """All of these columns together."""
+    return replace(results, entries=[entry for own in corpora_of(results).values() for entry in own.entries])
+
+
+def corpus_of(results: Results) -> Corpus:
+    """The corpus of a column."""
+    return find_corpus(results.scale, results.entries[0].labels["corpus"])
 
 
 def tables(results: Results) -> list[Table]:
-    quality = [quality_table(own, corpus) for corpus, own in corpora_of(results).items()]
+    quality = [quality_table(own, column) for column, own in corpora_of(results).items()]
     lengths = [table for table in [length_table(results)] if table.rows]
-    return [*quality, *lengths, claims_table("What the papers claim", claims(results), results, "bleu", "test BLEU")]
+    judged = claims_table("What the papers claim", claims(results), chosen(results), "bleu", "test BLEU")
+    return [*quality, *lengths, judged]
 
 
 def quality_table(results: Results, corpus: str) -> Table:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -31,7 +32,8 @@ from rectiformer.translate.translator import Translator
 
 pytestmark = pytest.mark.long
 SMOKE, DEFAULT = Scale("smoke"), Config()
-TRAINED = [study for study in STUDIES.values() if study.shows is None]
+DOCS = Path(__file__).parents[2] / "docs"
+TRAINED = [study for study in STUDIES.values() if study.trains]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def test_all_at_smoke_shows_every_study_and_trains_nothing_again(out, rectiforme
     assert found.code == 0, found.err
     for study in STUDIES.values():
         results = load_results(study, SMOKE, out)
-        assert len(results.finished) == len(study.source.trainings(SMOKE)) >= 1
+        assert len(results.finished) == results.planned >= 1
         assert study.title in found.out
         for table in study.tables(results):
             assert table.title in found.out
@@ -75,19 +77,38 @@ def test_a_report_can_be_made_of_saved_results_alone(out, tmp_path):
     assert saved == sorted(f"{study.name}-smoke.jsonl" for study in TRAINED)
     shutil.copytree(out / "results", tmp_path / "results")
     assert write_report(tmp_path).read_text() == page.read_text()
-    figures = {path.relative_to(tmp_path): path.read_bytes() for path in (tmp_path / "figures").rglob("*.svg")}
-    assert figures == {path.relative_to(out): path.read_bytes() for path in (out / "figures").rglob("*.svg")}
-    text = page.read_text()
-    assert "*A remark.*\n" in text.partition("(`slot-sweep`, smoke)")[2].partition("\n## ")[0]
-    assert str(out) not in text + "".join(path.read_text() for path in (out / "results").iterdir())
+    assert contents(tmp_path) == {**contents(out), **contents(tmp_path)}
+    assert len(contents(tmp_path)) == len(contents(out))
+    assert "*A remark.*\n" in (out / "studies" / "slot-sweep.md").read_text()
+    everything = "".join(text.decode() for text in contents(tmp_path).values())
+    assert str(out) not in everything + "".join(path.read_text() for path in (out / "results").iterdir())
     for study in STUDIES.values():
-        results = load_results(study, SMOKE, tmp_path)
-        assert f"## {study.title} (`{study.name}`, smoke)" in text
-        assert f"rectiformer study {study.source.name} --scale smoke --out studies\n" in text
-        for table in study.tables(results):
-            assert table.to_markdown() in text
-    assert all(f"({path.as_posix()})" in text for path in figures)
-    assert "| memory-swap, smoke | relu above softmax | test BLEU | +1.14 [T c,i] | +" in text.partition("\n## ")[0]
+        text = (out / "studies" / f"{study.name}.md").read_text()
+        assert text.startswith(f"# {study.title}\n")
+        assert f"rectiformer study {study.sources} --scale smoke --out studies\n" in text
+        for table in study.tables(load_results(study, SMOKE, tmp_path)):
+            assert not table.rows or table.to_markdown().strip() in text
+    for path in (out / "figures").rglob("*.svg"):
+        assert any(f"(../{path.relative_to(out)})" in text.read_text() for text in (out / "studies").glob("*.md"))
+    assert "| memory-swap, smoke | relu above softmax | test BLEU | +1.14 [T c,i] | +" in page.read_text()
+
+
+def contents(folder):
+    """The pages and figures of a report."""
+    files = [*folder.glob("*.md"), *(folder / "studies").glob("*.md"), *(folder / "figures").rglob("*.svg")]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+def test_the_pages_of_the_repository_are_what_the_command_writes(tmp_path):
+    """From the saved results alone, text and figures."""
+    shutil.copytree(DOCS / "results", tmp_path / "results")
+    write_report(tmp_path)
+    committed = contents(DOCS)
+    for path, text in contents(tmp_path).items():
+        assert committed.get(path) == text, f"run `rectiformer study report docs`: {path}"
+    assert {path for path in committed if path.parts[0] == "figures"} <= contents(tmp_path).keys()
+    for path in (tmp_path / "results").iterdir():
+        assert path.read_bytes() == (DOCS / "results" / path.name).read_bytes()
 
 
 def test_quality_is_what_sacrebleu_says_of_the_hypotheses(out):

@@ -10,18 +10,22 @@ import pytest
 from rectiformer.config import Config
 from rectiformer.errors import ArgumentError
 from rectiformer.model.memory import MEMORIES
+from rectiformer.studies import recipes
 from rectiformer.studies.ablations import CLAIMS as ABLATION_CLAIMS
 from rectiformer.studies.catalog import STUDIES
-from rectiformer.studies.corpora import CORPORA
-from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text
-from rectiformer.studies.recipes import IWSLT14, MULTI30K, OPEN, THRESHOLD, attention_settings
-from rectiformer.studies.running import choose, list_tasks
+from rectiformer.studies.corpora import CORPORA, chosen_rows, tried_rows
+from rectiformer.studies.learning_rate import LEARNING_RATE, best_tried
+from rectiformer.studies.plan import SCALES, Scale, configure, hash_config, hash_text, portable
+from rectiformer.studies.recipes import CHOICES, IWSLT14, MULTI30K, OPEN, THRESHOLD, Peak, attention_settings
+from rectiformer.studies.running import choose, list_tasks, load_results
+from rectiformer.studies.schedule import list_left
 from rectiformer.text.corpus import check_files
 from rectiformer.toml import load_config
 from rectiformer.train.start import require_model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TRAINED = [study for study in STUDIES if STUDIES[study].shows is None]
+DOCS = Path(__file__).parents[2] / "docs"
+TRAINED = [study for study in STUDIES if STUDIES[study].trains]
 EVERY = [(study, scale) for study in TRAINED for scale in SCALES]
 
 
@@ -39,7 +43,7 @@ def test_trainings_are_valid_and_have_unique_names(study, scale):
         require_model(config, None, None)  # refuses unknown variants and memories that do not fit
 
 
-@pytest.mark.parametrize("study", TRAINED)
+@pytest.mark.parametrize("study", [study for study in TRAINED if STUDIES[study].folders])
 def test_files_are_in_the_given_folder(study):
     for scale in ("small", "paper"):
         for training in STUDIES[study].trainings(STUDIES[study].at(scale, Path("elsewhere"))):
@@ -49,22 +53,19 @@ def test_files_are_in_the_given_folder(study):
     assert all(training.config.data.source == () for training in STUDIES[study].trainings(Scale("smoke")))
 
 
-def test_what_matters_most_comes_first_and_has_three_seeds():
-    quality = STUDIES["translation-quality"].trainings(Scale("small"))
-    headline = {
-        (corpus.name, variant, seed)
-        for corpus in CORPORA["small"]
-        for variant in ("softmax", "rela-g", "reluformer", OPEN, THRESHOLD)
-        for seed in corpus.seeds.get(variant, ())
-    }
-    claimed = ("softmax", "rela-g", "reluformer")
-    assert all(corpus.seeds.get(variant, (1, 2, 3)) == (1, 2, 3) for corpus in CORPORA["small"] for variant in claimed)
-    first = quality[: len(headline)]
-    assert {(each.labels["corpus"], each.labels["variant"], each.seed) for each in first} == headline
-    documents = STUDIES["document-length"].trainings(Scale("small"))
-    wanted = {(f"{variant}-1024", seed) for variant in ("softmax", "rela-g", THRESHOLD) for seed in (1, 2, 3)}
-    wanted.add((f"{OPEN}-1024", 1))
-    assert {(training.name, training.seed) for training in documents[:10]} == wanted
+def test_headline_rows_come_first_and_have_three_seeds():
+    """All studies share one queue; a variant whose learning rate is still to be chosen is in no plan."""
+    tasks = list_tasks([(study, study.at("small")) for study in STUDIES.values()], Path("nowhere"))
+    queue = [task.training for task in list_left(tasks, tasks)]
+    tiers = [training.tier for training in queue if training.labels.get("corpus") != "europarl-en-de"]
+    assert tiers == sorted(tiers)  # that corpus has models to start from, which are trained when they are needed
+    words = [training for training in queue if training.name.startswith("europarl-en-de-words-post-")]
+    assert queue[: len([each for each in words if each.tier == 0])] == [each for each in words if each.tier == 0]
+    rows = Counter(
+        (row.variant, row.norm) for row in CORPORA["small"][0].rows if row.seeds == (1, 2, 3) and row.tier < 2
+    )
+    chosen = [key for key, choice in CHOICES.items() if key[0] == "europarl" and choice.chosen]
+    assert rows == Counter((variant, norm) for _, norm, variant in chosen)
     for name in ("memory-swap", "slot-sweep"):
         seeds = Counter(training.name for training in STUDIES[name].trainings(Scale("small")))
         assert set(seeds.values()) == {3}
@@ -72,14 +73,50 @@ def test_what_matters_most_comes_first_and_has_three_seeds():
     assert all(seeds[row] == 3 for claim in ABLATION_CLAIMS for row in (claim.first, claim.second))
 
 
-def test_the_papers_variants_are_compared_on_every_corpus_that_is_scored_and_ours_with_them():
-    compared = {
-        corpus.name: set(corpus.seeds) for scale in ("small", "paper") for corpus in CORPORA[scale] if not corpus.form
-    }
-    assert len(compared) == 9
+def test_a_choice_brings_its_rows_into_the_plan(monkeypatch):
+    """And the seed that was tried is not trained again."""
+    key, peak = ("europarl", "post", "softmax"), Peak(6e-4, 5000)
+    assert peak in CHOICES[key].tried
+    before = {training.key for training in STUDIES["translation-quality"].trainings(Scale("small"))}
+    monkeypatch.setitem(recipes.CHOICES, key, dataclasses.replace(CHOICES[key], chosen=peak))
+    rows = [
+        *tried_rows("europarl", "post", 0),
+        *chosen_rows("europarl", "post", 0, ("softmax", "sparsemax"), (1, 2, 3)),
+    ]
+    corpus = dataclasses.replace(CORPORA["small"][0], rows=tuple(rows))
+    monkeypatch.setitem(CORPORA, "small", (corpus,))
+    after = [training.key for training in STUDIES["translation-quality"].trainings(Scale("small"))]
+    assert len(after) == len(set(after))
+    name = "europarl-en-de-words-post-softmax-0.0006-5000"
+    assert f"{name}-seed2" in before
+    assert {f"{name}-seed{seed}" for seed in (1, 2, 3)} <= set(after)
+    assert "europarl-en-de-words-post-sparsemax-0.0006-5000-seed1" in after
+
+
+def test_every_choice_is_the_best_of_what_was_tried():
+    """By the saved results: once a sweep is finished, its learning rate is in the table."""
+    results = load_results(LEARNING_RATE, LEARNING_RATE.at("small"), DOCS)
+    judged = 0
+    for key, choice in CHOICES.items():
+        best = best_tried(results, *key)
+        assert best is not None or choice.chosen is None, f"{key} was chosen before its sweep was finished"
+        if best is not None and choice.chosen is not None:
+            judged += 1
+            assert choice.chosen == best[0], f"{key}: {best[0]} has the lowest validation loss"
+    assert judged >= 1
+
+
+def test_the_papers_variants_are_compared_on_every_corpus_of_the_papers_and_ours_with_them():
     papers = {"softmax", "sparsemax", "entmax15", "rela-i", "rela-g", "reluformer", "relu-seqlen"}
-    assert all(variants - {OPEN, THRESHOLD} == papers for variants in compared.values())
-    assert {name for name, variants in compared.items() if variants == papers} == {"multi30k-en-fr"}
+    compared = [{row.variant for row in corpus.rows} for corpus in CORPORA["paper"]]
+    assert compared == [papers | {OPEN, THRESHOLD}] * 6
+
+
+def test_every_rate_falls_to_zero_at_small():
+    for study in TRAINED:
+        for training in STUDIES[study].trainings(STUDIES[study].at("small")) if study != "efficiency" else ():
+            assert training.config.training.schedule == "linear"
+            assert training.config.training.warmup < training.config.training.steps
 
 
 def test_each_row_has_the_same_attention_in_every_study():
@@ -111,16 +148,33 @@ def test_slots_are_swept_from_32_to_4096_and_to_16384():
 
 
 WMT14 = CORPORA["paper"][0].settings
+CAPTIONS = (*MULTI30K, "model.norm=pre", *Peak(1e-3, 900).settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "file"), [(MULTI30K, "multi30k.toml"), (IWSLT14, "small.toml"), (WMT14, "base.toml")]
+    ("settings", "file"), [(CAPTIONS, "multi30k.toml"), (IWSLT14, "small.toml"), (WMT14, "base.toml")]
 )
 def test_recipes_are_the_shipped_ones_with_softmax(settings, file):
     shipped = load_config(CONFIGS / file, ["model.variant=softmax"])
     settings = (*settings, "model.variant=softmax", f"training.seed={shipped.training.seed}")
     folder = Path(shipped.data.source[0]).parent
     assert configure(settings, Scale("small", folder)) == shipped
+
+
+@pytest.mark.parametrize(
+    ("file", "study", "name"),
+    [
+        ("europarl.toml", "translation-quality", "europarl-en-de-post-rela-g-0.0008-2500"),
+        ("europarl-documents.toml", "document-length", "rela-g-1024"),
+    ],
+)
+def test_the_model_card_is_of_rows_of_the_studies(file, study, name):
+    (planned,) = [
+        each.config for each in STUDIES[study].trainings(Scale("small")) if (each.name, each.seed) == (name, 1)
+    ]
+    shipped = load_config(CONFIGS / file, ())
+    same_start = dataclasses.replace(shipped.training, init_from=planned.training.init_from)
+    assert portable(dataclasses.replace(shipped, training=same_start)) == portable(planned)
 
 
 def test_a_hash_does_not_depend_on_folders_or_the_device():
@@ -143,15 +197,15 @@ def test_trainings_are_chosen_by_parts_of_their_names():
     def keys(only, *plans):
         return [task.training.key for task in choose(list_tasks(plans, Path("out")), only)]
 
-    chosen = keys("softmax-1024,rela-g-512-seed1", documents)
-    assert chosen == [*(f"softmax-1024-seed{seed}" for seed in (1, 2, 3)), "rela-g-512-seed1"]
-    assert keys("softmax-1024,", documents) == chosen[:3]
+    chosen = keys("reluformer-1024,rela-g-512-seed1", documents)
+    assert chosen == [*(f"reluformer-1024-seed{seed}" for seed in (1, 2, 3)), "rela-g-512-seed1"]
+    assert keys("reluformer-1024,", documents) == chosen[:3]
     assert keys("", documents) == [training.key for training in documents[0].trainings(documents[1])]
-    assert keys("softmax-1024", quality, documents) == chosen[:3]
-    assert keys("document-length/softmax-1024,nobody", quality, documents) == chosen[:3]
-    assert keys("quality/europarl-en-de-rela-i,length/softmax-512", quality, documents) == [
-        "europarl-en-de-rela-i-seed1",
-        "softmax-512-seed1",
+    assert keys("reluformer-1024", quality, documents) == chosen[:3]
+    assert keys("document-length/reluformer-1024,nobody", quality, documents) == chosen[:3]
+    assert keys("quality/multi30k-de-en-pre-softmax-0.001,length/rela-g-512", quality, documents) == [
+        "multi30k-de-en-pre-softmax-0.001-900-seed1",
+        "rela-g-512-seed1",
     ]
     with pytest.raises(ArgumentError, match="no training of document-length has ',' in its name"):
         keys(",", documents)

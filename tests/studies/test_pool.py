@@ -1,6 +1,7 @@
 """Trainings of several studies share the jobs: which wait for which, which run alone, and none waits forever."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -25,13 +26,13 @@ tell("ends")
 """
 
 
-def study(name, rows, start="", **others):
+def study(name, rows, start="", tier=0, **others):
     """A study with one training per row."""
     config = replace(CONFIG, training=replace(CONFIG.training, init_from=start))
     return replace(
         SEARCH,
         name=name,
-        trainings=lambda scale: [training for row in rows for training in seeded(row, (1,), config)],
+        trainings=lambda scale: [training for row in rows for training in seeded(row, (1,), config, tier=tier)],
         tables=lambda results: [],
         **others,
     )
@@ -71,6 +72,35 @@ def test_a_model_that_others_start_from_is_trained_first(play):
     _, journal = play(study("first", ["a", "b", "c"]), study("second", ["d"], start="first/c-seed1"), jobs=1)
     begun = [line.split("/")[1] for line in journal if line.startswith("begins")]
     assert begun == ["c-seed1", "a-seed1", "b-seed1", "d-seed1"]
+
+
+def test_the_lowest_tier_comes_first_whatever_its_study(play):
+    _, journal = play(study("first", ["a"], tier=2), study("second", ["b"], tier=1), jobs=1)
+    assert journal.index("begins second/b-seed1") < journal.index("begins first/a-seed1")
+
+
+def test_a_model_to_start_from_is_trained_when_what_starts_from_it_is_due(play):
+    late, urgent = study("first", ["a", "c"], tier=5), study("second", ["b"], start="first/a-seed1", tier=2)
+    _, journal = play(late, urgent, study("third", ["d"], tier=1), jobs=1)
+    begun = [line.split("/")[1] for line in journal if line.startswith("begins")]
+    assert begun == ["d-seed1", "a-seed1", "b-seed1", "c-seed1"]
+
+
+def test_only_what_fits_into_the_time_is_started(tmp_path, monkeypatch):
+    """Estimated: an update of a model as large as this takes seconds of any GPU, and one of the grammar's none."""
+    reporter = play_trainings(tmp_path, monkeypatch, PLAYED)
+    short, large = study("short", ["a"]), study("large", ["b"])
+    model = replace(CONFIG.model, hidden_size=8192, num_heads=8, ffn_size=65536)
+    config = replace(CONFIG, model=model, training=replace(CONFIG.training, batch_tokens=10**6))
+    large = replace(large, trainings=lambda scale: seeded("b", (1,), config))
+    for each in (large, short):
+        for training in each.trainings(SMOKE):
+            lay_out(Task(each, SMOKE, tmp_path, training), cost=json.dumps({"seconds": 1, "peak_bytes": 1}))
+    end = time.monotonic() + 60
+    found = run_studies([(large, SMOKE), (short, SMOKE)], tmp_path, jobs=2, reporter=reporter, deadline=end, whole=True)
+    assert [len(results.finished) for results in found] == [0, 1]
+    assert time.monotonic() < end
+    assert "large" not in (tmp_path / "journal").read_text()
 
 
 def test_what_measures_a_model_waits_until_its_own_study_has_measured_it(play):

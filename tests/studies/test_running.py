@@ -26,7 +26,7 @@ from rectiformer.translate.translator import Translator
 
 pytestmark = pytest.mark.long
 SEARCH, SMOKE = STUDIES["reluformer-search"], Scale("smoke")
-KEYS = ("rela-g-seed1", "post-rela-g-seed1")
+KEYS = ("paper-gamma1-penalty0-seed1", "centered-gamma4-penalty0-seed1")
 TIMES = ("valid_tokens_per_second", "training_tokens_per_second")
 
 
@@ -104,7 +104,7 @@ def test_what_is_finished_is_left_alone(straight):
     files = [out / SEARCH.name / "smoke" / key / "result.json" for key in KEYS]
     before = [path.stat().st_mtime_ns for path in files]
     notes = Notes()
-    assert run_study(SEARCH, SMOKE, out, only="rela-g", reporter=notes) == results
+    assert run_study(SEARCH, SMOKE, out, only="penalty0", reporter=notes) == results
     assert [path.stat().st_mtime_ns for path in files] == before
     assert notes.said == []
 
@@ -113,11 +113,11 @@ def test_a_killed_training_is_recorded_and_then_goes_on_to_the_same_result(strai
     folder = copied / SEARCH.name / "smoke" / KEYS[0]
     shutil.rmtree(folder)
     monkeypatch.setenv("RECTIFORMER_FAILPOINT", "before-latest:2")
-    results = run_study(SEARCH, SMOKE, copied, only="rela-g")
+    results = run_study(SEARCH, SMOKE, copied, only="penalty0")
     assert [(entry.key, entry.failed) for entry in results.failures] == [(KEYS[0], "killed by signal 9")]
     assert not (folder / "result.json").exists()
     monkeypatch.delenv("RECTIFORMER_FAILPOINT")
-    assert outcome(run_study(SEARCH, SMOKE, copied, only="rela-g")) == outcome(straight[1])
+    assert outcome(run_study(SEARCH, SMOKE, copied, only="penalty0")) == outcome(straight[1])
     assert "resumed at step 20" in (folder / "log.txt").read_text()
     assert not (folder / "failed.json").exists()
 
@@ -128,14 +128,15 @@ def test_a_failed_training_is_recorded_and_does_not_stop_the_others(straight, tm
     (broken / "run").mkdir(parents=True)
     (broken / "run" / "run.json").write_text("{}")
     notes = Notes()
-    results = run_study(SEARCH, SMOKE, tmp_path, jobs=2, only="rela-g", reporter=notes)
+    results = run_study(SEARCH, SMOKE, tmp_path, jobs=2, only="penalty0", reporter=notes)
     (failure,) = results.failures
     assert failure.key == KEYS[0]
     assert "is no complete run folder" in failure.failed
     assert "\n" not in failure.failed
     assert json.loads((broken / "failed.json").read_text())["failed"] == failure.failed
     assert notes.said[0] == f"{KEYS[0]}: failed: {failure.failed} (1 of 2)"
-    assert f"- {KEYS[0]} failed: `{failure.failed}`" in write_report(tmp_path).read_text()
+    write_report(tmp_path)
+    assert f"- {KEYS[0]} failed: `{failure.failed}`" in (tmp_path / "studies" / f"{SEARCH.name}.md").read_text()
     assert [entry.key for entry in results.finished] == [KEYS[1]]
     assert outcome(results)[KEYS[1]] == outcome(straight[1])[KEYS[1]]
 
@@ -179,7 +180,7 @@ def is_alive(pid):
 
 
 def test_nothing_is_started_when_time_is_up(tmp_path):
-    results = run_study(SEARCH, SMOKE, tmp_path, only="rela-g", deadline=time.monotonic() - 1)
+    results = run_study(SEARCH, SMOKE, tmp_path, only="penalty0", deadline=time.monotonic() - 1)
     assert results.entries == []
     assert results.planned == len(SEARCH.trainings(SMOKE))
     assert not list((tmp_path / SEARCH.name / "smoke").glob("*/"))
@@ -197,8 +198,10 @@ def test_other_settings_are_refused_before_anything_is_trained(copied, kept):
         content = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps({**content, "config": "0" * 64}))
         says = "other settings than it has now"
-        assert load_results(SEARCH, SMOKE, copied).changed == ["rela-g"]
-        assert "(with other settings than the study has now: rela-g)" in write_report(copied).read_text()
+        assert load_results(SEARCH, SMOKE, copied).changed == [KEYS[0].removesuffix("-seed1")]
+        write_report(copied)
+        page = (copied / "studies" / f"{SEARCH.name}.md").read_text()
+        assert f"(with other settings than the study has now: {KEYS[0].removesuffix('-seed1')})" in page
     with pytest.raises(CheckpointError, match=says) as caught:
         run_study(SEARCH, SMOKE, copied)
     assert str(folder) in str(caught.value)
@@ -206,7 +209,8 @@ def test_other_settings_are_refused_before_anything_is_trained(copied, kept):
 
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(
-        ArgumentError, match="no training of reluformer-search has 'relax' in its name; there are rela-g, post-rela-g"
+        ArgumentError,
+        match="no training of reluformer-search has 'relax' in its name; there are paper-gamma1-pen",
     ):
         run_study(SEARCH, SMOKE, tmp_path, only="relax")
     with pytest.raises(DataError, match=r"--scale small reads its text in .*nowhere, which is no folder"):

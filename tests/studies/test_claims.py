@@ -1,0 +1,88 @@
+"""The page of claims: few, each of rows that the studies plan, and judged only when all seeds are there."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from rectiformer.studies.catalog import STUDIES
+from rectiformer.studies.claims import GROUPS, judge, render_claims
+from rectiformer.studies.plan import Scale
+from rectiformer.studies.recipes import CHOICES
+from rectiformer.studies.results import Result, Results
+from rectiformer.studies.running import choose, list_tasks
+
+CLAIMS = [claim for claims in GROUPS.values() for claim in claims]
+MEMORY = next(claim for claim in CLAIMS if claim.study == "memory-swap")
+
+
+def results_of(study, rows):
+    """Results of a study: the BLEU of each row, seed by seed."""
+    entries = [
+        Result(
+            study=study, scale="small", key=f"{name}-seed{seed}", name=name, seed=seed, labels={}, config="c",
+            measures={"bleu": bleu},
+        )
+        for name, values in rows.items()
+        for seed, bleu in enumerate(values, 1)
+    ]  # fmt: skip
+    return Results(study, "small", len(entries), entries)
+
+
+def judged(**rows):
+    return judge(MEMORY, results_of("memory-swap", rows))
+
+
+def test_a_reader_has_at_most_25_claims_to_read():
+    assert 20 <= len(CLAIMS) <= 25
+    assert len({claim.says for claim in CLAIMS}) == len(CLAIMS)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.says[:40])
+def test_the_command_of_a_claim_trains_something_or_waits_for_a_choice(claim, tmp_path):
+    plan = list_tasks([(STUDIES[claim.study], STUDIES[claim.study].at("small"))], tmp_path)
+    if all(CHOICES.get(key) is None or CHOICES[key].chosen for key in claim.needs):
+        assert choose(plan, claim.only)
+
+
+def test_a_claim_is_judged_by_its_interval_once_all_seeds_are_there():
+    outcome = judged(relu=[36.0, 36.2, 36.1], softmax=[35.0, 35.1, 35.2])
+    assert outcome.verdict == "agree"
+    assert outcome.ours == "+1.00 ± 0.25: ReLU 36.10 [3] vs. softmax 35.10 [3] (BLEU)"
+    assert outcome.why == "Over 3 seeds the interval is +0.75 to +1.25; the claim asks for more than 0."
+    assert judged(relu=[34.0, 34.2, 34.1], softmax=[35.0, 35.1, 35.2]).verdict == "disagree"
+    assert judged(relu=[34.0, 36.2, 35.1], softmax=[35.0, 35.1, 35.2]).verdict == "open"
+
+
+def test_a_claim_without_all_seeds_is_open_and_says_why():
+    assert judged().why == "Not trained yet."
+    assert judged().ours == ""
+    assert judged(relu=[36.0]).why == "softmax is not trained yet."
+    assert judged(relu=[36.0]).ours == "ReLU 36.00 [1] (BLEU)"
+    outcome = judged(relu=[36.0, 36.1], softmax=[35.0, 35.1])
+    assert (outcome.verdict, outcome.why) == ("open", "2 of 3 seeds so far.")
+
+
+def test_a_claim_that_waits_for_a_learning_rate_says_so(monkeypatch):
+    key = ("europarl", "pre", "rela-g")
+    claim = next(claim for claim in CLAIMS if key in claim.needs)
+    monkeypatch.setitem(CHOICES, key, replace(CHOICES[key], chosen=None))
+    assert (
+        "the learning rate of rela-g on Europarl in pre-norm is still being chosen"
+        in judge(claim, results_of(claim.study, {})).why
+    )
+
+
+def test_the_page_counts_its_verdicts():
+    found = {study.name: results_of(study.name, {}) for study in STUDIES.values()}
+    found["memory-swap"] = results_of("memory-swap", {"relu": [36.0, 36.2, 36.1], "softmax": [35.0, 35.1, 35.2]})
+    page = render_claims(found)
+    assert f"**Holds here: 1 of {len(CLAIMS)}**:\n\n- {MEMORY.says}." in page
+    assert f"**Not known yet: {len(CLAIMS) - 1} of {len(CLAIMS)}**" in page
+    assert len(re.findall(r"^\| .*`--only ", page, re.MULTILINE)) == len(CLAIMS)
+
+
+def test_claims_are_of_studies_at_small():
+    assert {claim.study for claim in CLAIMS} <= {
+        study.name for study in STUDIES.values() if study.trainings(Scale("small"))
+    }

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long bench docs site clean
+.PHONY: help demo test test-long bench docs site hub-kernel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make bench      install, then time every variant vs. PyTorch's SDPA on this CPU"
 	@echo "make docs       install, then rewrite the tables of docs/variants.md from the code"
 	@echo "make site       install MkDocs, then build the pages of docs/ as a site: open site/index.html"
+	@echo "make hub-kernel build/hub-kernel, from which Hugging Face's kernels package loads the attention"
 	@echo "make clean      remove .venv and caches"
 
 .venv/made:
@@ -59,6 +60,9 @@ docs: .venv/translate
 site: .venv/made
 	$(PIP) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+hub-kernel:
+	$(PYTHON) tools/hub_kernel.py --out build/hub-kernel
 
 clean:
 	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache build *.egg-info

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long bench docs site clean
+.PHONY: help demo test test-long bench docs site hub-kernel dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,8 @@ help:
 	@echo "make bench      install, then time every variant vs. PyTorch's SDPA on this CPU"
 	@echo "make docs       install, then rewrite the tables of docs/ from code and measured points"
 	@echo "make site       install MkDocs, then build the pages of docs/ as a site: open site/index.html"
+	@echo "make hub-kernel build/hub-kernel, from which Hugging Face's kernels package loads the attention"
+	@echo "make dist       install build and twine, then make and check the wheel and the sdist in dist/"
 	@echo "make clean      remove .venv and caches"
 
 .venv/made:
@@ -60,5 +62,14 @@ site: .venv/made
 	$(PIP) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+hub-kernel:
+	$(PYTHON) tools/hub_kernel.py --out build/hub-kernel
+
+dist: .venv/made
+	$(PIP) build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv site dist .mypy_cache .pytest_cache .ruff_cache build *.egg-info

@@ -13,9 +13,10 @@ from forking import Forks
 from rectiformer.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "studies").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("studies/*.md"))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(DOCS))
 
 
 def blocks(language):
@@ -58,13 +59,15 @@ def options_of(words):
 def test_shell_blocks_name_real_commands(python, text):
     """Long commands are not run here; that each exists, with the options it is shown with, is."""
     for line in text.strip().splitlines():
-        words = line.split("#")[0].split()
+        words = line.split("#")[0].strip().removeprefix(".venv/bin/").split()
         if words[0] == "make":
             assert targets_exist(words[1])
         elif words[0] in ("rectiformer", "torchrun"):  # of the latter, what it is to start
             words = words[words.index("rectiformer") :]
             known = options_of(words[1:])
             assert all(word in known for word in words if word.startswith("--")), line
+        elif words[0] in ("pytest", "ruff", "mypy") or words[1:3] == ["-m", "pytest"]:
+            assert all((ROOT / word).exists() for word in words if word.startswith("tests/")), line
         elif words[0] == "python":
             assert (ROOT / words[1]).exists(), line
             _, usage = python(words[1], "--help")

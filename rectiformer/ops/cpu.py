@@ -178,7 +178,7 @@ def through_relu(d_weights: Tensor, positive: Tensor, power: int) -> tuple[Tenso
     if power == 1:
         torch.ops.aten.threshold_backward.grad_input(d_weights, positive, 0, grad_input=d_weights)
         return d_weights, positive
-    return d_weights.mul_(positive), positive.square_()
+    return d_weights.mul_(positive if power == 2 else positive.pow(power - 1)), positive.pow_(power)
 
 
 def product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
@@ -280,8 +280,8 @@ def rectified(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
     for block in scores.blocks(buffers=1):
         buffer = grow_buffer(block, buffer)
         weights = scores.rectified(block, buffer)
-        if power == 2:
-            weights.square_()
+        if power > 1:
+            weights.pow_(power)
         add_product(out[block.flat, block.queries], weights, values[block.flat, block.keys], factor)
         del weights  # so that the next block takes its memory, still in the cache
     return out.view(*q.shape[:3], v.shape[3])

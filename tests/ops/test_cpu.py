@@ -1,6 +1,7 @@
 """The blocked implementation against the reference: values and gradients, any shape, any feature, bounded memory."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import rectiformer.ops.cpu as cpu
 from rectiformer import VARIANTS, attention
+from rectiformer.ops.activations import Pointwise
 
 RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
 FEATURES = {
@@ -36,6 +38,17 @@ def block_size(request, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_blocks_match_the_reference(variant, features, dtype):
     assert_matches_reference(grid_inputs(2, 4, 2, 13, 17, 8, 5), dtype, "blocked", variant, **FEATURES[features])
+
+
+@pytest.mark.usefixtures("block_size")
+@pytest.mark.parametrize("power", [3, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_new_row_may_have_any_power(power, bias, monkeypatch):
+    """As CONTRIBUTING.md promises; the rows of the table have 1 and 2."""
+    cubed = replace(VARIANTS["relu2"], name="cubed", pointwise=Pointwise("relu", power=power))
+    monkeypatch.setitem(VARIANTS, "cubed", cubed)
+    features = {"attn_bias": torch.randint(-3, 4, (2, 4, 13, 17)) / 4} if bias else {"causal": True, "dropout_p": 0.25}
+    assert_matches_reference(grid_inputs(2, 4, 2, 13, 17, 8, 5), torch.float32, "blocked", "cubed", seed=11, **features)
 
 
 @pytest.mark.usefixtures("block_size")

@@ -115,6 +115,7 @@ def draw_panels(
             figure.supylabel(textwrap.fill(ylabel, 40), fontsize=8)
         figure.set_layout_engine("constrained", rect=(0, 0, LINES_SHARE, 1))
         figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # once is enough, and it takes most of the time
         for number, (axis, panel) in enumerate(zip(axes[:, 0], lines, strict=True)):
             label_lines(axis, panel, behind[number] if behind else {}, bands or {}, styles)
         path.parent.mkdir(parents=True, exist_ok=True)

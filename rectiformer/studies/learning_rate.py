@@ -123,10 +123,10 @@ def describe(entry: Result, text: str) -> tuple[str, ...]:
     return (norm, variant, *shown, f"{loss:.3f}", remark)
 
 
-def best_tried(results: Results, text: str, norm: str, variant: str) -> tuple[Peak, float] | None:
-    """The learning rate with the lowest validation loss, and that loss, once all that is to be tried is trained.
+def tried_losses(results: Results, text: str, norm: str, variant: str) -> dict[Peak, float]:
+    """The validation loss of each learning rate from which one is chosen.
 
-    Of rates that were tried to the end, with the seed that decides; else of short trainings.
+    Of rates that are tried to the end, with the seed that decides; else of short trainings.
     """
     choice = CHOICES[text, norm, variant]
     losses: dict[Peak, float] = {}
@@ -137,6 +137,12 @@ def best_tried(results: Results, text: str, norm: str, variant: str) -> tuple[Pe
                 losses[Peak(rate, warmup, clip)] = float(entry.measures["valid_loss"])
             if not choice.tried and steps_of(entry) == STEPS["small"]:
                 losses[Peak(rate, round(WARMUP[norm] * 10_000))] = float(entry.measures["valid_loss"])
+    return losses
+
+
+def best_tried(results: Results, text: str, norm: str, variant: str) -> tuple[Peak, float] | None:
+    """The learning rate with the lowest validation loss, and that loss, once all that is to be tried is trained."""
+    choice, losses = CHOICES[text, norm, variant], tried_losses(results, text, norm, variant)
     peaks = choice.tried or [Peak(rate, round(WARMUP[norm] * 10_000)) for rate in choice.short]
     if not set(peaks) <= losses.keys():
         return None

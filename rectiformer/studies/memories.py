@@ -45,24 +45,26 @@ def swap_trainings(scale: Scale) -> list[Training]:
     slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.ffn_size
     square = round(math.sqrt(slots)) ** 2  # product keys come in squares only
     rows = {memory: (memory, square if memory in PRODUCTS else slots) for memory in SWAPPED[scale.name]}
-    return list_trainings(rows, MEMORY_SENTENCES, scale)
+    return list_trainings(rows, MEMORY_SENTENCES, scale, tier=5)
 
 
 def sweep_trainings(scale: Scale) -> list[Training]:
     """Three memories with few slots to many, product keys with very many."""
     swept = [(memory, slots) for slots in SLOTS[scale.name] for memory in SWEPT[scale.name]]
     swept += [(memory, PRODUCT_SLOTS) for memory in (PRODUCTS[-1:] if scale.name == "smoke" else PRODUCTS)]
-    return list_trainings({f"{memory}-{slots}": (memory, slots) for memory, slots in swept}, SWEEP_SENTENCES, scale)
+    return list_trainings(
+        {f"{memory}-{slots}": (memory, slots) for memory, slots in swept}, SWEEP_SENTENCES, scale, tier=6
+    )
 
 
 def list_trainings(
-    rows: Mapping[str, tuple[str, int]], settings: Mapping[str, tuple[str, ...]], scale: Scale
+    rows: Mapping[str, tuple[str, int]], settings: Mapping[str, tuple[str, ...]], scale: Scale, tier: int
 ) -> list[Training]:
     """Every row, a memory and its slots, with the settings of the scale; all first seeds come first."""
     found = []
     for name, (memory, slots) in rows.items():
         config = configure(settings[scale.name], scale, f"model.memory={memory}", f"model.ffn_size={slots}")
-        found += seeded(name, SEEDS[scale.name], config, tier=5, memory=memory, slots=slots)
+        found += seeded(name, SEEDS[scale.name], config, tier=tier, memory=memory, slots=slots)
     return sorted(found, key=lambda training: training.seed)
 
 

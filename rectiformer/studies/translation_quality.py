@@ -150,7 +150,7 @@ def corpus_of(results: Results) -> Corpus:
 
 def tables(results: Results) -> list[Table]:
     quality = [quality_table(own, column) for column, own in corpora_of(results).items()]
-    lengths = [table for table in [length_table(results)] if table.rows]
+    lengths = [table for table in (length_table(results), longer_table(results)) if table.rows]
     judged = claims_table("What the papers claim", claims(results), chosen(results), "bleu", "test BLEU")
     return [*quality, *lengths, judged]
 
@@ -186,6 +186,21 @@ def length_table(results: Results) -> Table:
         f"Penalty: the best of {', '.join(map(str, PENALTIES))} on validation data, for each model."
     )
     return Table("Length of translations", columns, rows, (note,))
+
+
+def longer_table(results: Results) -> Table:
+    """The rows that are trained longer than the recipe says, next to the same seeds of the recipe."""
+    rows = []
+    for name in results.names():
+        labels = results.labels(name)
+        if "corpus" in labels and "steps" in labels:
+            usual = name.removesuffix(f"-{labels['steps']}")
+            for entry in results.of(name):
+                cells = [entry.measures["bleu"], results.by_seed(usual, "bleu").get(entry.seed)]
+                shown = [f"{cell:.2f}" if cell is not None else "" for cell in cells]
+                rows.append((labels["corpus"], labels["norm"], labels["variant"], f"{entry.seed}", *reversed(shown)))
+    columns = ("corpus", "norm", "variant", "seed", "test BLEU", "test BLEU, trained longer")
+    return Table("Trained twice as long", columns, rows, ("Whether the end of training is the end.",))
 
 
 def versus_softmax(results: Results, name: str, baseline: str) -> tuple[str, str]:

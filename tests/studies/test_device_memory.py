@@ -98,7 +98,7 @@ def broken(*given):
 @pytest.fixture
 def unmeasured(tmp_path):
     """A study with a training that is done, as its cost says, and is to be measured."""
-    task = Task(SEARCH, SMOKE, tmp_path, SEARCH.trainings(SMOKE)[0])
+    task = Task(THREE, SMOKE, tmp_path, THREE.trainings(SMOKE)[0])
     task.data.mkdir(parents=True)
     task.folder.mkdir(parents=True)
     (task.folder / "cost.json").write_text(json.dumps({"seconds": 1.0, "peak_bytes": 1}))
@@ -108,7 +108,7 @@ def unmeasured(tmp_path):
 @pytest.mark.parametrize("measure", [full, full_while_capturing, full_before_it_began])
 def test_too_little_memory_to_measure_is_one_line_with_its_own_exit_code(unmeasured, rectiformer, monkeypatch, measure):
     monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)  # standard input is nobody's here
-    monkeypatch.setitem(STUDIES, SEARCH.name, replace(SEARCH, measure=measure))
+    monkeypatch.setitem(STUDIES, SEARCH.name, replace(THREE, measure=measure))
     found = rectiformer("study", SEARCH.name, "--out", unmeasured, "--one", "rela-g-seed1")
     assert found.code == DeviceMemoryError.exit_code
     assert found.err == (
@@ -119,6 +119,7 @@ def test_too_little_memory_to_measure_is_one_line_with_its_own_exit_code(unmeasu
 
 def test_too_little_memory_to_train_is_one_line_with_the_same_exit_code(tmp_path, rectiformer, monkeypatch):
     monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)
+    monkeypatch.setitem(STUDIES, SEARCH.name, THREE)
     for update, says in (
         (full, "step 1: the device has no memory left; batches are "),
         (full_while_capturing, "rela-g-seed1 cannot be trained: the device has no memory left; lower --jobs"),
@@ -131,4 +132,4 @@ def test_too_little_memory_to_train_is_one_line_with_the_same_exit_code(tmp_path
 
 def test_other_errors_of_measuring_are_left_as_they_are(unmeasured):
     with pytest.raises(RuntimeError, match="sizes of tensors do not match"):
-        run_single(find_task(replace(SEARCH, measure=broken), SMOKE, unmeasured, "rela-g-seed1"), Reporter())
+        run_single(find_task(replace(THREE, measure=broken), SMOKE, unmeasured, "rela-g-seed1"), Reporter())

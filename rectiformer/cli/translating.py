@@ -16,7 +16,7 @@ from rich.text import Text
 import rectiformer
 from rectiformer.cli import inputs, options
 from rectiformer.cli.options import SAMPLING, SEARCH, app, option
-from rectiformer.cli.output import refuse_input, to_json, write_all
+from rectiformer.cli.output import counting, refuse_input, to_json, write_all
 from rectiformer.distributed.pulse import Pulse
 from rectiformer.distributed.ranks import Ranks, torchrun_store
 from rectiformer.errors import ArgumentError, CheckpointError
@@ -27,7 +27,16 @@ from rectiformer.terminal import Terminal, count_lines, with_progress
 from rectiformer.text.documents import DocumentLines, split_documents
 from rectiformer.text.lines import is_stream, read_lines, spool, standard_input
 from rectiformer.translate import chunks
-from rectiformer.translate.align import AlignmentRow, Direction, align_backward, align_direction, ordinal
+from rectiformer.translate.align import (
+    AlignmentRow,
+    Direction,
+    align_backward,
+    align_direction,
+    default_head,
+    describe_head,
+    ordinal,
+    reads_guided,
+)
 from rectiformer.translate.documents import DocumentChunk, check_request, chunk_documents, translate_document_chunk
 from rectiformer.translate.evaluate import score_pairs
 from rectiformer.translate.options import SearchOptions
@@ -50,7 +59,10 @@ def translate(
     as_json: options.AsJson = False,
     alignments: Annotated[
         str,
-        option("Add word links to JSON, as 1:average:normal; layers and heads from 1.", metavar="LAYER:HEAD:INDUCTION"),
+        option(
+            "Add word links to JSON, as 1:average:normal; layers and heads from 1. auto: as `rectiformer align` does.",
+            metavar="LAYER:HEAD:INDUCTION",
+        ),
     ] = "",
     heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
     bad_utf8: options.BadUtf8 = "error",
@@ -103,12 +115,13 @@ def translate(
         how |= {"limit": segment, "overlap": overlap}
     at_once = batch_sentences == 1 or (file == "-" and standard_input().isatty())
     forced = inputs.read_text(prefix) if prefix else None
-    align_by = inputs.parse_head(alignments) if alignments else None
-    job = Job(file, bad_utf8, search, as_json, at_once, how, documents, forced, align_by, heads)
+    asked = inputs.parse_head(alignments) if alignments else None
     with inputs.join_ranks(device) as (ranks, own_device):
         with inputs.only_rank0_prints(ranks):
             translator = inputs.open_translator(run, checkpoint, own_device, precision)
+            align_by = inputs.find_head(translator, asked)
         translator.max_length = max_length or translator.max_length
+        job = Job(file, bad_utf8, search, as_json, at_once, how, documents, forced, align_by, heads)
         run_job(job, translator, ranks, out, shard_source)
 
 
@@ -172,7 +185,8 @@ def align(
     or 1 (talp), a line a pair. A line of naacl is a link, `pair i j S`, or `P` where allowed, all counted from 1.
 
     Default, without --gold: the last layer, the average of its heads and normal induction, by which a word looks where
-    the step that predicts it looks (shifted: where the step that reads it looks). With --gold: the best of all.
+    the step that predicts it looks (shifted: where the step that reads it looks). With --gold: the best of all. A run
+    trained with training.guided_alignment has a head for this, which is the default with and without --gold.
 
         rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
     """
@@ -192,7 +206,10 @@ def align(
         if folder is not None:
             model = inputs.open_run_translator(folder, checkpoint, device, precision)
             inputs.require_head(model, **chosen, words=("", "best"))
-            ways.append(follow(model, pairs, truth, **chosen, **settings))
+            if reads_guided(model, *chosen.values(), induction):
+                Terminal(stderr=True).note(f"{folder} links by {describe_head(*default_head(model))}, trained to do so")
+            with counting("aligning") as progress:
+                ways.append(follow(model, pairs, truth, **chosen, **settings, progress=progress))
     links = ways[0].links
     if how:
         links = [symmetrize(left, right, how) for left, right in zip(links, ways[1].links, strict=True)]
@@ -211,8 +228,8 @@ def report_scores(
         if way.best is not None:
             if table:
                 print_alignments(report, way.rows, way.best)
-            head = f"{name}layer {ordinal(way.best.layer)}, head {ordinal(way.best.head)}, {way.best.induction}"
-            report.note(f"{head}: {score_with_intervals(way.links, gold).describe(intervals)}")
+            head = describe_head(way.best.layer, way.best.head, way.best.induction)
+            report.note(f"{name}{head}: {score_with_intervals(way.links, gold).describe(intervals)}")
     if how:
         report.note(f"{how}: {score_with_intervals(links, gold).describe(intervals)}")
 
@@ -323,8 +340,6 @@ def format_candidates(translation: Translation, nbest: int) -> str:
 
 def run_job(job: Job, translator: Translator, ranks: Ranks, out: Path | None, shard_source: bool) -> None:
     """Translate and write, by this process alone or by all ranks."""
-    if job.align_by is not None:
-        inputs.require_head(translator, *job.align_by[:2])
     if shard_source:
         run_together(job, translator, ranks, out)
     elif ranks.world_size > 1:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html.entities import html5
 
+# No `<` inside of a comment or of the value of an attribute, so that nothing is read twice, however hostile a line is.
 TAG = re.compile(
-    r"<!--(?:(?!-->).)*+-->"
-    # Like XML, no `<` in the value of an attribute: nothing is read twice, however hostile the line is.
+    "<!--(?:[^<-]|-(?!->))*+-->"
     r"""|<(?P<close>/)?(?P<name>[A-Za-z_][\w:.-]*+)(?:\s(?:[^<>"'/]|/(?!>)|"[^"<]*+"|'[^'<]*+')*+)?(?P<alone>/)?>"""
 )
 ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{0,31});")

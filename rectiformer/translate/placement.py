@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import NamedTuple
 
 from rectiformer.measure.alignment import Link
@@ -46,7 +47,7 @@ class Placement:
     def __init__(self, marked: MarkedText, translation: str, links: AbstractSet[Link]) -> None:
         self.elements, self.words = marked.elements, word_spans(translation)
         source = word_spans(marked.text)
-        self.starts, self.ends = [start for start, _ in source], [end for _, end in source]
+        self.starts = [start for start, _ in source]
         owners = find_owners(source, marked.pieces, marked.elements[0])
         self.targets: list[list[int]] = [[] for _ in source]
         votes: list[Counter[int]] = [Counter() for _ in self.words]
@@ -54,6 +55,7 @@ class Placement:
             if i < len(source) and j < len(self.words):
                 self.targets[i].append(j)
                 votes[j][owners[i].index] += 1
+        self.linked = [word for word, found in enumerate(self.targets) if found]
         self.owners = [favorite(each) for each in votes]
         """By word, the element it belongs to."""
         self.own = count_words(marked.elements, owners)
@@ -133,10 +135,12 @@ class Placement:
     def find_bounds(self, child: Element, start: int, stop: int) -> tuple[int, int]:
         """Where the source words around an element end and begin in a stretch; -1 where no such word is linked."""
         own = self.own[child.index]
-        before = own.first if own else bisect_right(self.ends, child.start)
-        after = own.last + 1 if own else bisect_left(self.starts, child.start)
-        left = next((found[-1] + 1 for i in range(before - 1, -1, -1) if (found := self.inside(i, start, stop))), -1)
-        right = next((found[0] for i in range(after, len(self.targets)) if (found := self.inside(i, start, stop))), -1)
+        begun = bisect_left(self.starts, child.start)  # words, one that the tag is inside of included
+        before, after = (own.first, own.last + 1) if own else (begun, begun)
+        nearer = reversed(self.linked[: bisect_left(self.linked, before)])
+        left = next((found[-1] + 1 for word in nearer if (found := self.inside(word, start, stop))), -1)
+        farther = islice(self.linked, bisect_left(self.linked, after), None)
+        right = next((found[0] for word in farther if (found := self.inside(word, start, stop))), -1)
         return left, right
 
     def inside(self, word: int, start: int, stop: int) -> list[int]:

@@ -312,11 +312,11 @@ class Config:
         if not self.training.guided_alignment:
             return
         for key, there, what in (
-            ("guided_layer", self.model.decoder_layers, "the decoder has {} layers"),
-            ("guided_head", self.model.num_heads, "attention has {} heads"),
+            ("guided_layer", self.model.decoder_layers, "the decoder has layers"),
+            ("guided_head", self.model.num_heads, "its attention has heads"),
         ):
             if (found := getattr(self.training, key)) > there:
-                raise ConfigError(f"training.{key} = {found}, but {what.format(there)}; they are counted from 1")
+                raise ConfigError(f"training.{key} = {found}, but {what} 1 to {there}")
 
     @property
     def guided(self) -> tuple[int, int, str] | None:

@@ -14,7 +14,7 @@ from rectiformer.ops.attention import WEIGHT_ARGUMENTS, Window, check_call, tran
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.plain import by_rows
-from rectiformer.ops.reference import clear_padding, mix_values, reference_weights, scale_rows
+from rectiformer.ops.reference import clear_padding, mix_values, reference_weights, scale_rows, working_dtype
 from rectiformer.ops.variants import find_variant
 
 Statistics = TypeVar("Statistics", "AttentionStats", "RowStatistics")
@@ -111,7 +111,7 @@ def visible_keys(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) 
 
 
 def head_scores(q: Tensor, k: Tensor, head: int, variant: str = "rela", **arguments: Any) -> Tensor:
-    """The scores [B, M, N] of one head, from which its weights are computed: float32, with gradients for all of them.
+    """The scores [B, M, N] of one head, from which its weights are computed: float32 at least, all with gradients.
 
     What the variant subtracts from a row is subtracted, so that a rectified weight is above 0 where its score is. The
     score of a hidden key is -1e30. The other arguments are those of `attention_weights`.
@@ -125,11 +125,12 @@ def head_scores(q: Tensor, k: Tensor, head: int, variant: str = "rela", **argume
     q, k = q[:, head : head + 1], k[:, head // group : head // group + 1]
     call = _check(q, k, variant, **alone)
     with torch.autocast(q.device.type, enabled=False):
-        x = row.score(q.float(), clear_padding(k, call.visibility).float()) * call.scale
+        dtype = working_dtype(q.dtype)
+        x = row.score(q.to(dtype), clear_padding(k, call.visibility).to(dtype)) * call.scale
     if call.attn_bias is not None:
         x = x + call.attn_bias
     if row.pointwise is not None and row.pointwise.shift is not None:
-        count = call.seen.counts(x.device).clamp_min(1).float()[..., None]
+        count = call.seen.counts(x.device).clamp_min(1).to(x.dtype)[..., None]
         x = x - row.pointwise.shift(count, call.options)
     seen = call.seen.mask(x.device)
     return (x if seen is None else torch.where(seen, x, HIDDEN_SCORE)).squeeze(1)

@@ -34,7 +34,7 @@ from rectiformer.text.batches import BLOCK, Pairs, Part
 from rectiformer.text.corpus import Counts, TextPair, files_of, has_documents, has_split, input_files
 from rectiformer.text.documents import build_segments, halvings
 from rectiformer.text.encoding import SIDES, Ids, cut_ids, encode_linked, encode_pairs, fit_lengths
-from rectiformer.text.lines import local_path
+from rectiformer.text.lines import display_name, local_path
 from rectiformer.text.links import CELL_TYPE, LINK_ARRAYS, CellLinks, Cells
 from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies
 
@@ -212,6 +212,8 @@ def write_split(
     counts.empty, counts.bad_utf8 = counts.empty + read.empty, read.bad_utf8
     if not counts.pairs:
         raise DataError(f"no sentence pairs left in {folder.name}: {counts.describe()}")
+    if linked and not writer.cells:
+        raise DataError(f"no word is linked in {', '.join(map(display_name, data.links))}; leave data.links out")
     borders = np.append(0, np.cumsum(writer.pairs))
     if data.segment_length:
         borders = cut_segments(folder, data.segment_length, borders, data.mixed and split == "train")
@@ -417,7 +419,7 @@ class SplitWriter(ExitStack):
         self._texts = TEXTS if folder.name == "valid" else ()
         names = ARRAYS + self._texts + (LINK_ARRAYS if linked else ())
         self._files = {name: self.enter_context((folder / name).open("wb")) for name in names}
-        self._cells = 0
+        self.cells = 0
         for name in names:
             if name.endswith(".starts") and name != "documents.starts":
                 self._files[name].write(bytes(8))
@@ -438,8 +440,8 @@ class SplitWriter(ExitStack):
         if links is not None:
             cells, counts = links.cut(lengths)
             self._files["links.cells"].write(cells.astype(CELL_TYPE).tobytes())
-            self._files["links.starts"].write((self._cells + np.cumsum(counts[kept])).astype("<i8").tobytes())
-            self._cells += len(cells)
+            self._files["links.starts"].write((self.cells + np.cumsum(counts[kept])).astype("<i8").tobytes())
+            self.cells += len(cells)
         for name, side in zip(self._texts, SIDES, strict=False):
             lines = [getattr(pair, side) + "\n" for pair, is_kept in zip(pairs, kept, strict=True) if is_kept]
             self._files[name].write("".join(lines).encode())

@@ -36,6 +36,12 @@ class DataConfig:
     stream: bool = False
     """Train on `source<TAB>target` lines from standard input, unprepared and as they come, until it ends. Subwords are
     those of `--data`, of the models that are named, or chosen from the validation text."""
+    links: Files = ()
+    """Word links of each `source` file, for `training.guided_alignment`: line n links the words of pair n, counted from
+    0, as in `0-0 1-2` (Pharaoh). `rectiformer align` writes such files, and so do statistical aligners."""
+    link_words: str = choices("words", "spaces")
+    """Which words `links` counts: "words", those of `rectiformer align`, punctuation split off; "spaces", whatever
+    stands between spaces, as `rectiformer align --tokenized` and aligners of tokenized text do."""
     valid_source: Files = ()
     """Sentences to validate on."""
     valid_target: Files = ()
@@ -174,6 +180,11 @@ class ModelConfig:
         return getattr(self, f"{site}_variant") or self.variant
 
 
+GUIDED_INDUCTION = "shifted"
+"""How guided alignment reads its head: at the decoder step that has the target word as its input. The head then knows
+which word it links, which it would have to guess at the step that predicts the word (docs/alignment.md)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """The loop."""
@@ -219,6 +230,13 @@ class TrainingConfig:
     """Share of all steps over which the two weights fall to 0, in a straight line; 0 keeps them as they are."""
     balance_penalty: float = within(0.0, 0.0)
     """Weight of the balance of experts, where the memory has any."""
+    guided_alignment: float = within(0.0, 0.0)
+    """Weight of guided alignment (Garg et al. 2019): one head of cross-attention learns the word links of `data.links`,
+    and `rectiformer align` reads them from it. 0 for none; 0.05 in the paper."""
+    guided_layer: int = within(0, 0)
+    """Decoder layer of that head, counted from 1; 0 for the last but one, or the only one."""
+    guided_head: int = within(1, 1)
+    """That head, counted from 1."""
     ema: float = within(0.0, 0.0, 1.0)
     """Decay of a moving average of the weights that is validated and kept instead of them; 0 for none."""
     average_checkpoints: int = within(1, 1)
@@ -289,3 +307,21 @@ class Config:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        if not self.training.guided_alignment:
+            return
+        for key, there, what in (
+            ("guided_layer", self.model.decoder_layers, "the decoder has layers"),
+            ("guided_head", self.model.num_heads, "its attention has heads"),
+        ):
+            if (found := getattr(self.training, key)) > there:
+                raise ConfigError(f"training.{key} = {found}, but {what} 1 to {there}")
+
+    @property
+    def guided(self) -> tuple[int, int, str] | None:
+        """Decoder layer and head that learn word links, from 0, and the induction that reads them; None if none do."""
+        if not self.training.guided_alignment:
+            return None
+        layer = self.training.guided_layer or max(1, self.model.decoder_layers - 1)
+        return layer - 1, self.training.guided_head - 1, GUIDED_INDUCTION

@@ -14,11 +14,14 @@ from rectiformer.errors import ArgumentError, DataError
 from rectiformer.integrations.onnx import OnnxTranslator
 from rectiformer.measure.alignment import Links, check_links, read_gold
 from rectiformer.measure.words import given_spans, word_spans
+from rectiformer.terminal import Terminal
 from rectiformer.text.corpus import read_two_files
 from rectiformer.text.documents import DOCUMENT_MARKER, split_documents
 from rectiformer.text.lines import display_name, is_stream, read_lines
-from rectiformer.translate.align import AVERAGE, cross_sites, ordinal
+from rectiformer.translate.align import AVERAGE, cross_sites, default_head, describe_head, ordinal
 from rectiformer.translate.translator import Translator, find_device
+
+AUTO = "auto"
 
 
 def open_translator(run: Path, checkpoint: str, device: str, precision: str) -> Translator:
@@ -119,12 +122,29 @@ def parse_index(name: str, text: str) -> int | str:
     return int(text) - 1
 
 
-def parse_head(text: str) -> tuple[Any, Any, str]:
-    """Indices of LAYER and HEAD, and the INDUCTION, of LAYER:HEAD:INDUCTION; see `require_head`."""
+def parse_head(text: str) -> tuple[Any, Any, str] | str:
+    """Indices of LAYER and HEAD, and the INDUCTION, of LAYER:HEAD:INDUCTION, or "auto"; see `find_head`."""
+    if text == AUTO:
+        return AUTO
     parts = text.split(":")
     if len(parts) != 3:
-        raise ArgumentError(f"--alignments {text!r} is not of the form LAYER:HEAD:INDUCTION, such as 1:average:normal")
+        raise ArgumentError(
+            f"--alignments {text!r} is not auto, nor of the form LAYER:HEAD:INDUCTION, such as 1:average:normal"
+        )
     return parse_index("--alignments", parts[0]), parse_index("--alignments", parts[1]), parts[2]
+
+
+def find_head(translator: Translator, asked: tuple[Any, Any, str] | str | None) -> tuple[Any, Any, str] | None:
+    """What `parse_head` found, "auto" being the head that this model links words by; said where it was trained to."""
+    if asked is None:
+        return None
+    cross_sites(translator.model)
+    if not isinstance(asked, str):
+        require_head(translator, *asked[:2])
+        return asked
+    if translator.guided is not None:
+        Terminal(stderr=True).note(f"words are linked by {describe_head(*translator.guided)}, trained to do so")
+    return default_head(translator)
 
 
 def require_head(translator: Translator, layer: int | str, head: int | str, words: tuple[str, ...] = ()) -> None:

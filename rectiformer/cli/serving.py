@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rectiformer.cli.inputs import distinct_names, open_run_translator, parse_head, require_head, warn
+from rectiformer.cli.inputs import distinct_names, find_head, open_run_translator, parse_head, warn
 from rectiformer.cli.options import BatchTokens, Checkpoint, Device, Precision, RunFolder, app, option
 from rectiformer.terminal import Terminal
 from rectiformer.translate.translator import Translator
@@ -23,7 +23,7 @@ def serve(
     token_file: Annotated[
         Path | None, option("File with the token that clients send; RECTIFORMER_TOKEN may hold it instead.")
     ] = None,
-    alignments: Annotated[str, option("LAYER:HEAD:INDUCTION to align by, from 1; default: last layer's average.")] = "",
+    alignments: Annotated[str, option("LAYER:HEAD:INDUCTION to align by, from 1; default: as `align` does.")] = "",
     max_header_bytes: Annotated[int, option("Bytes of its address and headers.", panel=REQUEST, min=1)] = 16_384,
     max_bytes: Annotated[int, option("Bytes of its body.", panel=REQUEST, min=1)] = 262_144,
     max_sentences: Annotated[int, option("Sentences, of all its documents.", panel=REQUEST, min=1)] = 128,
@@ -61,9 +61,7 @@ def serve(
     limits, token = fit_files(limits, warn), read_token(host, token_file)
     with bind(host, port) as bound:  # a port that is taken shows before the model is read
         translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)
-        align_by = parse_head(alignments) if alignments else None
-        if align_by is not None:
-            require_head(translator, *align_by[:2])
+        align_by = find_head(translator, parse_head(alignments) if alignments else None)
         served = Served(translator, run.resolve().name, limits, token, align_by)
         terminal = Terminal()
 

@@ -16,7 +16,7 @@ from rich.text import Text
 import rectiformer
 from rectiformer.cli import inputs, options
 from rectiformer.cli.options import SAMPLING, SEARCH, app, option
-from rectiformer.cli.output import refuse_input, to_json, write_all
+from rectiformer.cli.output import counting, refuse_input, to_json, write_all
 from rectiformer.distributed.pulse import Pulse
 from rectiformer.distributed.ranks import Ranks, torchrun_store
 from rectiformer.errors import ArgumentError, CheckpointError
@@ -27,15 +27,35 @@ from rectiformer.terminal import Terminal, count_lines, with_progress
 from rectiformer.text.documents import DocumentLines, split_documents
 from rectiformer.text.lines import is_stream, read_lines, spool, standard_input
 from rectiformer.translate import chunks
-from rectiformer.translate.align import AlignmentRow, Direction, align_backward, align_direction, ordinal
+from rectiformer.translate.align import (
+    AlignmentRow,
+    Direction,
+    align_backward,
+    align_direction,
+    default_head,
+    describe_head,
+    ordinal,
+    reads_guided,
+)
 from rectiformer.translate.documents import DocumentChunk, check_request, chunk_documents, translate_document_chunk
 from rectiformer.translate.evaluate import score_pairs
+from rectiformer.translate.marked import translate_marked_chunk
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.records import to_records
 from rectiformer.translate.translator import Translation, Translator
 
 RunOrExport = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder written by `rectiformer train`, or `export --to onnx`.")
+]
+Alignments = Annotated[
+    str,
+    option(
+        "Add word links to JSON, as 1:average:normal; layers and heads from 1. auto: as `rectiformer align` does.",
+        metavar="LAYER:HEAD:INDUCTION",
+    ),
+]
+Markup = Annotated[
+    bool, option("Lines have tags (<b>..</b>, <br/>): place them by the links of --alignments, or auto.", "--markup")
 ]
 Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
 How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]
@@ -48,11 +68,9 @@ def translate(
     file: options.Source = "-",
     out: options.OutFile = None,
     as_json: options.AsJson = False,
-    alignments: Annotated[
-        str,
-        option("Add word links to JSON, as 1:average:normal; layers and heads from 1.", metavar="LAYER:HEAD:INDUCTION"),
-    ] = "",
+    alignments: Alignments = "",
     heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
+    markup: Markup = False,
     bad_utf8: options.BadUtf8 = "error",
     too_long: options.TooLong = "split",
     max_length: Annotated[
@@ -83,6 +101,9 @@ def translate(
 
         rectiformer translate runs/tiny input.de --out output.en
 
+    With --markup the tags of a line come out well formed, each once, around the words they were about. A run trained
+    with training.guided_alignment places them best.
+
     Processes of torchrun share the lines. What they finish is kept in a folder next to the output, so that the
     same command continues where it was killed.
 
@@ -92,24 +113,33 @@ def translate(
         beam=beam, length_penalty=length_penalty, nbest=nbest, sample=sample,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
-    if (alignments or heads) and not as_json:
-        raise ArgumentError("--alignments and --heads are parts of JSON records; add --json")
+    refuse_parts(as_json, alignments, heads, markup, nbest)
     refuse_input(out, [file, prefix])
     how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences}
     if documents == "none":
         how["too_long"] = too_long
     else:
-        inputs.refuse_line_options(prefix=prefix, alignments=alignments, heads=heads, too_long=too_long != "split")
+        lines_only = {"prefix": prefix, "alignments": alignments, "heads": heads, "markup": markup}
+        inputs.refuse_line_options(**lines_only, too_long=too_long != "split")
         how |= {"limit": segment, "overlap": overlap}
     at_once = batch_sentences == 1 or (file == "-" and standard_input().isatty())
     forced = inputs.read_text(prefix) if prefix else None
-    align_by = inputs.parse_head(alignments) if alignments else None
-    job = Job(file, bad_utf8, search, as_json, at_once, how, documents, forced, align_by, heads)
+    asked = inputs.parse_head(alignments or inputs.AUTO) if alignments or markup else None
     with inputs.join_ranks(device) as (ranks, own_device):
         with inputs.only_rank0_prints(ranks):
             translator = inputs.open_translator(run, checkpoint, own_device, precision)
+            align_by = inputs.find_head(translator, asked)
         translator.max_length = max_length or translator.max_length
+        job = Job(file, bad_utf8, search, as_json, at_once, how, documents, forced, align_by, heads, markup)
         run_job(job, translator, ranks, out, shard_source)
+
+
+def refuse_parts(as_json: bool, alignments: str, heads: bool, markup: bool, nbest: int) -> None:
+    """ArgumentError where what is asked for has no place in the output."""
+    if (heads or (alignments and not markup)) and not as_json:
+        raise ArgumentError("--alignments and --heads are parts of JSON records; add --json")
+    if markup and (heads or nbest > 1):
+        raise ArgumentError("--markup places the tags of one translation a line; leave --heads and --nbest out")
 
 
 @app.command()
@@ -172,7 +202,8 @@ def align(
     or 1 (talp), a line a pair. A line of naacl is a link, `pair i j S`, or `P` where allowed, all counted from 1.
 
     Default, without --gold: the last layer, the average of its heads and normal induction, by which a word looks where
-    the step that predicts it looks (shifted: where the step that reads it looks). With --gold: the best of all.
+    the step that predicts it looks (shifted: where the step that reads it looks). With --gold: the best of all. A run
+    trained with training.guided_alignment has a head for this, which is the default with and without --gold.
 
         rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
     """
@@ -192,7 +223,10 @@ def align(
         if folder is not None:
             model = inputs.open_run_translator(folder, checkpoint, device, precision)
             inputs.require_head(model, **chosen, words=("", "best"))
-            ways.append(follow(model, pairs, truth, **chosen, **settings))
+            if reads_guided(model, *chosen.values(), induction):
+                Terminal(stderr=True).note(f"{folder} links by {describe_head(*default_head(model))}, trained to do so")
+            with counting("aligning") as progress:
+                ways.append(follow(model, pairs, truth, **chosen, **settings, progress=progress))
     links = ways[0].links
     if how:
         links = [symmetrize(left, right, how) for left, right in zip(links, ways[1].links, strict=True)]
@@ -211,8 +245,8 @@ def report_scores(
         if way.best is not None:
             if table:
                 print_alignments(report, way.rows, way.best)
-            head = f"{name}layer {ordinal(way.best.layer)}, head {ordinal(way.best.head)}, {way.best.induction}"
-            report.note(f"{head}: {score_with_intervals(way.links, gold).describe(intervals)}")
+            head = describe_head(way.best.layer, way.best.head, way.best.induction)
+            report.note(f"{name}{head}: {score_with_intervals(way.links, gold).describe(intervals)}")
     if how:
         report.note(f"{how}: {score_with_intervals(links, gold).describe(intervals)}")
 
@@ -246,6 +280,8 @@ class Job:
     align_by: tuple[Any, Any, str] | None = None
     """Layer and head to align by, from 0, and the induction."""
     heads: bool = False
+    markup: bool = False
+    """Whether lines have tags, which are placed as `align_by` links words."""
 
     def cut(self, translator: Translator, lines: Iterable[str | None]) -> Iterator[chunks.Chunk]:
         """What is to be done, a chunk at a time; nothing is translated before a chunk is called."""
@@ -257,11 +293,18 @@ class Job:
 
     def write_lines(self, translator: Translator, chunk: chunks.LineChunk) -> Iterator[str]:
         """A text for each line."""
-        found = chunks.translate_line_chunk(translator, chunk, self.options, warn=inputs.warn, **self.how)
+        size, align = 1 if self.at_once else 64, self.align_by
+        if self.markup:
+            assert align is not None
+            found = translate_marked_chunk(
+                translator, chunk, self.options, align, warn=inputs.warn, buffer=size, **self.how
+            )
+            align = None  # the words of a translation with tags are others
+        else:
+            found = chunks.translate_line_chunk(translator, chunk, self.options, warn=inputs.warn, **self.how)
         if not self.as_json:
             return (format_candidates(each, self.options.nbest) for each in found)
-        size = 1 if self.at_once else 64
-        return map(to_json, to_records(translator, found, align=self.align_by, heads=self.heads, buffer=size))
+        return map(to_json, to_records(translator, found, align=align, heads=self.heads, buffer=size))
 
     def cut_documents(self, translator: Translator, lines: Iterable[str | None], buffer: int) -> Iterator[chunks.Chunk]:
         """The lines of whole documents, a chunk at a time."""
@@ -323,8 +366,6 @@ def format_candidates(translation: Translation, nbest: int) -> str:
 
 def run_job(job: Job, translator: Translator, ranks: Ranks, out: Path | None, shard_source: bool) -> None:
     """Translate and write, by this process alone or by all ranks."""
-    if job.align_by is not None:
-        inputs.require_head(translator, *job.align_by[:2])
     if shard_source:
         run_together(job, translator, ranks, out)
     elif ranks.world_size > 1:

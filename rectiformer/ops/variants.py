@@ -7,6 +7,7 @@ Rules that hold for every row, kept by `reference.py`: a hidden key weighs exact
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -117,6 +118,12 @@ class Variant:
         sdpa = ("sdpa",) if self.name == "softmax" else ()
         fused = ("fused",) if self.pointwise is not None or self.rowwise or sdpa else ()
         return ("reference", *products, *(("blocked",) if self.rectified else ()), *sdpa, *fused)
+
+    @cached_property
+    def can_attend_to_nothing(self) -> bool:
+        """Whether the weights of a row vanish, or turn negative, where all its scores are low: not on the simplex."""
+        low, count = torch.tensor([[[[-1e3, -1e3]]]], device="cpu"), torch.tensor([[[[2.0]]]], device="cpu")
+        return self.weights(low, RowContext(None, count, self.resolve_options({}))).sum().item() < 0.5
 
     def check_head_size(self, size: int) -> None:
         """ShapeError where queries and keys of this size cannot be divided into views."""

@@ -14,11 +14,14 @@ from rectiformer.ops.attention import WEIGHT_ARGUMENTS, Window, check_call, tran
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.plain import by_rows
-from rectiformer.ops.reference import mix_values, reference_weights, scale_rows
+from rectiformer.ops.reference import clear_padding, mix_values, reference_weights, scale_rows, working_dtype
+from rectiformer.ops.variants import find_variant
 
 Statistics = TypeVar("Statistics", "AttentionStats", "RowStatistics")
 BLOCK_CELLS = 1 << 20
 """Weights computed at once where not all are kept."""
+HIDDEN_SCORE = -1e30
+"""Of a key that a query does not see: finite, since it is multiplied with 0."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,32 @@ def visible_keys(q: Tensor, k: Tensor, variant: str = "rela", **arguments: Any) 
     """How many keys each query sees; broadcasts to [B, H, M]. The arguments are those of `attention_weights`."""
     call = _check(q, k, variant, **arguments)
     return call.seen.counts(q.device)
+
+
+def head_scores(q: Tensor, k: Tensor, head: int, variant: str = "rela", **arguments: Any) -> Tensor:
+    """The scores [B, M, N] of one head, from which its weights are computed: float32 at least, all with gradients.
+
+    What the variant subtracts from a row is subtracted, so that a rectified weight is above 0 where its score is. The
+    score of a hidden key is -1e30. The other arguments are those of `attention_weights`.
+    """
+    row = find_variant(variant)
+    if row.difference_of:
+        raise ArgumentError(f"variant {variant!r} has two scores for each weight, so a head has no single ones")
+    group = q.shape[1] // k.shape[1]
+    own = [name for name in row.options if isinstance(value := arguments.get(name), Tensor) and value.numel() > 1]
+    alone = {**arguments, **{name: arguments[name][head : head + 1] for name in own}}
+    q, k = q[:, head : head + 1], k[:, head // group : head // group + 1]
+    call = _check(q, k, variant, **alone)
+    with torch.autocast(q.device.type, enabled=False):
+        dtype = working_dtype(q.dtype)
+        x = row.score(q.to(dtype), clear_padding(k, call.visibility).to(dtype)) * call.scale
+    if call.attn_bias is not None:
+        x = x + call.attn_bias
+    if row.pointwise is not None and row.pointwise.shift is not None:
+        count = call.seen.counts(x.device).clamp_min(1).to(x.dtype)[..., None]
+        x = x - row.pointwise.shift(count, call.options)
+    seen = call.seen.mask(x.device)
+    return (x if seen is None else torch.where(seen, x, HIDDEN_SCORE)).squeeze(1)
 
 
 def _check(q: Tensor, k: Tensor, variant: str, **arguments: Any) -> AttentionCall:

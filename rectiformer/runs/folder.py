@@ -49,6 +49,7 @@ FREE_KEYS = (
     "training.parallel",
     "data.source",
     "data.target",
+    "data.links",
     "data.valid_source",
     "data.valid_target",
     "data.document_tables",

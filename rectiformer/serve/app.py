@@ -31,7 +31,7 @@ from rectiformer.serve.requests import (
     read_request,
 )
 from rectiformer.serve.service import CUT_OFF, ClientGoneError, Service
-from rectiformer.translate.align import AVERAGE, check_head, cross_sites
+from rectiformer.translate.align import check_head, cross_sites, default_head
 from rectiformer.translate.translator import Translator
 from rectiformer.web import FAILED, UNAVAILABLE, Guard, Lingering, RefusalError, add_page, add_refusals, read_json
 
@@ -46,7 +46,7 @@ class Served:
     """A model to serve.
 
     Args:
-        align: layer and head, from 0, and induction that words are linked by; the last layer's average unless given.
+        align: layer and head, from 0, and induction that words are linked by; as `default_head` says unless given.
     """
 
     translator: Translator
@@ -64,7 +64,7 @@ class Served:
             if self.align is not None:
                 raise
             return None
-        layer, head, induction = self.align or (model.config.decoder_layers - 1, AVERAGE, "normal")
+        layer, head, induction = self.align or default_head(self.translator)
         check_head(model, layer, head)
         steps_of(induction)
         return AlignPairs(layer, head, induction)

@@ -10,11 +10,13 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rectiformer.text.links import CellLinks
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, the increment of SplitMix64
 
@@ -46,6 +48,8 @@ class Pairs:
 
     parts: Sequence[Part] = ()
     """The weighted corpora they come from; if empty, each pair is in an epoch once."""
+    links: CellLinks | None = None
+    """The linked subwords of each pair, where the text has word links."""
 
     def __init__(
         self, ids: Sequence[np.ndarray], lengths: Sequence[np.ndarray], starts: Sequence[np.ndarray] = ()
@@ -88,6 +92,7 @@ class Batch:
     target_lengths: Tensor  # [B]
     tokens: int
     """Target tokens, end symbols included."""
+    links: Tensor | None = None  # [B, M, N], bool: whether target token m is linked to source token n
     full: bool = False
     """Whether attention needs no lengths because no source is ever padded. Never set for text, though one batch in some
     hundreds happens to be full: compiling a second program takes longer than it saves."""
@@ -118,9 +123,13 @@ class BatchPlan:
         corpora: the encodings.
         tokens: padded tokens of the longer side in one batch; a longer pair is a batch of its own.
         name: what the order depends on besides the epoch: data hash and seed.
+        linked: whether batches have the links of their pairs.
     """
 
-    def __init__(self, corpora: Sequence[Pairs], tokens: int, symbols: Symbols, name: str) -> None:
+    def __init__(
+        self, corpora: Sequence[Pairs], tokens: int, symbols: Symbols, name: str, linked: bool = False
+    ) -> None:
+        self.linked = linked
         self.corpora, self.tokens, self.symbols, self.name = corpora, tokens, symbols, name
         self._parts = [corpus.parts or (Part(0, corpus.pairs),) for corpus in corpora]
         self._sizes = [count_lengths(corpus, parts) for corpus, parts in zip(corpora, self._parts, strict=True)]
@@ -152,9 +161,8 @@ class BatchPlan:
     def batch(self, index: int, static: bool = False) -> Batch:
         """Batch `index`; `static` pads it to the one shape of its padded length."""
         corpus, pairs, length = self._cut(index)
-        if not static:
-            return collate(corpus, pairs, self.symbols)
-        return collate(corpus, pairs, self.symbols, rows=self._rows(length), length=length)
+        size: dict[str, Any] = {"rows": self._rows(length), "length": length} if static else {}
+        return collate(corpus, pairs, self.symbols, **size, linked=self.linked)
 
     def shapes(self) -> Iterator[tuple[int, int]]:
         """Rows and padded length of every static shape."""
@@ -220,9 +228,18 @@ def count_lengths(corpus: Pairs, parts: Sequence[Part]) -> tuple[np.ndarray, np.
 
 
 def collate(
-    corpus: Pairs, pairs: np.ndarray, symbols: Symbols, rows: int | None = None, length: int | None = None
+    corpus: Pairs,
+    pairs: np.ndarray,
+    symbols: Symbols,
+    rows: int | None = None,
+    length: int | None = None,
+    linked: bool = False,
 ) -> Batch:
-    """Pad these pairs into one batch, as small as possible unless `rows` and `length` are given."""
+    """Pad these pairs into one batch, as small as possible unless `rows` and `length` are given.
+
+    Args:
+        linked: whether the batch has the links of its pairs.
+    """
     sources = [corpus.source(int(pair)) for pair in pairs]
     targets = [corpus.target(int(pair)) for pair in pairs]
     rows = len(pairs) if rows is None else rows
@@ -237,7 +254,18 @@ def collate(
         target=torch.from_numpy(target),
         target_lengths=torch.from_numpy(target_lengths),
         tokens=int(target_lengths.sum()),
+        links=collate_links(corpus, pairs, target.shape, source.shape[1]) if linked else None,
     )
+
+
+def collate_links(corpus: Pairs, pairs: np.ndarray, targets: tuple[int, int], source_length: int) -> Tensor:
+    """The links of these pairs in a batch whose targets have the shape `targets` [B, M]: bool [B, M, N]."""
+    assert corpus.links is not None
+    linked = np.zeros((*targets, source_length), dtype=bool)
+    for row, pair in enumerate(pairs):
+        target, source = corpus.links.of(int(pair)).T
+        linked[row, target, source] = True
+    return torch.from_numpy(linked)
 
 
 def _pad(rows: list[np.ndarray], height: int, width: int | None, pad: int, end: int) -> tuple[np.ndarray, np.ndarray]:

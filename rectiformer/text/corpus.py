@@ -15,10 +15,11 @@ from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.documents import DOCUMENT_MARKER, Row, is_boundary, join_debates
 from rectiformer.text.grammar import Pair, draw_documents, draw_sentences
 from rectiformer.text.lines import DATASET, display_name, is_stream, parse_address, read_lines, spool
+from rectiformer.text.links import MAX_LINKED_LENGTH, LinkLine, with_links
 
 NO_LINE = "\n"  # what `zip_longest` pads with: no line is equal to it
 BATCH_PAIRS, BATCH_CHARACTERS = 4_096, 4_000_000
-FILE_KEYS = ("source", "target", "valid_source", "valid_target", "document_tables")
+FILE_KEYS = ("source", "target", "links", "valid_source", "valid_target", "document_tables")
 
 
 def has_split(config: DataConfig, split: str) -> bool:
@@ -71,6 +72,7 @@ def check_files(config: DataConfig) -> None:
     if config.source and config.documents == "none" and (config.segment_length or config.document_tables):
         key = "segment_length" if config.segment_length else "document_tables"
         raise ConfigError(f'data.{key} needs documents: say where they start in data.documents, now "none"')
+    check_link_files(config)
     if config.mixed and not config.segment_length:
         raise ConfigError(
             "data.mixed = true, but data.segment_length = 0: there are no lengths to mix; set the longest one"
@@ -90,6 +92,25 @@ def check_files(config: DataConfig) -> None:
             parse_address(name.removeprefix(DATASET))
 
 
+def check_link_files(config: DataConfig) -> None:
+    """Raise a ConfigError if the links cannot be those of the configured text."""
+    if not config.links:
+        return
+    if len(config.links) != len(config.source):
+        raise ConfigError(
+            f"data.links names {len(config.links)} files but data.source {len(config.source)}; name one for each, or "
+            "none (`rectiformer data generate` writes the built-in grammar with its links)"
+        )
+    for key in ("segment_length", "document_tables"):
+        if getattr(config, key):
+            raise ConfigError(f"data.links are of sentence pairs, so they do not go with data.{key}; leave one out")
+    if config.max_length >= MAX_LINKED_LENGTH:
+        raise ConfigError(
+            f"data.max_length = {config.max_length:,}, but pairs with data.links have at most "
+            f"{MAX_LINKED_LENGTH - 1:,} subwords a side"
+        )
+
+
 class TextPair(NamedTuple):
     """A sentence and its translation, neither of them blank."""
 
@@ -99,6 +120,8 @@ class TextPair(NamedTuple):
     """True for the first pair of a document; without documents, only for the very first pair."""
     corpus: int = 0
     """The index of the file, or pair of files, it comes from."""
+    links: LinkLine = LinkLine()
+    """Which words are linked, if a file says so."""
 
 
 @dataclass
@@ -133,8 +156,8 @@ def read_pairs(config: DataConfig, split: str, counts: Counts) -> Iterator[TextP
     check_files(config)
     sources, targets = files_of(config, split)
     if sources:
-        tables = config.document_tables if split == "train" else ()
-        yield from read_files(config, sources, targets, tables, counts)
+        tables, links = (config.document_tables, config.links) if split == "train" else ((), ())
+        yield from read_files(config, sources, targets, tables, links, counts)
     elif has_split(config, split):
         yield from read_grammar(config, split, counts)
 
@@ -153,13 +176,15 @@ def read_grammar(config: DataConfig, split: str, counts: Counts) -> Iterator[Tex
             yield TextPair(pair.source, pair.target, document_start=index == 0)
 
 
-def read_files(config: DataConfig, sources: Files, targets: Files, tables: Files, counts: Counts) -> Iterator[TextPair]:
-    for number, (source, target, table) in enumerate(zip_longest(sources, targets or sources, tables)):
+def read_files(
+    config: DataConfig, sources: Files, targets: Files, tables: Files, links: Files, counts: Counts
+) -> Iterator[TextPair]:
+    for number, (source, target, table, file) in enumerate(zip_longest(sources, targets or sources, tables, links)):
         rows = read_columns(source, config) if config.format == "tsv" else read_two_files(source, target, config)
         names = (display_name(source), display_name(target))
         if table is not None:
             rows = join_debates(rows, table, config.documents, names)
-        yield from keep_pairs(rows, config.documents, counts, names, number)
+        yield from keep_pairs(with_links(rows, file, names[0]), config.documents, counts, names, number)
     if not counts.pairs:
         files = ", ".join(map(display_name, dict.fromkeys(sources + targets)))
         raise DataError(f"no sentence pairs in {files}: {counts.describe()}")
@@ -212,11 +237,11 @@ def read_columns(path: str, config: DataConfig) -> Iterator[Row]:
 
 
 def keep_pairs(
-    rows: Iterable[Row], documents: str, counts: Counts, names: tuple[str, str], corpus: int = 0
+    rows: Iterable[tuple[Row, LinkLine]], documents: str, counts: Counts, names: tuple[str, str], corpus: int = 0
 ) -> Iterator[TextPair]:
     """The rows that are pairs. Except where `documents` is "none", a file starts with a new document."""
     document_start, document = documents != "none" or not counts.documents, ""
-    for number, (source, target, name) in enumerate(rows, 1):
+    for number, ((source, target, name), links) in enumerate(rows, 1):
         if source is None or target is None:
             counts.bad_utf8 += 1
         elif is_boundary(documents, source, target, f"{names[0]}:{number} and {names[1]}:{number}"):
@@ -228,7 +253,7 @@ def keep_pairs(
             document = name
             counts.pairs += 1
             counts.documents += document_start
-            yield TextPair(source, target, document_start, corpus)
+            yield TextPair(source, target, document_start, corpus, links)
             document_start = False
 
 

@@ -6,7 +6,7 @@
     valid/                   the same, and the text itself: source.txt, target.txt
 
 Pair i of a side is ids[starts[i] : starts[i + 1]], without special symbols; where pairs are segments of documents, each
-sentence has a separator after it.
+sentence has a separator after it. With word links, a copy has links.{cells,starts} too, as text/links.py describes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +33,12 @@ from rectiformer.text import corpus
 from rectiformer.text.batches import BLOCK, Pairs, Part
 from rectiformer.text.corpus import Counts, TextPair, files_of, has_documents, has_split, input_files
 from rectiformer.text.documents import build_segments, halvings
-from rectiformer.text.lines import local_path
+from rectiformer.text.encoding import SIDES, Ids, cut_ids, encode_linked, encode_pairs, fit_lengths
+from rectiformer.text.lines import display_name, local_path
+from rectiformer.text.links import CELL_TYPE, LINK_ARRAYS, CellLinks, Cells
 from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies
 
-FORMAT = 1
-SIDES = ("source", "target")
+FORMAT, LINKED_FORMAT = 1, 2  # of a folder without word links, and with them
 ARRAYS = ("source.ids", "source.starts", "target.ids", "target.starts", "documents.starts")
 TEXTS = ("source.txt", "target.txt")
 
@@ -55,8 +56,9 @@ class Prepared:
         shared = hashes["source"] == hashes["target"]
         self.target = self.source if shared else Vocabulary.load(folder / "target.model", hashes["target"])
         self.segment_length: int = manifest.get("segment", 0)
+        linked = copies_of(manifest) if is_linked(manifest) else []
         splits = {
-            name: Encoded(folder / name, self.source, self.target, self.segment_length > 0, verify)
+            name: Encoded(folder / name, self.source, self.target, self.segment_length > 0, verify, name in linked)
             for name in manifest["splits"]
         }
         self.valid = splits.pop("valid", None)
@@ -174,7 +176,8 @@ def write_folder(config: Config, folder: Path, progress: Progress) -> None:
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)} for path in paths
     }
     hashes = {side: vocabulary.sha256 for side, vocabulary in zip(SIDES, vocabularies, strict=True)}
-    manifest = {"format": FORMAT, "made_from": origin, "vocabularies": hashes, "splits": splits, "files": files}
+    version = LINKED_FORMAT if data.links else FORMAT
+    manifest = {"format": version, "made_from": origin, "vocabularies": hashes, "splits": splits, "files": files}
     manifest["segment"] = data.segment_length
     manifest |= {"stream": True} if data.stream else {}
     manifest["hash"] = hash_data(manifest)
@@ -190,19 +193,27 @@ def write_split(
         split, max_length = "valid", sys.maxsize
     corpora = len(files_of(data, split)[0]) or 1
     counts, read, number = Counts(), Counts(), 1
-    with SplitWriter(folder, vocabularies, data.segment_length > 0, corpora) as writer:
+    linked = split == "train" and bool(data.links)
+    with SplitWriter(folder, vocabularies, data.segment_length > 0, corpora, linked) as writer:
         for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
             texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
-            sides, lengths = encode_pairs(vocabularies, texts, alpha, f"{data.seed}/{folder.name}/{number - 1}")
+            seed = f"{data.seed}/{folder.name}/{number - 1}"
+            if linked:
+                sides, cells = encode_linked(vocabularies, pairs, texts, alpha, seed, data.link_words)
+                lengths = np.stack([ids.lengths for ids in sides])
+            else:
+                (sides, lengths), cells = encode_pairs(vocabularies, texts, alpha, seed), None
             numbers = range(number, number + len(pairs))
             fitting = fit_lengths(lengths, max_length, data, counts, "pair {:,}", numbers)
-            writer.add(pairs, sides, fitting)
+            writer.add(pairs, sides, fitting, cells)
             number += len(pairs)
             progress(folder.name, number - 1)
     counts.pairs, counts.documents = int(writer.pairs.sum()), writer.documents
     counts.empty, counts.bad_utf8 = counts.empty + read.empty, read.bad_utf8
     if not counts.pairs:
         raise DataError(f"no sentence pairs left in {folder.name}: {counts.describe()}")
+    if linked and not writer.cells:
+        raise DataError(f"no word is linked in {', '.join(map(display_name, data.links))}; leave data.links out")
     borders = np.append(0, np.cumsum(writer.pairs))
     if data.segment_length:
         borders = cut_segments(folder, data.segment_length, borders, data.mixed and split == "train")
@@ -227,6 +238,8 @@ def describe_origin(config: Config) -> dict[str, Any]:
         del sections["data"]["stream"]  # a key that older folders lack
     if not config.data.mixed:
         del sections["data"]["mixed"]  # likewise
+    if not config.data.links:
+        del sections["data"]["links"], sections["data"]["link_words"]
     paths = {name: local_path(name) for name in input_files(config.data)} | {name: name for name in models}
     found = {name: os.stat(path) for name, path in paths.items() if os.path.exists(path)}
     inputs = {name: [state.st_size, state.st_mtime_ns] for name, state in found.items()}
@@ -240,9 +253,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise damaged(folder / "manifest.json", f"not JSON ({error})") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise damaged(folder / "manifest.json", f"format {found!r}, but this version reads {FORMAT}")
+    if found not in (FORMAT, LINKED_FORMAT):
+        raise damaged(
+            folder / "manifest.json", f"format {found!r}, but this version reads {FORMAT} and {LINKED_FORMAT}"
+        )
     return manifest
+
+
+def is_linked(manifest: dict[str, Any]) -> bool:
+    """Whether the training pairs have word links."""
+    return bool(manifest["format"] == LINKED_FORMAT)
+
+
+def arrays_of(manifest: dict[str, Any], split: str) -> tuple[str, ...]:
+    """The names of the arrays that a split or copy has."""
+    return ARRAYS + LINK_ARRAYS if is_linked(manifest) and split != "valid" else ARRAYS
 
 
 def check_manifest(folder: Path, manifest: dict[str, Any], verify: bool) -> None:
@@ -256,7 +281,7 @@ def check_manifest(folder: Path, manifest: dict[str, Any], verify: bool) -> None
             raise damaged(path, f"hash {found}, but the manifest says {entry['sha256']}")
     needed = {"source.model", "target.model"}
     for split in {*manifest["splits"], *(() if manifest.get("stream") else ("train-0",))}:
-        needed |= {f"{split}/{name}" for name in (*ARRAYS, *(TEXTS if split == "valid" else ()))}
+        needed |= {f"{split}/{name}" for name in (*arrays_of(manifest, split), *(TEXTS if split == "valid" else ()))}
     if missing := sorted(needed - set(manifest["files"])):
         raise damaged(folder / "manifest.json", f"does not name {missing[0]}")
     if (expected := hash_data(manifest)) != manifest["hash"]:
@@ -278,9 +303,10 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def hash_data(manifest: dict[str, Any]) -> str:
-    """The hash of what training reads: vocabularies, and the ids, offsets and documents of every copy."""
+    """The hash of what training reads: vocabularies, and the ids, offsets, documents and links of every copy."""
     parts = [manifest["vocabularies"][side] for side in SIDES]
-    parts += [manifest["files"][f"{copy}/{name}"]["sha256"] for copy in copies_of(manifest) for name in ARRAYS]
+    names = [f"{copy}/{name}" for copy in copies_of(manifest) for name in arrays_of(manifest, copy)]
+    parts += [manifest["files"][name]["sha256"] for name in names]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -293,23 +319,23 @@ def damaged(path: Path, what: str) -> DataError:
     return DataError(f"{path}: {what}; remove the folder and run `rectiformer data prepare` again")
 
 
-class Ids(NamedTuple):
-    """The ids of several lines, concatenated, and how many each has."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-
-
 class Encoded(Pairs):
     """The pairs of one split or copy in a folder, as views of its files, with no special symbols but separators.
 
     Args:
         segmented: whether pairs are segments, with a separator after each sentence; the last one is left out here.
-        verify: read all ids once and check that they are in the vocabulary.
+        verify: read all ids once and check that they are in the vocabulary, and links that they are of these pairs.
+        linked: whether there are word links.
     """
 
     def __init__(
-        self, folder: Path, source: Vocabulary, target: Vocabulary, segmented: bool = False, verify: bool = True
+        self,
+        folder: Path,
+        source: Vocabulary,
+        target: Vocabulary,
+        segmented: bool = False,
+        verify: bool = True,
+        linked: bool = False,
     ) -> None:
         ids = [map_ids(folder / f"{side}.ids", of, verify) for side, of in zip(SIDES, (source, target), strict=True)]
         paths = [folder / f"{side}.starts" for side in SIDES]
@@ -320,6 +346,13 @@ class Encoded(Pairs):
             raise damaged(folder, f"{self.pairs:,} sources but {len(self.target_lengths):,} targets")
         if self.document_starts[0] != 0 or np.diff(self.document_starts, append=self.pairs).min() < 1:
             raise damaged(folder / "documents.starts", f"its documents do not lie in {self.pairs:,} pairs")
+        if linked:
+            cells, starts = (
+                map_array(folder / name, kind) for name, kind in zip(LINK_ARRAYS, (CELL_TYPE, "<i8"), strict=True)
+            )
+            self.links = CellLinks(cells, starts)
+            if verify and not self.links.fit(self.source_lengths, self.target_lengths, BLOCK):
+                raise damaged(folder / LINK_ARRAYS[0], f"its links are not those of {self.pairs:,} pairs")
 
 
 def map_ids(path: Path, vocabulary: Vocabulary, verify: bool) -> np.ndarray:
@@ -359,57 +392,22 @@ def map_array(path: Path, dtype: str) -> np.ndarray:
     return mapped.view(np.ndarray)  # slicing a plain array takes a tenth of the time
 
 
-def concatenate(lines: list[list[int]]) -> Ids:
-    """The ids of several lines in one array."""
-    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
-    return Ids(np.fromiter(chain.from_iterable(lines), np.int32, int(lengths.sum())), lengths)
-
-
-def encode_pairs(
-    vocabularies: Sequence[Vocabulary], texts: Sequence[list[str]], alpha: float = 0.0, seed: str = ""
-) -> tuple[list[Ids], np.ndarray]:
-    """The ids of the lines of each side, and their lengths [sides, pairs]; `alpha` and `seed` sample subwords."""
-    sides = [
-        concatenate(vocabulary.encode_all(lines, alpha, f"{seed}/{side}"))
-        for side, vocabulary, lines in zip(SIDES, vocabularies, texts, strict=True)
-    ]
-    return sides, np.stack([ids.lengths for ids in sides])
-
-
-def fit_lengths(
-    lengths: np.ndarray, max_length: int, config: DataConfig, counts: Counts, name: str, numbers: Sequence[int]
-) -> np.ndarray:
-    """The lengths that pairs are cut to, [sides, pairs]; 0 for a pair that is dropped.
-
-    Messages call pair i `name.format(numbers[i])`.
-    """
-    empty = lengths.min(0) == 0  # blank for sentencepiece, though not for Python
-    beyond = (lengths.max(0) > max_length) & ~empty
-    counts.empty += int(empty.sum())
-    if beyond.any() and config.too_long == "error":
-        index = int(beyond.argmax())
-        key = "segment_length" if config.segment_length else "max_length"
-        raise DataError(
-            f"{name.format(numbers[index])} has {lengths[:, index].max():,} subwords on a side, but data.{key} = "
-            f'{getattr(config, key):,}; raise it, or use data.too_long = "drop" or "truncate"'
-        )
-    if config.too_long == "truncate":
-        counts.truncated += int(beyond.sum())
-        return np.where(empty, 0, np.minimum(lengths, max_length))
-    counts.too_long += int(beyond.sum())
-    return np.where(empty | beyond, 0, lengths)
-
-
 class SplitWriter(ExitStack):
     """Appends pairs to the files of a new folder; a folder named "valid" gets their text too.
 
     Args:
         separated: write a separator after every sentence, for `cut_segments`.
         corpora: how many corpora the pairs come from.
+        linked: whether the pairs have word links.
     """
 
     def __init__(
-        self, folder: Path, vocabularies: tuple[Vocabulary, Vocabulary], separated: bool, corpora: int = 1
+        self,
+        folder: Path,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        separated: bool,
+        corpora: int = 1,
+        linked: bool = False,
     ) -> None:
         super().__init__()
         folder.mkdir()
@@ -419,11 +417,16 @@ class SplitWriter(ExitStack):
         self._types = [vocabulary.id_type for vocabulary in vocabularies]
         self._begun, self._document = 0, 0  # documents that began before the next pair, and before the last one kept
         self._texts = TEXTS if folder.name == "valid" else ()
-        self._files = {name: self.enter_context((folder / name).open("wb")) for name in ARRAYS + self._texts}
-        for side in SIDES:
-            self._files[f"{side}.starts"].write(bytes(8))
+        names = ARRAYS + self._texts + (LINK_ARRAYS if linked else ())
+        self._files = {name: self.enter_context((folder / name).open("wb")) for name in names}
+        self.cells = 0
+        for name in names:
+            if name.endswith(".starts") and name != "documents.starts":
+                self._files[name].write(bytes(8))
 
-    def add(self, pairs: Sequence[TextPair], sides: Sequence[Ids], lengths: np.ndarray) -> None:
+    def add(
+        self, pairs: Sequence[TextPair], sides: Sequence[Ids], lengths: np.ndarray, links: Cells | None = None
+    ) -> None:
         """Write pairs, cut to `lengths` [sides, pairs]; those of length 0 are left out."""
         kept = lengths[0] > 0
         self._add_documents(np.array([pair.document_start for pair in pairs]), kept)
@@ -434,6 +437,11 @@ class SplitWriter(ExitStack):
             self._files[f"{side}.ids"].write(written.astype(self._types[index]).tobytes())
             self._files[f"{side}.starts"].write(starts.astype("<i8").tobytes())
             np.add.at(self.tokens[index], corpora, sizes[kept])
+        if links is not None:
+            cells, counts = links.cut(lengths)
+            self._files["links.cells"].write(cells.astype(CELL_TYPE).tobytes())
+            self._files["links.starts"].write((self.cells + np.cumsum(counts[kept])).astype("<i8").tobytes())
+            self.cells += len(cells)
         for name, side in zip(self._texts, SIDES, strict=False):
             lines = [getattr(pair, side) + "\n" for pair, is_kept in zip(pairs, kept, strict=True) if is_kept]
             self._files[name].write("".join(lines).encode())
@@ -447,17 +455,6 @@ class SplitWriter(ExitStack):
         self.documents += len(first)
         self._begun = int(begun[-1])
         self._document = int(begun[kept][-1]) if kept.any() else self._document
-
-
-def cut_ids(found: Ids, lengths: np.ndarray, end: int | None = None) -> Ids:
-    """Lines cut to `lengths`; `end` is appended to those that are not empty."""
-    ids = found.ids
-    if (lengths < found.lengths).any():
-        position = np.arange(len(ids)) - np.repeat(np.cumsum(found.lengths) - found.lengths, found.lengths)
-        ids = ids[position < np.repeat(lengths, found.lengths)]
-    if end is None:
-        return Ids(ids, lengths)
-    return Ids(np.insert(ids, np.cumsum(lengths)[lengths > 0], end), lengths + (lengths > 0))
 
 
 def cut_segments(folder: Path, limit: int, borders: np.ndarray, mixed: bool = False) -> np.ndarray:

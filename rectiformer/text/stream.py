@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from rectiformer.config import Config, DataConfig
 from rectiformer.errors import ConfigError, DataError
 from rectiformer.text.batches import Batch, BatchPlan, Pairs, Symbols, collate, padded_lengths, round_up, shuffled
 from rectiformer.text.corpus import BATCH_PAIRS, Counts
+from rectiformer.text.encoding import SIDES, Ids, cut_ids, encode_pairs, fit_lengths
 from rectiformer.text.lines import BOM, MAX_LINE, replace_bad, standard_input
-from rectiformer.text.prepared import SIDES, Ids, Prepared, cut_ids, encode_pairs, fit_lengths
+from rectiformer.text.prepared import Prepared
 from rectiformer.text.vocabulary import Vocabulary
 
 WINDOW_BATCHES = 64  # about
@@ -115,7 +117,7 @@ class StreamPlan:
     def batch(self, index: int, static: bool = False) -> Batch:
         """Batch `index`, of the current window or later; `static` pads it to the one shape of its padded length."""
         window, rows, length = self._reach(index)
-        size = {"rows": max(1, self.tokens // length), "length": length} if static else {}
+        size: dict[str, Any] = {"rows": max(1, self.tokens // length), "length": length} if static else {}
         batch = collate(window, rows, self.symbols, **size)
         return replace(batch, pairs=window.lines[rows])
 
@@ -227,7 +229,7 @@ def plan_batches(
     name, tokens = f"{prepared.hash}|{config.training.seed}", config.training.batch_tokens
     if not config.data.stream:
         prepared.set_weights(config.data.weights)
-        return BatchPlan(prepared.train, tokens, symbols, name)
+        return BatchPlan(prepared.train, tokens, symbols, name, linked=config.training.guided_alignment > 0)
     return StreamPlan(
         standard_input().fileno(), (prepared.source, prepared.target), config.data, tokens, symbols, name, check
     )
@@ -244,6 +246,11 @@ def require_stream(config: Config, ranks: int) -> None:
         raise ConfigError(
             f"vocabulary.sampling = {config.vocabulary.sampling} needs prepared text, but data.stream = true: a "
             "resumed stream would be sampled differently"
+        )
+    if config.training.guided_alignment:
+        raise ConfigError(
+            f"training.guided_alignment = {config.training.guided_alignment:g} needs prepared text with data.links, "
+            "but data.stream = true; leave one of them out"
         )
     if ranks > 1:
         raise ConfigError(f"data.stream = true, but {ranks} ranks cannot share standard input; train on one")

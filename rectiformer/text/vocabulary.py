@@ -13,11 +13,11 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rectiformer.config import VocabularyConfig
 from rectiformer.errors import ConfigError, DataError
@@ -145,27 +145,35 @@ class Vocabulary:
         """Subword ids of a line, without special ones; none for a blank line."""
         return self._processor.encode(clean(line))
 
-    def sample(self, line: str, alpha: float) -> list[int]:
+    def sample(self, line: str, alpha: float, **settings: Any) -> Any:
         """A random segmentation of a line into subwords, drawn anew at each call.
 
         Args:
             alpha: for unigram models, how strongly likely segmentations are preferred, from 0 (not at all); for BPE,
                 the probability of skipping a merge.
+            settings: those of sentencepiece, to get more than ids.
         """
-        return self._processor.encode(clean(line), enable_sampling=True, nbest_size=-1, alpha=alpha)
+        return self._processor.encode(clean(line), enable_sampling=True, nbest_size=-1, alpha=alpha, **settings)
 
     def encode_all(self, lines: list[str], alpha: float = 0.0, seed: str = "") -> list[list[int]]:
         """`encode` of every line, on all cores; with alpha > 0, `sample` of every line.
 
         The same seed gives the same samples within this process, but not in another one.
         """
+        return self._encode_all(lines, alpha, seed)
+
+    def pieces_all(self, lines: list[str], alpha: float = 0.0, seed: str = "") -> list[list[Piece]]:
+        """`pieces` of every line; with alpha > 0 those of a sample, the one that `encode_all` draws."""
+        return [self._locate(found) for found in self._encode_all(lines, alpha, seed, return_type="offset_mapping")]
+
+    def _encode_all(self, lines: list[str], alpha: float, seed: str, **settings: Any) -> list[Any]:
         if not alpha:
-            return self._processor.encode([clean(line) for line in lines])
+            return self._processor.encode([clean(line) for line in lines], **settings)
         from sentencepiece import set_random_generator_seed
 
         set_random_generator_seed(random.Random(seed).getrandbits(31))
         with ThreadPoolExecutor(max_workers=1) as fresh:  # a thread's generator is seeded at its first use only
-            return fresh.submit(lambda: [self.sample(line, alpha) for line in lines]).result()
+            return fresh.submit(lambda: [self.sample(line, alpha, **settings) for line in lines]).result()
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, one line, without special and invalid ids; an unknown subword is " ⁇ "."""
@@ -179,7 +187,9 @@ class Vocabulary:
         All bytes that spell one character have the offsets of that character. A subword that covers no character, such
         as the mark of the first word's start, has an empty span.
         """
-        found = self._processor.encode(clean(line), return_type="offset_mapping")
+        return self._locate(self._processor.encode(clean(line), return_type="offset_mapping"))
+
+    def _locate(self, found: Mapping[str, Any]) -> list[Piece]:
         rows = zip(found["ids"], found["pieces"], found["offsets"], strict=True)
         pieces = [Piece(id, text, start, end) for id, text, (start, end) in rows]
         for index in reversed(range(len(pieces) - 1)):  # sentencepiece assigns a spelled character to its last byte

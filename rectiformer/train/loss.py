@@ -84,7 +84,13 @@ def is_penalized(config: TrainingConfig) -> bool:
 
 
 def require_weights(model: Transformer, config: TrainingConfig) -> None:
-    """ConfigError where penalties are asked for and some attention has no weights that could be penalized."""
+    """ConfigError where penalties or guided alignment need weights that some attention does not have."""
+    cross = find_variant(model.config.variant_at("cross"))
+    if config.guided_alignment and (cross.difference_of or not cross.has_weights):
+        raise ConfigError(
+            f"training.guided_alignment needs a weight for each score, but cross-attention is {cross.name!r}, which "
+            "has none; set it to 0 or choose another model.cross_variant"
+        )
     for site in model.sites() if is_penalized(config) else ():
         if not find_variant(site.attention.variant).has_weights:
             raise ConfigError(

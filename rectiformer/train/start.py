@@ -31,7 +31,7 @@ from rectiformer.runs.folder import (
 )
 from rectiformer.runs.lock import lock_run
 from rectiformer.text.corpus import check_files, has_documents, has_split
-from rectiformer.text.prepared import Prepared, Progress, prepare, require_text
+from rectiformer.text.prepared import Prepared, Progress, is_linked, prepare, require_text
 from rectiformer.text.stream import require_stream
 from rectiformer.text.vocabulary import Vocabulary, load_named
 from rectiformer.train.loop import Trainer
@@ -225,6 +225,11 @@ def require_trainable(config: Config, data: Path | None) -> None:
     if data is None:
         check_files(config.data)
         require_text(config)
+        if config.guided and not config.data.links:
+            raise ConfigError(
+                f"training.guided_alignment = {config.training.guided_alignment:g}, but data.links names no files of "
+                "word links to learn; `rectiformer align` and statistical aligners write them"
+            )
         require_validation(config, has_split(config.data, "valid"))
         vocabularies = load_named(config.vocabulary, config.data.segment_length > 0)
     else:
@@ -267,12 +272,16 @@ def require_same_segments(config: Config, prepared: Prepared) -> None:
 
 
 def require_training_text(config: Config, prepared: Prepared) -> None:
-    """ConfigError where data has no pairs to train on, or not those that are weighed."""
+    """ConfigError where data has no pairs to train on, not those that are weighed, or no links to learn."""
     if config.data.stream:
         return
     if not prepared.train:
         raise ConfigError(
             f"{prepared.folder} was prepared for a stream and has no text to train on; set data.stream = true, or "
             "prepare it without"
+        )
+    if config.guided and not is_linked(prepared.manifest):
+        raise ConfigError(
+            f"{prepared.folder} has no word links for training.guided_alignment to learn; prepare it with data.links"
         )
     prepared.set_weights(config.data.weights)

@@ -22,6 +22,7 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import Run, load_tensors, load_weights, weights_of
 from rectiformer.text.batches import Batch
+from rectiformer.train.guided import alignment_loss, guided_site, observe_scores
 from rectiformer.train.loss import batch_losses, collect_penalties, is_penalized, penalty_strength, require_weights
 from rectiformer.train.optimizer import (
     MovingAverage,
@@ -63,7 +64,9 @@ def autocast(config: TrainingConfig, device: torch.device) -> AbstractContextMan
 
 
 def device_inputs(batch: Batch, device: torch.device) -> list[Tensor]:
+    """What `Updater._accumulate` takes of a batch; the links last, where there are any."""
     tensors = [batch.source, batch.source_lengths, batch.target_input, batch.target, batch.target_lengths]
+    tensors += [] if batch.links is None else [batch.links]
     if device.type == "cpu":
         return tensors
     return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
@@ -82,6 +85,7 @@ class Updater:
 
     def __init__(self, model: Transformer, config: Config, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> None:
         self.model, self.config, self.device, self.ranks = model, config.training, device, ranks
+        self.guided = guided_site(model, config)
         self.eval_model = model
         on_gpu = device.type == "cuda"
         worth_it = self.config.compile == "auto" and self.config.steps >= WORTH_COMPILING
@@ -122,7 +126,10 @@ class Updater:
         torch._inductor.config.triton.mix_order_reduction = False
         embeddings = [self.model.source_embedding, self.model.target_embedding]
         if not is_penalized(self.config):
-            for part in [*embeddings, *self.model.encoder, *self.model.decoder]:
+            layers = [*self.model.encoder, *self.model.decoder]
+            if self.guided is not None:
+                layers.remove(self.model.decoder[self.guided.site.layer])  # it is observed
+            for part in [*embeddings, *layers]:
                 part.compile()
         return torch.compile(batch_losses)
 
@@ -172,13 +179,16 @@ class Updater:
 
     def _accumulate(self, inputs: list[Tensor], divisor: Tensor, full: bool) -> None:
         """Add the gradient of one micro-batch, divided by the tokens or pairs of the whole update."""
-        source, source_lengths, target_input, target, target_lengths = inputs
+        source, source_lengths, target_input, target, target_lengths, *links = inputs
         lengths = None if full else source_lengths
         penalties = collect_penalties(self.model, source_lengths, target_lengths, self.config)
-        with penalties as found, autocast(self.config, self.device):
+        with penalties as found, observe_scores(self.guided) as scores, autocast(self.config, self.device):
             logits = self.model(source, lengths, target_input)
         smoothed, plain = self.losses(logits, target, target_lengths, self.config)
         penalty = self._penalty(found, target_lengths, divisor)
+        if self.guided is not None:
+            loss = alignment_loss(scores[0], links[0], target_lengths, self.guided, self.config)
+            penalty = penalty + self.config.guided_alignment * loss / divisor
         self._backward(smoothed / divisor + penalty)
         parts = (smoothed.detach() / divisor, plain, penalty.detach())
         self.sums += torch.stack([part.double() for part in parts])

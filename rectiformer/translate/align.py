@@ -1,6 +1,6 @@
 """Word alignments from cross-attention: every layer, every head, both ways to read the decoder's steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from rectiformer.translate.evaluate import EncodedPairs, decode_forced, symbols_
 from rectiformer.translate.translator import Translator, cut_batches
 
 AVERAGE = "average"
+NO_STEPS = np.empty((0, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,18 @@ def cross_sites(model: Transformer) -> list[Site]:
 
 
 def cross_attention(
-    translator: Translator, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096, *, weights: bool = False
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    batch_tokens: int = 4096,
+    *,
+    layer: int | None = None,
+    weights: bool = False,
 ) -> Iterator[PairAttention]:
     """The cross-attention of each (source, target) pair, in order.
 
     Args:
         batch_tokens: padded tokens of the longer side in a batch.
+        layer: the only layer to look at, from 0; the others then have no steps. Default: all.
         weights: whether to give the weights too; those of one batch are held at a time. Without them the peaks are
             computed from a few rows of weights at a time.
     """
@@ -93,13 +100,18 @@ def cross_attention(
         batch = collate(encoded, np.array(indices), symbols)
         with translator.inference(), observed(sites) as seen:
             decode_forced(translator, batch)
-            layers = [read_attention(seen[site.layer], encoded.source_lengths[indices], weights) for site in sites]
+            layers = [
+                read_attention(seen[site.layer], encoded.source_lengths[indices], weights)
+                if layer in (None, site.layer)
+                else (NO_STEPS, None)
+                for site in sites
+            ]
         for row, index in enumerate(indices):
             source, target = pairs[index]
             pieces = translator.source.pieces(source), translator.target.pieces(target)
             N, M = (len(each) + 1 for each in pieces)
-            peaks = [layer[row, :, :M] for layer, _ in layers]
-            cut = [layer[row, :, :M, :N].copy() for _, layer in layers if layer is not None]
+            peaks = [found[row, :, :M] if found.size else found for found, _ in layers]
+            cut = [found[row, :, :M, :N].copy() for _, found in layers if found is not None]
             yield PairAttention(source, target, *pieces, peaks, cut)
 
 
@@ -149,6 +161,7 @@ def align_pairs(
     induction: str = "normal",
     tokenized: bool = False,
     batch_tokens: int = 4096,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[set[Link]]:
     """The word links of each (source, target) pair; none where a side is empty.
 
@@ -157,12 +170,14 @@ def align_pairs(
         head: counted from 0, or "average" for the mean of the heads' weights.
         induction: "normal" or "shifted", as in `measure.alignment.rows_for`.
         tokenized: whether words are separated by spaces only.
+        progress: told how many pairs are done, and of how many.
     """
     check_head(translator.model, layer, head)
-    return [
-        WordLinker(pair, tokenized).links(layer, head, induction)
-        for pair in cross_attention(translator, pairs, batch_tokens)
-    ]
+    links = []
+    for pair in cross_attention(translator, pairs, batch_tokens, layer=layer):
+        links.append(WordLinker(pair, tokenized).links(layer, head, induction))
+        progress(len(links), len(pairs))
+    return links
 
 
 def alignment_table(
@@ -224,6 +239,11 @@ def ordinal(index: int | str) -> str:
     return index if isinstance(index, str) else str(index + 1)
 
 
+def describe_head(layer: int | str, head: int | str, induction: str) -> str:
+    """What messages call a way to link words, its indices counted from 0."""
+    return f"layer {ordinal(layer)}, head {ordinal(head)}, {induction}"
+
+
 @dataclass(frozen=True)
 class Direction:
     """What one model links, as (source word, target word) of the pairs it was given."""
@@ -245,16 +265,19 @@ def align_direction(
     induction: str = "",
     tokenized: bool = False,
     batch_tokens: int = 4096,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Direction:
     """Links of each (source, target) pair.
 
     Args:
         gold: with gold links, whatever is "" or "best" is chosen for the least alignment error. Without them the
             defaults are the last layer, the average of its heads, and normal induction.
-        layer, head, induction: as in `align_pairs`.
+        layer, head, induction: as in `align_pairs`; where all are "", those of a head that learned links, if one did.
     """
     rows: list[AlignmentRow] = []
     best: AlignmentRow | None = None
+    if reads_guided(translator, layer, head, induction):
+        layer, head, induction = default_head(translator)
     if gold is not None:
         rows = alignment_table(translator, pairs, gold, tokenized=tokenized, batch_tokens=batch_tokens)
         best = choose(rows, layer=or_else(layer, "best"), head=or_else(head, "best"), induction=induction or "best")
@@ -264,8 +287,21 @@ def align_direction(
         "head": or_else(head, AVERAGE),
         "induction": induction or "normal",
     }
-    links = align_pairs(translator, pairs, **aligner, tokenized=tokenized, batch_tokens=batch_tokens)
+    links = align_pairs(translator, pairs, **aligner, tokenized=tokenized, batch_tokens=batch_tokens, progress=progress)
     return Direction(links, rows, best)
+
+
+def default_head(translator: Translator) -> tuple[int, int | str, str]:
+    """Layer and head, from 0, and induction that link words unless others are asked for.
+
+    Those of the head that learned links in training, if one did; else the last layer, the average of its heads, normal.
+    """
+    return translator.guided or (translator.model.config.decoder_layers - 1, AVERAGE, "normal")
+
+
+def reads_guided(translator: Translator, *asked: int | str) -> bool:
+    """Whether words are linked by the head that learned links, since nothing else is asked for."""
+    return translator.guided is not None and not any(each != "" for each in asked)
 
 
 def align_backward(

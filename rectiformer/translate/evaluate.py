@@ -14,8 +14,9 @@ from rectiformer.errors import DataError
 from rectiformer.measure.agreement import Agreement, count_agreement
 from rectiformer.measure.bleu import Score, check_lines, score
 from rectiformer.text.batches import Batch, Pairs, Symbols, collate
+from rectiformer.text.encoding import concatenate
 from rectiformer.text.grammar import draw_documents
-from rectiformer.text.prepared import Prepared, concatenate
+from rectiformer.text.prepared import Prepared
 from rectiformer.translate.documents import DocumentTranslation, translate_documents
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator, cut_batches, piece_text

@@ -86,6 +86,8 @@ class Translator:
 
     ranks: Ranks = SINGLE_PROCESS
     """Processes that share all batches; each must ask for the same, and gets all of it."""
+    guided: tuple[int, int, str] | None = None
+    """The head that learned word links, as `Config.guided` has it; None if none did."""
 
     def __init__(
         self,
@@ -126,6 +128,7 @@ class Translator:
             device=device, precision=precision,
             max_length=max(MAX_LENGTH, segment_length), segment_length=segment_length,
         )  # fmt: skip
+        translator.guided = run.config.guided
         if translator.precision is not None:  # held so from now on, where weights otherwise are cast at each use
             cast_weights(translator.model, translator.precision)
             translator.precision = None

@@ -13,12 +13,13 @@ import pytest
 import torch
 from end_to_end.ranks import RankLauncher
 from end_to_end.tiny import outcome, overrides, refuse, steps_on_disk
+from train.linked import write_corpus
 
 from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import newest_checkpoints
 from rectiformer.runs.folder import create_run
 from rectiformer.runs.metrics import read_metrics
-from rectiformer.text.prepared import Prepared
+from rectiformer.text.prepared import Prepared, prepare
 from rectiformer.toml import load_config
 from rectiformer.train.start import open_made
 from rectiformer.translate.options import SearchOptions
@@ -89,6 +90,24 @@ def test_ranks_train_as_one_does(many, count, engine, options):
     options = {**TWENTY, **options, "dtype": "float64"}
     folder, expected = many(count, **engine, **options), many(1, **options)
     assert_equal(folder, expected)
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory):
+    """Prepared data with word links."""
+    folder = tmp_path_factory.mktemp("linked")
+    settings = [*overrides(), *write_corpus(folder, pairs=150, valid=10)]
+    return prepare(load_config(None, settings), folder / "data").folder
+
+
+@pytest.mark.parametrize(("count", "engine"), [(2, "ddp"), (2, "fsdp")])
+def test_ranks_learn_links_as_one_does(ranks, linked, tmp_path, count, engine):
+    options = {**TWENTY, "training_steps": 6, "training_guided_alignment": 0.3, "dtype": "float64"}
+    for folder, several in (("one", 1), ("many", count)):
+        ended = ranks.train(tmp_path / folder, several, data=linked, training_parallel=engine, **options)
+        assert (ended.exits, ended.errors) == ([0] * several, {})
+    assert all(each["penalty"] > 0 for each in read_metrics(tmp_path / "one/metrics.jsonl") if "loss" in each)
+    assert_equal(tmp_path / "many", tmp_path / "one")
 
 
 MINUTES = ("ddp, 4 to 1", "fsdp, 4 to 2")

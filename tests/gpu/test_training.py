@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from small_documents import SMALL_DOCUMENTS
+from train.linked import write_corpus
 
 from rectiformer.config import ModelConfig
 from rectiformer.model.transformer import Transformer
@@ -25,6 +26,23 @@ SETTINGS = [
     "training.learning_rate=1e-3",
     "training.warmup=4",
     "training.ema=0.9",
+    "validation.every=24",
+    "checkpoint.every=24",
+    "log.every=8",
+]
+
+
+GUIDED = [
+    "vocabulary.size=300",
+    "model.hidden_size=64",
+    "model.num_heads=2",
+    "model.ffn_size=64",
+    "training.guided_alignment=0.2",
+    "training.steps=24",
+    "training.batch_tokens=400",
+    "training.learning_rate=1e-3",
+    "training.schedule=inverse-sqrt",
+    "training.warmup=4",
     "validation.every=24",
     "checkpoint.every=24",
     "log.every=8",
@@ -65,6 +83,26 @@ def test_captured_and_compiled_steps_give_the_losses_of_plain_ones(case, precisi
     share = 2e-3 if precision == "fp32" else 2e-2
     assert captured == pytest.approx(plain, rel=share)
     assert compiled == pytest.approx(plain, rel=share)
+
+
+@pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer", "threshold"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_guided_alignment_is_the_same_captured_and_compiled(variant, precision, tmp_path):
+    """Losses and what one head learns of links; the layer of that head is not compiled, since it is observed."""
+    settings = [*GUIDED, *write_corpus(tmp_path, pairs=600, valid=20)]
+    settings += [f"model.variant={variant}", f"training.precision={precision}"]
+    prepare(load_config(None, settings), tmp_path / "data")
+    found = {}
+    for how in ("no", "capture", "yes"):
+        config = load_config(None, [*settings, f"training.compile={how}"])
+        train(config, tmp_path / how, data=tmp_path / "data")
+        records = [each for each in read_metrics(tmp_path / how / "metrics.jsonl") if "nll" in each]
+        found[how] = [[each[key] for each in records] for key in ("nll", "penalty")]
+    assert found["no"][1][0] > found["no"][1][-1] > 0, "links are learned"
+    share = 2e-3 if precision == "fp32" else 2e-2
+    for how in ("capture", "yes"):
+        for values, expected in zip(found[how], found["no"], strict=True):
+            assert values == pytest.approx(expected, rel=share)
 
 
 def test_graphs_of_many_shapes_hold_little_more_memory_than_a_step_needs():

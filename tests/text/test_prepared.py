@@ -337,8 +337,8 @@ def test_a_manifest_that_is_none_is_seen(folder, text):
 
 
 def test_a_manifest_of_another_version_is_refused(folder):
-    change(folder, format=2)
-    with pytest.raises(DataError, match="format 2, but this version reads 1"):
+    change(folder, format=3)
+    with pytest.raises(DataError, match="format 3, but this version reads 1 and 2"):
         Prepared.open(folder)
 
 

@@ -14,6 +14,11 @@ def choices(default: str, *others: str) -> Any:
     return field(default=default, metadata={"choices": (default, *others)})
 
 
+def added(item: Any) -> Any:
+    """A key of [model] that came after the first run folders: their hashes leave it out where it has its default."""
+    return field(default=item.default, metadata={**item.metadata, "added": True})
+
+
 def within(default: float, least: float, below: float | None = None) -> Any:
     """A number from `least` up to, but not including, `below`; without that, 32 bits have to be enough for it."""
     if below is None:
@@ -147,6 +152,8 @@ class ModelConfig:
     """How many betas threshold learns, likewise; threshold-diff learns as many lam."""
     beta_init: float = within(0.0, 0.0)
     """Initial beta; 0 for the variant's own: 1."""
+    power: int = added(within(0, 0, 65))
+    """The power p of relu-exp and threshold; 0 for the variant's own: 2."""
     center_keys: str = choices("auto", "yes", "no")
     """Whether the mean over a sentence is subtracted from its keys, in the encoder and in cross-attention. A softmax
     ignores whatever all scores of a row have in common; through a ReLU it switches whole rows on and off. "auto"
@@ -217,6 +224,11 @@ class TrainingConfig:
     """What that entropy is of: each row of weights divided by its sum, or the weights as they are."""
     penalty_warmdown: float = within(0.0, 0.0)
     """Share of all steps over which the two weights fall to 0, in a straight line; 0 keeps them as they are."""
+    power_start: int = within(0, 0, 65)
+    """The power of relu-exp at first; 16 is near softmax. It falls to that of the model in a few steps, each to about
+    0.7 of the one before; validation has the model's from the start. 0 trains with the model's throughout."""
+    power_falls: float = within(0.5, 0.0, 1.0)
+    """Share of all updates over which the power falls."""
     balance_penalty: float = within(0.0, 0.0)
     """Weight of the balance of experts, where the memory has any."""
     ema: float = within(0.0, 0.0, 1.0)

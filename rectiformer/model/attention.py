@@ -131,6 +131,7 @@ class RectifiedAttention(nn.Module):
         row = find_variant(variant)
         self.variant, self.views, self.dropout = variant, row.views, dropout
         self.options = dict(options or {})
+        self.annealed: dict[str, int] = {}
         row.check_head_size(head_dim)
         if option_sharing == "fixed" and option_init is not None and (names := LearnedOption.names_in(row)):
             self.options.setdefault(names[0], option_init)
@@ -302,11 +303,16 @@ class RectifiedAttention(nn.Module):
         options = self.current_options()
         return attend(q, k, v, self.variant, group=self.context_group.group, key_lengths=key_lengths, **options)
 
+    def anneal(self, value: int | None) -> None:
+        """Weigh with another power, nearer to a softmax, if the variant has one; None: with its own again."""
+        if name := find_variant(self.variant).anneals:
+            self.annealed = {} if value is None else {name: value}
+
     def current_options(self) -> dict[str, Any]:
         """The variant's numbers, fixed or learned, except a gamma that is folded into the projections."""
         if self.learned is None or self.scales_scores:
-            return dict(self.options)
-        return {**self.options, **self.learned.values()}
+            return {**self.options, **self.annealed}
+        return {**self.options, **self.annealed, **self.learned.values()}
 
     def scale_bias(self, attn_bias: Tensor | None) -> Tensor | None:
         """The bias times the learned scale of the scores, where they have one."""

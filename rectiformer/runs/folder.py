@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import rectiformer
-from rectiformer.config import Config
+from rectiformer.config import Config, ModelConfig
 from rectiformer.errors import CheckpointError, ConfigError, DataError
 from rectiformer.files import damaged, failpoint, replace_file, writing
 from rectiformer.model.transformer import Transformer
@@ -79,7 +79,7 @@ class Run:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of what the weights depend on; checkpoints carry them."""
-        model = json.dumps(dataclasses.asdict(self.config.model), sort_keys=True)
+        model = json.dumps(known_by(self.config.model), sort_keys=True)
         return {
             "config": hashlib.sha256(model.encode()).hexdigest(),
             "data": self.data_hash,
@@ -91,6 +91,13 @@ class Run:
         """A model with fresh weights, drawn from torch's current seed."""
         separators = (self.source.separator, self.target.separator)
         return Transformer(self.config.model, self.source.size, self.target.size, self.target.bos, separators)
+
+
+def known_by(config: ModelConfig) -> dict[str, Any]:
+    """The keys that a model is known by: all but those that came later and have their default."""
+    later = [item.name for item in dataclasses.fields(config) if item.metadata.get("added")]
+    unset = {name for name in later if getattr(config, name) == getattr(ModelConfig(), name)}
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in unset}
 
 
 def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabulary, data_hash: str) -> Run:

@@ -34,6 +34,7 @@ from rectiformer.text.corpus import check_files, has_documents, has_split
 from rectiformer.text.prepared import Prepared, Progress, prepare, require_text
 from rectiformer.text.stream import require_stream
 from rectiformer.text.vocabulary import Vocabulary, load_named
+from rectiformer.train.annealing import Annealing
 from rectiformer.train.loop import Trainer
 from rectiformer.train.loss import require_weights
 from rectiformer.train.reporting import Reporter
@@ -206,7 +207,7 @@ def open_or_create(config: Config, folder: Path, prepared: Prepared, reporter: R
 def describe_new_length(old: TrainingConfig, new: TrainingConfig) -> str:
     """A warning for a run of more or fewer updates than before, where its updates depend on how many there are."""
     settings = [f"training.schedule = {new.schedule}"] if new.schedule in FALLING else []
-    settings += ["training.penalty_warmdown"] if new.penalty_warmdown else []
+    settings += [f"training.{key}" for key in ("penalty_warmdown", "power_start") if getattr(new, key)]
     if new.steps == old.steps or not settings:
         return ""
     return (
@@ -255,6 +256,7 @@ def require_model(config: Config, source: Vocabulary | None, target: Vocabulary 
     with torch.device("meta"):
         model = Transformer(config.model, sizes[0], sizes[1], separators=(separators[0], separators[1]))
     require_weights(model, config.training)
+    Annealing(model, config.training)
 
 
 def require_same_segments(config: Config, prepared: Prepared) -> None:

@@ -22,6 +22,7 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import Run, load_tensors, load_weights, weights_of
 from rectiformer.text.batches import Batch
+from rectiformer.train.annealing import Annealing
 from rectiformer.train.loss import batch_losses, collect_penalties, is_penalized, penalty_strength, require_weights
 from rectiformer.train.optimizer import (
     MovingAverage,
@@ -112,6 +113,9 @@ class Updater:
         self.optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
         self.tokens = self.updates = 0
         self.losses = self._compile() if self.compiled else batch_losses
+        self.annealing = Annealing(model, self.config)
+        self.stage: object = None
+        """What graphs were captured with, besides shapes."""
         self.graphs: dict[tuple[object, ...], CapturedPass] = {}
         self.pool = GraphPool() if self.captured else None
         self.apply: Callable[[], None] = self._apply
@@ -133,6 +137,10 @@ class Updater:
         divisor = torch.tensor(float(counted), device=self.device)
         inputs = [device_inputs(batch, self.device) for batch in batches]
         self.penalty_strength.fill_(penalty_strength(self.config, step))
+        if self.stage != (stage := self._stage(step)):
+            self.stage = stage
+            self.graphs.clear()
+        self.annealing.apply(self.annealing.at(step))
         passes = [self._pass_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
         self.flat_grad.zero_()
         before = self.sums.clone() if self.ranks.world_size > 1 else self.sums
@@ -148,6 +156,10 @@ class Updater:
             self.apply = self.pool.capture(self._apply)
         self.tokens += share.tokens
         self.updates += 1
+
+    def _stage(self, step: int) -> object:
+        """All that decides what a pass of update `step` computes and is no tensor."""
+        return self.annealing.at(step)
 
     def _before_micro_batch(self, last: bool) -> None:
         """Prepare for a micro-batch, which may be the last of its update on this rank."""
@@ -226,6 +238,7 @@ class Updater:
             load_weights(self.model, weights)
         elif self.average is not None:
             self.average.swap()
+        self.annealing.apply(None)  # until the next update
         try:
             yield
         finally:

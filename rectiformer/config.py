@@ -254,6 +254,20 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """Learning from a trained model, as `rectiformer convert` does it: in place of the text's next word, what the
+    teacher expects there."""
+
+    teacher: str = ""
+    """A run folder of the same sizes and subwords, whose weights the model starts from; empty to learn from text."""
+    teacher_step: int = within(0, 0)
+    """The step of its checkpoint; 0 for its best."""
+    align: float = within(0.5, 0.0, 1.0)
+    """Share of all updates, at first, in which each attention learns to give the output of the teacher's for the same
+    inputs; in the rest the model learns what next words the teacher expects."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
     """Looking at held-out text while training."""
 
@@ -298,6 +312,7 @@ class Config:
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)

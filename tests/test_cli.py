@@ -98,7 +98,7 @@ def test_one_variant_in_full(rectiformer, name):
 
 
 COMMANDS = [
-    "demo", "train", "translate", "score", "evaluate", "align", "analyze", "explore", "serve", "export", "study",
+    "demo", "train", "convert", "translate", "score", "evaluate", "align", "analyze", "explore", "serve", "export", "study",
     "variants", "config",
 ]  # fmt: skip
 

@@ -334,10 +334,12 @@ def load_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where
 
 
 def adopt_vocabularies(config: Config) -> Config:
-    """The same, with the vocabularies of the run in `training.init_from`, unless there is none or it names its own."""
-    if not config.training.init_from or config.vocabulary.source_model or config.vocabulary.target_model:
+    """The same, with the vocabularies of the run in `training.init_from`, or of the teacher, unless there is none or
+    it names its own."""
+    other = config.training.init_from or config.distillation.teacher
+    if not other or config.vocabulary.source_model or config.vocabulary.target_model:
         return config
-    run = open_run(Path(config.training.init_from))
+    run = open_run(Path(other))
     target = "" if config.vocabulary.shared else str(run.path / "target.model")
     vocabulary = dataclasses.replace(
         config.vocabulary, source_model=str(run.path / "source.model"), target_model=target

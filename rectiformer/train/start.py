@@ -40,6 +40,7 @@ from rectiformer.train.loss import require_weights
 from rectiformer.train.reporting import Reporter
 from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
+from rectiformer.train.teacher import require_teacher
 from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
@@ -237,6 +238,8 @@ def require_trainable(config: Config, data: Path | None) -> None:
     require_model(config, *vocabularies)
     if config.training.init_from:
         require_fit(config, *vocabularies)
+    if config.distillation.teacher:
+        require_teacher(config)
 
 
 def require_model(config: Config, source: Vocabulary | None, target: Vocabulary | None) -> None:

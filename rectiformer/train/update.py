@@ -8,9 +8,8 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,14 +38,13 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where users say how torch is to allocate device memory."""
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(NamedTuple):
     """What happened since the totals were last read."""
 
     smoothed: float
     """Mean of the minimized loss over updates, without penalties."""
-    plain: float
-    """Cross-entropy in nats per target token, without smoothing."""
+    plain: float | None
+    """Cross-entropy in nats per target token, without smoothing; None where it was not measured."""
     penalty: float
     grad_norm: float
     """Of the latest update."""
@@ -184,16 +182,21 @@ class Updater:
 
     def _accumulate(self, inputs: list[Tensor], divisor: Tensor, full: bool) -> None:
         """Add the gradient of one micro-batch, divided by the tokens or pairs of the whole update."""
-        source, source_lengths, target_input, target, target_lengths = inputs
+        source, source_lengths, target_input, _, target_lengths = inputs
         lengths = None if full else source_lengths
         penalties = collect_penalties(self.model, source_lengths, target_lengths, self.config)
         with penalties as found, autocast(self.config, self.device):
             logits = self.model(source, lengths, target_input)
-        smoothed, plain = self.losses(logits, target, target_lengths, self.config)
+        smoothed, plain = self._losses(logits, inputs, lengths)
         penalty = self._penalty(found, target_lengths, divisor)
         self._backward(smoothed / divisor + penalty)
         parts = (smoothed.detach() / divisor, plain, penalty.detach())
         self.sums += torch.stack([part.double() for part in parts])
+
+    def _losses(self, logits: Tensor, inputs: list[Tensor], lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sums over a micro-batch, as `batch_losses` has them; `lengths` are those of the sources, None if all full."""
+        _, _, _, target, target_lengths = inputs
+        return self.losses(logits, target, target_lengths, self.config)
 
     def _backward(self, loss: Tensor) -> None:
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
@@ -282,8 +285,14 @@ class Updater:
         return totals
 
 
-def build_updater(run: Run, model: Transformer, device: torch.device, ranks: Ranks) -> Updater:
-    """The updater of `model`: whole on each rank, or sharded over them."""
+def build_updater(
+    run: Run, model: Transformer, teacher: Transformer | None, device: torch.device, ranks: Ranks
+) -> Updater:
+    """The updater of `model`: whole on each rank, or sharded over them; of a student where there is a teacher."""
+    if teacher is not None:
+        from rectiformer.train.distill import DistillingUpdater
+
+        return DistillingUpdater(model, teacher, run.config, device, ranks)
     if not is_sharded(run.config.training, ranks.world_size):
         return Updater(model, run.config, device, ranks)
     from rectiformer.train.fsdp import ShardedUpdater  # a second to import

@@ -152,6 +152,12 @@ class ModelConfig:
     """How many betas threshold learns, likewise; threshold-diff learns as many lam."""
     beta_init: float = within(0.0, 0.0)
     """Initial beta; 0 for the variant's own: 1."""
+    output_gate: str = added(choices("none", "head"))
+    """Whether each head's output is multiplied with a sigmoid of the attention's input (2505.06708). It comes after the
+    output norm; with `output_norm = "rms"` it takes the place of the gate in "gated-rms"."""
+    qk_norm: bool = added(field(default=False))
+    """Whether queries and keys have their length divided out, so that scores are cosines times a learned number per
+    head (2010.04245). threshold has cosines anyway, and stays as it is."""
     power: int = added(within(0, 0, 65))
     """The power p of relu-exp and threshold; 0 for the variant's own: 2."""
     center_keys: str = choices("auto", "yes", "no")

@@ -12,6 +12,7 @@ from rectiformer.model.dropout import Dropout
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import LearnedOption, build_learned
 from rectiformer.model.rotary import Rotation, SentenceRotary
+from rectiformer.ops.activations import dot_scores
 from rectiformer.ops.norm import add_norm
 from rectiformer.ops.variants import VARIANTS, find_variant
 
@@ -60,6 +61,8 @@ def build_attention(config: ModelConfig, site: str, shared: dict[str, LearnedOpt
         output_norm=config.output_norm or None,
         center_keys=centers_keys(config, site),
         score_bias=find_score_bias(config, variant),
+        qk_norm=config.qk_norm and find_variant(variant).score is dot_scores,
+        output_gate=config.output_gate == "head",
     )
 
 

@@ -14,6 +14,11 @@ def choices(default: str, *others: str) -> Any:
     return field(default=default, metadata={"choices": (default, *others)})
 
 
+def added(item: Any) -> Any:
+    """A key of [model] that came after the first run folders: their hashes leave it out where it has its default."""
+    return field(default=item.default, metadata={**item.metadata, "added": True})
+
+
 def within(default: float, least: float, below: float | None = None) -> Any:
     """A number from `least` up to, but not including, `below`; without that, 32 bits have to be enough for it."""
     if below is None:
@@ -153,6 +158,14 @@ class ModelConfig:
     """How many betas threshold learns, likewise; threshold-diff learns as many lam."""
     beta_init: float = within(0.0, 0.0)
     """Initial beta; 0 for the variant's own: 1."""
+    output_gate: str = added(choices("none", "head"))
+    """Whether each head's output is multiplied with a sigmoid of the attention's input (2505.06708). It comes after the
+    output norm; with `output_norm = "rms"` it takes the place of the gate in "gated-rms"."""
+    qk_norm: bool = added(field(default=False))
+    """Whether queries and keys have their length divided out, so that scores are cosines times a learned number per
+    head (2010.04245). threshold has cosines anyway, and stays as it is."""
+    power: int = added(within(0, 0, 65))
+    """The power p of relu-exp and threshold; 0 for the variant's own: 2."""
     center_keys: str = choices("auto", "yes", "no")
     """Whether the mean over a sentence is subtracted from its keys, in the encoder and in cross-attention. A softmax
     ignores whatever all scores of a row have in common; through a ReLU it switches whole rows on and off. "auto"
@@ -228,6 +241,11 @@ class TrainingConfig:
     """What that entropy is of: each row of weights divided by its sum, or the weights as they are."""
     penalty_warmdown: float = within(0.0, 0.0)
     """Share of all steps over which the two weights fall to 0, in a straight line; 0 keeps them as they are."""
+    power_start: int = within(0, 0, 65)
+    """The power of relu-exp at first; 16 is near softmax. It falls to that of the model in a few steps, each to about
+    0.7 of the one before; validation has the model's from the start. 0 trains with the model's throughout."""
+    power_falls: float = within(0.5, 0.0, 1.0)
+    """Share of all updates over which the power falls."""
     balance_penalty: float = within(0.0, 0.0)
     """Weight of the balance of experts, where the memory has any."""
     guided_alignment: float = within(0.0, 0.0)
@@ -257,6 +275,20 @@ class TrainingConfig:
     with documents have."""
     seed: int = within(1, 0, 2**63)
     """Decides initial weights, batch order and dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """Learning from a trained model, as `rectiformer convert` does it: in place of the text's next word, what the
+    teacher expects there."""
+
+    teacher: str = ""
+    """A run folder of the same sizes and subwords, whose weights the model starts from; empty to learn from text."""
+    teacher_step: int = within(0, 0)
+    """The step of its checkpoint; 0 for its best."""
+    align: float = within(0.5, 0.0, 1.0)
+    """Share of all updates, at first, in which each attention learns to give the output of the teacher's for the same
+    inputs; in the rest the model learns what next words the teacher expects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +336,7 @@ class Config:
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -98,8 +98,8 @@ def test_one_variant_in_full(rectiformer, name):
 
 
 COMMANDS = [
-    "demo", "train", "translate", "score", "evaluate", "align", "analyze", "explore", "serve", "export", "study",
-    "variants", "config",
+    "demo", "train", "convert", "translate", "score", "evaluate", "align", "analyze", "explore", "serve", "export",
+    "study", "variants", "config",
 ]  # fmt: skip
 
 

@@ -1,15 +1,19 @@
 """Commands up to a trained model: generate, prepare, train."""
 
 import shlex
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
 
-from rectiformer.cli.options import ConfigFile, Overrides, app, data, option
+from rectiformer.cli.options import ConfigFile, Overrides, RunFolder, app, data, option
 from rectiformer.cli.output import open_new, write_line
+from rectiformer.config import SITES
 from rectiformer.distributed.ranks import is_rank0
-from rectiformer.errors import ArgumentError
+from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.measure.alignment import format_links
 from rectiformer.runs.folder import adopt_vocabularies, open_run
 from rectiformer.terminal import Terminal, with_progress
@@ -18,8 +22,15 @@ from rectiformer.text.grammar import draw_documents, draw_sentences
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.prepared import prepare as prepare_data
 from rectiformer.toml import load_config, override_config
+from rectiformer.train import convert as converting
 from rectiformer.train import start
+from rectiformer.train.convert import Conversion
+from rectiformer.train.heads import HeadComparison
 from rectiformer.train.saving import State
+
+MOST_LOST = 8
+"""At most so many heads are named."""
+HEAD_NUMBERS = ("swapped", "error", "zeros", "null_rate", "agreement", "teacher_keys", "keys")
 
 
 @data.command()
@@ -98,6 +109,81 @@ def train(
         state = start.train(settings, out, resume=resume, data=prepared, reporter=terminal)
     if is_rank0():
         terminal.note(training_summary(state, settings.validation.metric, out))
+
+
+@app.command()
+def convert(
+    run: RunFolder,
+    variant: Annotated[str, option("Attention to convert to; `rectiformer variants` lists the names.", "--variant")],
+    out: Annotated[Path, option("Run folder to make, or with --resume to go on with.", "--out", metavar="RUN2")],
+    keep_softmax: Annotated[
+        list[str] | None,
+        option("encoder, decoder or cross: attention that stays a softmax; may be repeated.", "--keep-softmax"),
+    ] = None,
+    resume: Annotated[bool, option("Go on with RUN2.", "--resume")] = False,
+    prepared: Annotated[
+        Path | None, option("Folder of `rectiformer data prepare` to learn on, instead of RUN/data.", "--data")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Convert a trained softmax model to rectified attention.
+
+    RUN2 starts with the weights of RUN, learns to do what its attention does, then to predict what it predicts:
+
+        rectiformer convert runs/softmax --variant relu-exp --out runs/rectified
+
+    Ctrl-C saves and stops; --resume goes on. RUN2 is a run like any other. At the end a table shows what each head
+    became, and RUN2/conversion.json has it as numbers.
+    """
+    for site in keep_softmax or []:
+        if site not in SITES:
+            raise ArgumentError(unknown_name("value of --keep-softmax", site, SITES))
+    with Terminal() as terminal:
+        found = converting.convert(
+            run, variant, out, keep_softmax=keep_softmax or (), overrides=overrides or [], resume=resume,
+            data=prepared, reporter=terminal,
+        )  # fmt: skip
+    if is_rank0():
+        print_conversion(terminal, found, open_run(out).config.validation.metric, run, out)
+
+
+def print_conversion(terminal: Terminal, found: Conversion, metric: str, run: Path, out: Path) -> None:
+    """A row for each attention, those heads that have lost most, and how to look at both models."""
+    columns = ("attention", "layer", "error if swapped", "error", "worst head", "zeros", "null rows", "same top key",
+               "softmax keys", "keys")  # fmt: skip
+    terminal.table(columns, map(describe_heads, group_heads(found.heads)), numbers=columns[1:])
+    terminal.note(
+        "\nerror: of each head's output, as a share of the softmax's, for the same inputs; keys: attended to in effect"
+    )
+    lost = sorted((head for head in found.heads if head.resists), key=lambda head: -head.error)
+    if lost:
+        named = ", ".join(
+            f"{head.kind} {head.layer + 1}.{head.head + 1} ({head.error:.2f})" for head in lost[:MOST_LOST]
+        )
+        more = f" and {len(lost) - MOST_LOST} more" if len(lost) > MOST_LOST else ""
+        terminal.note(f"heads that resisted: {named}{more}")
+    if found.resisting:
+        options = " ".join(f"--keep-softmax {site}" for site in found.resisting)
+        terminal.note(f"{' and '.join(found.resisting)} lost much: try more training.steps, or {options}")
+    terminal.note(training_summary(found.state, metric, out))
+    folders = f"{shlex.quote(str(out))} --compare {shlex.quote(str(run))}"
+    terminal.note(f"look at both with: rectiformer analyze {folders} --source FILE --target FILE --report look.html")
+
+
+def group_heads(heads: Sequence[HeadComparison]) -> list[list[HeadComparison]]:
+    """Heads by attention."""
+    return [list(group) for _, group in groupby(heads, key=lambda head: (head.kind, head.layer))]
+
+
+def describe_heads(heads: Sequence[HeadComparison]) -> list[str]:
+    """What the table says of one attention: means over its heads, and which is worst; all count from 1."""
+    worst = max(heads, key=lambda head: head.error)
+    mean = {name: fmean(getattr(head, name) for head in heads) for name in HEAD_NUMBERS}
+    return [
+        heads[0].kind, str(heads[0].layer + 1), f"{mean['swapped']:.2f}", f"{mean['error']:.2f}",
+        f"{worst.head + 1} ({worst.error:.2f})", f"{mean['zeros']:.1%}", f"{mean['null_rate']:.1%}",
+        f"{mean['agreement']:.1%}", f"{mean['teacher_keys']:.1f}", f"{mean['keys']:.1f}",
+    ]  # fmt: skip
 
 
 def print_prepared(terminal: Terminal, prepared: Prepared) -> None:

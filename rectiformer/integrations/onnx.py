@@ -308,7 +308,7 @@ def attend(
     context = None if cache is None or isinstance(cache, JoinedCache) else x
     q, k, v = module.project(x, context, cache, lengths)
     mixed = attention(q, k, v, module.variant, attn_mask=seen, backend="reference", **module.current_options())
-    return module.output(module.norm(mixed.transpose(1, 2).flatten(2)))
+    return module.combine_heads(mixed, x)
 
 
 def write_graphs(model: Transformer, folder: Path, positions: int) -> None:

@@ -13,6 +13,7 @@ from rectiformer.model.cache import KeyValueCache, StaticLayer
 from rectiformer.model.norms import EPSILON, RMSNorm, build_output_norm
 from rectiformer.model.projection import (
     LearnedOption,
+    QueryKeyNorm,
     ScoreBias,
     build_learned,
     center_keys,
@@ -21,6 +22,7 @@ from rectiformer.model.projection import (
     variance_scaling_,
 )
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
+from rectiformer.ops.activations import dot_scores
 from rectiformer.ops.attention import Window, attention, check_call
 from rectiformer.ops.call import shown_by
 from rectiformer.ops.decode import decode_attention
@@ -89,6 +91,9 @@ class RectifiedAttention(nn.Module):
             each see other keys.
         score_bias: initial value of a learned bias of the scores (`ScoreBias`); with the power of a rectified variant
             it begins as a softmax does. Default: no bias.
+        qk_norm: whether queries and keys are divided by their length, and scores multiplied with a learned number per
+            head (`QueryKeyNorm`).
+        output_gate: whether each head's output is multiplied with a sigmoid of x, after the norm.
     """
 
     observer: Callable[[Observation], None] | None
@@ -114,6 +119,8 @@ class RectifiedAttention(nn.Module):
         options: Mapping[str, float] | None = None,
         center_keys: bool = False,
         score_bias: float | None = None,
+        qk_norm: bool = False,
+        output_gate: bool = False,
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         super().__init__()
@@ -131,15 +138,20 @@ class RectifiedAttention(nn.Module):
         row = find_variant(variant)
         self.variant, self.views, self.dropout = variant, row.views, dropout
         self.options = dict(options or {})
+        self.annealed: dict[str, int] = {}
         row.check_head_size(head_dim)
         if option_sharing == "fixed" and option_init is not None and (names := LearnedOption.names_in(row)):
             self.options.setdefault(names[0], option_init)
         row.resolve_options(self.options)
         self.norm = build_output_norm(output_norm or row.output_norm, embed_dim, num_heads)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.gate = nn.Linear(embed_dim, num_heads) if output_gate else None
+        if qk_norm and row.score is not dot_scores:
+            raise ConfigError(f"qk_norm = True, but scores of variant {variant!r} are no products; leave it out")
+        self.qk_norm = QueryKeyNorm(num_heads, held=0 if score_bias is None else 1) if qk_norm else None
         self.learned = build_learned(row, option_sharing, num_heads, self.options, option_init)
         # Whether `learned` is folded into the query projection instead of being handed to the attention operator.
-        self.scales_scores = self.learned is not None and row.row_scale is not None
+        self.scales_scores = self.learned is not None and row.row_scale is not None and self.qk_norm is None
         self.observer = None
         self.row_observer = None
         self.reset_parameters()
@@ -151,7 +163,9 @@ class RectifiedAttention(nn.Module):
         if self.score_bias is not None:
             self.score_bias.reset(self.input_weight)
         variance_scaling_(self.output.weight)
-        for bias in (self.input_bias, self.output.bias):
+        if self.gate is not None:
+            variance_scaling_(self.gate.weight)
+        for bias in (self.input_bias, self.output.bias, None if self.gate is None else self.gate.bias):
             if bias is not None:
                 nn.init.zeros_(bias)
 
@@ -183,7 +197,7 @@ class RectifiedAttention(nn.Module):
                 raise ShapeError(f"{name} is {list(given.shape)}, but it needs [B length E] with E = {self.embed_dim}")
         q, k, v = self.project(x, context, cache, key_lengths, rotary)
         if self.context_group is not None:
-            return self.combine_heads(self.attend_shards(q, k, v, context is None, key_lengths))
+            return self.combine_heads(self.attend_shards(q, k, v, context is None, key_lengths), x)
         options = self.current_options()
         arguments: dict[str, Any] = {
             "causal": causal,
@@ -201,7 +215,7 @@ class RectifiedAttention(nn.Module):
             self.row_observer(rows)
         if self.observer is not None:
             self.observer(Observation(self.variant, q, k, mixed, {**arguments, **options}))
-        return self.combine_heads(mixed)
+        return self.combine_heads(mixed, x)
 
     def step(self, x: Tensor, cache: StaticLayer, key_lengths: Tensor, rotary: SentenceRotary = NO_ROTARY) -> Tensor:
         """One more position of every hypothesis: [R, 1, E] to [R, 1, E]. `key_lengths` [R] counts those then cached."""
@@ -213,7 +227,7 @@ class RectifiedAttention(nn.Module):
             q, cache.keys, cache.values, self.variant, key_lengths=key_lengths, new_kv=(k, v),
             ancestors=cache.ancestors, norm=norm, **self.current_options(),
         )  # fmt: skip
-        return self.combine_heads(mixed) if norm is None else self.output(mixed.transpose(1, 2).flatten(2))
+        return self.combine_heads(mixed, x, normed=norm is not None)
 
     def project(
         self,
@@ -237,14 +251,18 @@ class RectifiedAttention(nn.Module):
         return self._queries(q, rotary), k, v
 
     def _queries(self, q: Tensor, rotary: SentenceRotary) -> Tensor:
-        return apply_rotary(split_heads(q, self.num_heads), rotary.queries, self.views)
+        q = split_heads(q, self.num_heads)
+        q = q if self.qk_norm is None else self.qk_norm.queries(q)
+        return apply_rotary(q, rotary.queries, self.views)
 
     def _keys(self, k: Tensor, lengths: Tensor | None, rotary: SentenceRotary) -> Tensor:
         if self.center_keys:
             k = center_keys(k, lengths, self.context_group)
         if self.score_bias is not None:
             k = self.score_bias.add_to_keys(k)
-        return apply_rotary(split_heads(k, self.num_kv_heads), rotary.keys, self.views)
+        k = split_heads(k, self.num_kv_heads)
+        k = k if self.qk_norm is None else self.qk_norm.keys(k)
+        return apply_rotary(k, rotary.keys, self.views)
 
     def _linear(self, x: Tensor, first: int, last: int) -> Tensor:
         """Parts `first` to `last` of the query, key and value projections in one product."""
@@ -286,9 +304,14 @@ class RectifiedAttention(nn.Module):
         assert self.learned is not None
         return self.learned().reciprocal().expand(self.num_heads)
 
-    def combine_heads(self, mixed: Tensor) -> Tensor:
-        """Mixed values [B, H, M, D] normed over all heads and projected back: [B, M, E]."""
-        return self.output(self.norm(mixed.transpose(1, 2).flatten(2)))
+    def combine_heads(self, mixed: Tensor, x: Tensor, normed: bool = False) -> Tensor:
+        """Mixed values [B, H, M, D] normed over all heads, gated by the input x and projected back: [B, M, E]."""
+        joined = mixed.transpose(1, 2).flatten(2)
+        z: Tensor = joined if normed else self.norm(joined)
+        if self.gate is not None:
+            open_heads = self.gate(x).sigmoid().to(z.dtype)[..., None]
+            z = (z.unflatten(-1, (self.num_heads, -1)) * open_heads).flatten(-2)
+        return self.output(z)
 
     def attend_shards(self, q: Tensor, k: Tensor, v: Tensor, is_self: bool, key_lengths: Tensor | None) -> Tensor:
         """Attend where ranks share the keys and, in self-attention, the queries; of the decoder's each has all."""
@@ -302,11 +325,16 @@ class RectifiedAttention(nn.Module):
         options = self.current_options()
         return attend(q, k, v, self.variant, group=self.context_group.group, key_lengths=key_lengths, **options)
 
+    def anneal(self, value: int | None) -> None:
+        """Weigh with another power, nearer to a softmax, if the variant has one; None: with its own again."""
+        if name := find_variant(self.variant).anneals:
+            self.annealed = {} if value is None else {name: value}
+
     def current_options(self) -> dict[str, Any]:
         """The variant's numbers, fixed or learned, except a gamma that is folded into the projections."""
         if self.learned is None or self.scales_scores:
-            return dict(self.options)
-        return {**self.options, **self.learned.values()}
+            return {**self.options, **self.annealed}
+        return {**self.options, **self.annealed, **self.learned.values()}
 
     def scale_bias(self, attn_bias: Tensor | None) -> Tensor | None:
         """The bias times the learned scale of the scores, where they have one."""

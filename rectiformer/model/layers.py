@@ -5,14 +5,16 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from rectiformer.config import SITES, ModelConfig
+from rectiformer.errors import ConfigError
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import KeyValueCache, StaticLayer
 from rectiformer.model.dropout import Dropout
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import LearnedOption, build_learned
 from rectiformer.model.rotary import Rotation, SentenceRotary
+from rectiformer.ops.activations import dot_scores
 from rectiformer.ops.norm import add_norm
-from rectiformer.ops.variants import find_variant
+from rectiformer.ops.variants import VARIANTS, find_variant
 
 EPSILON = 1e-8
 """Of every LayerNorm, as in the ReLA code."""
@@ -55,9 +57,12 @@ def build_attention(config: ModelConfig, site: str, shared: dict[str, LearnedOpt
         dropout=config.attention_dropout,
         option_sharing=shared[variant] if sharing == "model" else sharing,
         option_init=init,
+        options=fixed_options(config, variant),
         output_norm=config.output_norm or None,
         center_keys=centers_keys(config, site),
         score_bias=find_score_bias(config, variant),
+        qk_norm=config.qk_norm and find_variant(variant).score is dot_scores,
+        output_gate=config.output_gate == "head",
     )
 
 
@@ -72,10 +77,26 @@ def centers_keys(config: ModelConfig, site: str) -> bool:
 
 def find_score_bias(config: ModelConfig, variant: str) -> float | None:
     """What is added to the scores at first, where queries learn to add to it; None where they do not."""
-    power = find_variant(variant).power
-    if not power or config.score_bias == "none":
+    opening = find_variant(variant).opening
+    if opening is None or config.score_bias == "none":
         return None
-    return float(power) if config.score_bias == "open" else 0.0
+    return opening if config.score_bias == "open" else 0.0
+
+
+def fixed_options(config: ModelConfig, variant: str) -> dict[str, int]:
+    """The variant's numbers that the configuration fixes."""
+    return {"power": config.power} if config.power and "power" in find_variant(variant).options else {}
+
+
+def require_power(config: ModelConfig) -> None:
+    """ConfigError where a power is given that no attention has."""
+    if config.power and not any(fixed_options(config, config.variant_at(site)) for site in SITES):
+        having = ", ".join(name for name, row in VARIANTS.items() if "power" in row.options)
+        found = ", ".join(sorted({config.variant_at(site) for site in SITES}))
+        raise ConfigError(
+            f"model.power = {config.power}, but attention is {found}, which has no power; leave it out, or choose one "
+            f"of {having}"
+        )
 
 
 def learned_settings(config: ModelConfig, variant: str) -> tuple[str, float | None]:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.errors import ConfigError, unknown_name
+from rectiformer.ops.activations import unit_rms
 from rectiformer.ops.distributed import AllReduce, ContextGroup, own_lengths
 from rectiformer.ops.variants import Variant
 
@@ -61,6 +62,35 @@ class ScoreBias(nn.Module):
     def add_to_keys(self, keys: Tensor) -> Tensor:
         """Keys [..., E], centered or not, with the factor of the bias in their first dimension."""
         return keys + self.keys.to(keys.dtype)
+
+
+class QueryKeyNorm(nn.Module):
+    """Queries and keys with a root mean square of 1, so that scores are cosines, and a learned factor for each head's.
+
+    Args:
+        heads: number of query heads.
+        held: leading dimensions that are left as they are, since they hold the score bias.
+    """
+
+    def __init__(self, heads: int, held: int) -> None:
+        super().__init__()
+        self.held = held
+        self.gain = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.gain)
+
+    def queries(self, q: Tensor) -> Tensor:
+        """Queries [B, H, M, D], times the factors."""
+        return self._join(q, unit_rms(q[..., self.held :]) * self.gain[:, None, None].to(q.dtype))
+
+    def keys(self, k: Tensor) -> Tensor:
+        """Keys [B, K, N, D]."""
+        return self._join(k, unit_rms(k[..., self.held :]))
+
+    def _join(self, x: Tensor, normed: Tensor) -> Tensor:
+        return torch.cat([x[..., : self.held], normed], -1) if self.held else normed
 
 
 class LearnedOption(nn.Module):

@@ -17,7 +17,7 @@ from rectiformer.errors import ArgumentError, ConfigError
 from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.cache import KeyValueCache, StaticCache, StaticLayer, before_start
 from rectiformer.model.embedding import Embedding, position_signals, working_dtype
-from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared
+from rectiformer.model.layers import DecoderLayer, EncoderLayer, LayerNorm, build_shared, require_power
 from rectiformer.model.memory import KeyValueMemory
 from rectiformer.model.projection import variance_scaling_
 from rectiformer.model.rotary import Rotation, SentenceRotary, rotation_of
@@ -113,6 +113,7 @@ class Transformer(nn.Module):
         self.output = (
             tables[1] if config.tie_embeddings != "none" else nn.Parameter(torch.empty(target_size, config.hidden_size))
         )
+        require_power(config)
         shared = build_shared(config)
         self.encoder = nn.ModuleList(EncoderLayer(config, shared) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config, shared) for _ in range(config.decoder_layers))

@@ -93,6 +93,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "1": torch.ones_like,
     "log n": lambda count: count.log(),
     "sqrt(2 log n)": lambda count: (2 * count.log()).sqrt(),  # about the largest of n normal numbers
 }
@@ -192,3 +193,8 @@ unit_variance = RowScale(exponent=lambda options: 0.5, factor=lambda options: 2*
 """1 / (gamma sqrt(n / 2)): with unit-normal scores and values the output has variance 1 / gamma^2 for every n."""
 inverse_root = RowScale(exponent=lambda options: 0.5)
 inverse_count = RowScale(exponent=lambda options: float(options["exponent"]))
+inverse_count_opened = RowScale(
+    exponent=lambda options: float(options["exponent"]),
+    factor=lambda options: float(options["power"]) ** -options["power"],
+)
+"""Of [p + x]+^p, which is p^p [1 + x/p]+^p."""

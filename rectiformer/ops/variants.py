@@ -81,6 +81,8 @@ class Variant:
     learned_init: float = 0.0
     """Where the learned option of a translator starts, unless configured otherwise; 0: at its default."""
     options: Mapping[str, Option] = field(default_factory=dict)
+    anneals: str = ""
+    """The option by which the weights tend to those of a softmax as it grows, so that a training may lower it."""
     score: Callable[[Tensor, Tensor], Tensor] = dot_scores
     mix: Callable[[Tensor, Tensor, Tensor | None], Tensor] = weighted_sum
     hidden: float = 0.0
@@ -104,6 +106,15 @@ class Variant:
     @property
     def rectified(self) -> bool:
         return self.power > 0
+
+    @property
+    def opening(self) -> float | None:
+        """What has to be added to small scores so that none of them closes a key; None where keys never close, or where
+        the height of the threshold is an option."""
+        row = self.pointwise
+        if row is None or row.function != "relu" or (row.shift is not None and row.shift.unit != "1"):
+            return None
+        return float(self.power)
 
     @property
     def has_weights(self) -> bool:
@@ -186,9 +197,10 @@ def find_variant(name: str) -> Variant:
 
 
 _EXPONENT = Option(1.0, "a in the row scale n^-a", "a number of at least 0")
+_POWER = Option(2, "the power p", "a whole number above 0")
 _THRESHOLD = {
     "beta": Option(1.0, "height of the threshold", "a number of at least 0", "softplus"),
-    "power": Option(2, "the power p", "a whole number above 0"),
+    "power": _POWER,
 }
 _RELA = "Zhang, Titov, Sennrich 2021 (2104.07012)"
 
@@ -281,6 +293,18 @@ VARIANTS: dict[str, Variant] = {
             row_scale=activations.inverse_count,
             scale="n^-a",
             options={"exponent": _EXPONENT},
+        ),
+        Variant(
+            name="relu-exp",
+            formula="[1 + x/p]+^p / n^a",
+            paper="the q-exponential of Tsallis 1988, rectified attention's way to softmax",
+            use="Starts like a softmax, with all keys open; trained with a falling power, from near softmax to relu2.",
+            pointwise=Pointwise("relu", power="power", shift=RowShift("1", lambda options: -float(options["power"]))),
+            row_scale=activations.inverse_count_opened,
+            scale="n^-a",
+            center_keys=True,
+            options={"power": _POWER, "exponent": _EXPONENT},
+            anneals="power",
         ),
         Variant(
             name="threshold",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import rectiformer
-from rectiformer.config import Config
+from rectiformer.config import Config, ModelConfig
 from rectiformer.errors import CheckpointError, ConfigError, DataError
 from rectiformer.files import damaged, failpoint, replace_file, writing
 from rectiformer.model.transformer import Transformer
@@ -80,7 +80,7 @@ class Run:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of what the weights depend on; checkpoints carry them."""
-        model = json.dumps(dataclasses.asdict(self.config.model), sort_keys=True)
+        model = json.dumps(known_by(self.config.model), sort_keys=True)
         return {
             "config": hashlib.sha256(model.encode()).hexdigest(),
             "data": self.data_hash,
@@ -92,6 +92,13 @@ class Run:
         """A model with fresh weights, drawn from torch's current seed."""
         separators = (self.source.separator, self.target.separator)
         return Transformer(self.config.model, self.source.size, self.target.size, self.target.bos, separators)
+
+
+def known_by(config: ModelConfig) -> dict[str, Any]:
+    """The keys that a model is known by: all but those that came later and have their default."""
+    later = [item.name for item in dataclasses.fields(config) if item.metadata.get("added")]
+    unset = {name for name in later if getattr(config, name) == getattr(ModelConfig(), name)}
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in unset}
 
 
 def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabulary, data_hash: str) -> Run:
@@ -328,10 +335,12 @@ def load_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where
 
 
 def adopt_vocabularies(config: Config) -> Config:
-    """The same, with the vocabularies of the run in `training.init_from`, unless there is none or it names its own."""
-    if not config.training.init_from or config.vocabulary.source_model or config.vocabulary.target_model:
+    """The same, with the vocabularies of the run in `training.init_from`, or of the teacher, unless there is none or
+    it names its own."""
+    other = config.training.init_from or config.distillation.teacher
+    if not other or config.vocabulary.source_model or config.vocabulary.target_model:
         return config
-    run = open_run(Path(config.training.init_from))
+    run = open_run(Path(other))
     target = "" if config.vocabulary.shared else str(run.path / "target.model")
     vocabulary = dataclasses.replace(
         config.vocabulary, source_model=str(run.path / "source.model"), target_model=target

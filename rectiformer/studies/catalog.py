@@ -12,10 +12,11 @@ from rectiformer.studies.plan import Study
 from rectiformer.studies.reluformer_search import RELUFORMER_SEARCH
 from rectiformer.studies.sparsity import SKIPPING, SPARSITY
 from rectiformer.studies.translation_quality import TRANSLATION_QUALITY
+from rectiformer.studies.variant_search import VARIANT_SEARCH
 
 ORDER = (
     TRANSLATION_QUALITY, LEARNING_RATE, LEARNING_SPEED, ALIGNMENT, SPARSITY, ABLATIONS, RELUFORMER_SEARCH,
-    DOCUMENT_LENGTH, SKIPPING, MEMORY_SWAP, SLOT_SWEEP, MEMORY_DIAGNOSTICS, EFFICIENCY,
+    DOCUMENT_LENGTH, SKIPPING, MEMORY_SWAP, SLOT_SWEEP, MEMORY_DIAGNOSTICS, EFFICIENCY, VARIANT_SEARCH,
 )  # fmt: skip
 STUDIES: dict[str, Study] = {study.name: study for study in ORDER}
 """In the order of the report; a study that shows another one's results comes after it."""

@@ -9,7 +9,7 @@ pairs it has of one length, floor(w * n * e) are drawn before epoch e, from an e
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +96,13 @@ class Batch:
     full: bool = False
     """Whether attention needs no lengths because no source is ever padded. Never set for text, though one batch in some
     hundreds happens to be full: compiling a second program takes longer than it saves."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same with its tensors on `device`."""
+        tensors: dict[str, Any] = {
+            name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def round_up(lengths: np.ndarray) -> np.ndarray:

@@ -18,12 +18,16 @@ from rectiformer.files import damaged, replace_file, require_space, writing
 from rectiformer.runs.checkpoint import Checkpoint, point_to
 from rectiformer.runs.folder import Run, inherit_weights, require_own, weights_of
 from rectiformer.runs.metrics import MetricsLog
+from rectiformer.text.batches import BatchPlan
 from rectiformer.text.prepared import Prepared
 from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches
+from rectiformer.train.annealing import Annealing
+from rectiformer.train.fitting import calibration_batches, fit_student
 from rectiformer.train.optimizer import learning_rate
 from rectiformer.train.reporting import Reporter
 from rectiformer.train.saving import Saver, State, average_checkpoints
 from rectiformer.train.signals import StoppedError, StopRequest
+from rectiformer.train.teacher import load_teacher
 from rectiformer.train.update import build_updater
 from rectiformer.train.validation import Validator, newly_dead, summarize_health
 from rectiformer.translate.evaluate import symbols_of
@@ -53,10 +57,13 @@ class Trainer:
         self.model = run.build_model().to(device).train()
         if fresh and self.config.training.init_from:
             ranks.on_rank0(lambda: inherit_weights(self.model, run, reporter.note))
-        ranks.broadcast(weights_of(self.model).values())  # other processors may draw other numbers from the same seed
         self.plan = plan_batches(self.config, prepared, symbols_of(prepared), stop.check, ranks.world_size)
+        self.teacher = load_teacher(run, device) if self.config.distillation.teacher else None
+        if fresh and self.teacher is not None:
+            ranks.on_rank0(self._fit)
+        ranks.broadcast(weights_of(self.model).values())  # other processors may draw other numbers from the same seed
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self.updater = build_updater(run, self.model, device, ranks)
+        self.updater = build_updater(run, self.model, self.teacher, device, ranks)
         self.saver = Saver(run, ranks, self.updater.sharded)
         self.validates = prepared.valid is not None
         self.validator = None
@@ -66,6 +73,17 @@ class Trainer:
         self.state = State()
         self.dead: dict[tuple[str, int], int] = {}
         self.since = time.perf_counter()
+
+    def _fit(self) -> None:
+        """Start from the teacher's weights, and with heads that are as near to its own as scales can bring them."""
+        assert self.teacher is not None
+        assert isinstance(self.plan, BatchPlan)
+        self.reporter.note(f"starting from {self.config.distillation.teacher}; fitting scores and values of each head")
+        annealing = Annealing(self.model, self.config.training)
+        annealing.apply(annealing.at(1))
+        fit_student(self.model.eval(), self.teacher, calibration_batches(self.plan, self.device))
+        annealing.apply(None)
+        self.model.train()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from `checkpoint`."""
@@ -191,7 +209,7 @@ class Trainer:
             "step": step,
             "epoch": self.plan.locate(step * self.config.training.grad_accumulation - 1)[0],
             "loss": totals.smoothed,
-            "nll": totals.plain,
+            **({} if totals.plain is None else {"nll": totals.plain}),
             "penalty": totals.penalty,
             "grad_norm": totals.grad_norm,
             "learning_rate": learning_rate(self.config.training, self.config.model.hidden_size, step),

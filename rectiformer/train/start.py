@@ -34,11 +34,13 @@ from rectiformer.text.corpus import check_files, has_documents, has_split
 from rectiformer.text.prepared import Prepared, Progress, is_linked, prepare, require_text
 from rectiformer.text.stream import require_stream
 from rectiformer.text.vocabulary import Vocabulary, load_named
+from rectiformer.train.annealing import Annealing
 from rectiformer.train.loop import Trainer
 from rectiformer.train.loss import require_weights
 from rectiformer.train.reporting import Reporter
 from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
+from rectiformer.train.teacher import require_teacher
 from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
@@ -206,7 +208,7 @@ def open_or_create(config: Config, folder: Path, prepared: Prepared, reporter: R
 def describe_new_length(old: TrainingConfig, new: TrainingConfig) -> str:
     """A warning for a run of more or fewer updates than before, where its updates depend on how many there are."""
     settings = [f"training.schedule = {new.schedule}"] if new.schedule in FALLING else []
-    settings += ["training.penalty_warmdown"] if new.penalty_warmdown else []
+    settings += [f"training.{key}" for key in ("penalty_warmdown", "power_start") if getattr(new, key)]
     if new.steps == old.steps or not settings:
         return ""
     return (
@@ -241,6 +243,8 @@ def require_trainable(config: Config, data: Path | None) -> None:
     require_model(config, *vocabularies)
     if config.training.init_from:
         require_fit(config, *vocabularies)
+    if config.distillation.teacher:
+        require_teacher(config)
 
 
 def require_model(config: Config, source: Vocabulary | None, target: Vocabulary | None) -> None:
@@ -260,6 +264,7 @@ def require_model(config: Config, source: Vocabulary | None, target: Vocabulary 
     with torch.device("meta"):
         model = Transformer(config.model, sizes[0], sizes[1], separators=(separators[0], separators[1]))
     require_weights(model, config.training)
+    Annealing(model, config.training)
 
 
 def require_same_segments(config: Config, prepared: Prepared) -> None:

@@ -8,9 +8,8 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import Checkpoint
 from rectiformer.runs.folder import Run, load_tensors, load_weights, weights_of
 from rectiformer.text.batches import Batch
+from rectiformer.train.annealing import Annealing
 from rectiformer.train.guided import alignment_loss, guided_site, observe_scores
 from rectiformer.train.loss import batch_losses, collect_penalties, is_penalized, penalty_strength, require_weights
 from rectiformer.train.optimizer import (
@@ -39,14 +39,13 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where users say how torch is to allocate device memory."""
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(NamedTuple):
     """What happened since the totals were last read."""
 
     smoothed: float
     """Mean of the minimized loss over updates, without penalties."""
-    plain: float
-    """Cross-entropy in nats per target token, without smoothing."""
+    plain: float | None
+    """Cross-entropy in nats per target token, without smoothing; None where it was not measured."""
     penalty: float
     grad_norm: float
     """Of the latest update."""
@@ -116,6 +115,9 @@ class Updater:
         self.optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
         self.tokens = self.updates = 0
         self.losses = self._compile() if self.compiled else batch_losses
+        self.annealing = Annealing(model, self.config)
+        self.stage: object = None
+        """What graphs were captured with, besides shapes."""
         self.graphs: dict[tuple[object, ...], CapturedPass] = {}
         self.pool = GraphPool() if self.captured else None
         self.apply: Callable[[], None] = self._apply
@@ -140,6 +142,10 @@ class Updater:
         divisor = torch.tensor(float(counted), device=self.device)
         inputs = [device_inputs(batch, self.device) for batch in batches]
         self.penalty_strength.fill_(penalty_strength(self.config, step))
+        if self.stage != (stage := self._stage(step)):
+            self.stage = stage
+            self.graphs.clear()
+        self.annealing.apply(self.annealing.at(step))
         passes = [self._pass_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
         self.flat_grad.zero_()
         before = self.sums.clone() if self.ranks.world_size > 1 else self.sums
@@ -155,6 +161,10 @@ class Updater:
             self.apply = self.pool.capture(self._apply)
         self.tokens += share.tokens
         self.updates += 1
+
+    def _stage(self, step: int) -> object:
+        """All that decides what a pass of update `step` computes and is no tensor."""
+        return self.annealing.at(step)
 
     def _before_micro_batch(self, last: bool) -> None:
         """Prepare for a micro-batch, which may be the last of its update on this rank."""
@@ -179,12 +189,12 @@ class Updater:
 
     def _accumulate(self, inputs: list[Tensor], divisor: Tensor, full: bool) -> None:
         """Add the gradient of one micro-batch, divided by the tokens or pairs of the whole update."""
-        source, source_lengths, target_input, target, target_lengths, *links = inputs
+        source, source_lengths, target_input, _, target_lengths, *links = inputs
         lengths = None if full else source_lengths
         penalties = collect_penalties(self.model, source_lengths, target_lengths, self.config)
         with penalties as found, observe_scores(self.guided) as scores, autocast(self.config, self.device):
             logits = self.model(source, lengths, target_input)
-        smoothed, plain = self.losses(logits, target, target_lengths, self.config)
+        smoothed, plain = self._losses(logits, inputs, lengths)
         penalty = self._penalty(found, target_lengths, divisor)
         if self.guided is not None:
             loss = alignment_loss(scores[0], links[0], target_lengths, self.guided, self.config)
@@ -192,6 +202,11 @@ class Updater:
         self._backward(smoothed / divisor + penalty)
         parts = (smoothed.detach() / divisor, plain, penalty.detach())
         self.sums += torch.stack([part.double() for part in parts])
+
+    def _losses(self, logits: Tensor, inputs: list[Tensor], lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sums over a micro-batch, as `batch_losses` has them; `lengths` are those of the sources, None if all full."""
+        _, _, _, target, target_lengths, *_ = inputs
+        return self.losses(logits, target, target_lengths, self.config)
 
     def _backward(self, loss: Tensor) -> None:
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
@@ -236,6 +251,7 @@ class Updater:
             load_weights(self.model, weights)
         elif self.average is not None:
             self.average.swap()
+        self.annealing.apply(None)  # until the next update
         try:
             yield
         finally:
@@ -279,8 +295,14 @@ class Updater:
         return totals
 
 
-def build_updater(run: Run, model: Transformer, device: torch.device, ranks: Ranks) -> Updater:
-    """The updater of `model`: whole on each rank, or sharded over them."""
+def build_updater(
+    run: Run, model: Transformer, teacher: Transformer | None, device: torch.device, ranks: Ranks
+) -> Updater:
+    """The updater of `model`: whole on each rank, or sharded over them; of a student where there is a teacher."""
+    if teacher is not None:
+        from rectiformer.train.distill import DistillingUpdater
+
+        return DistillingUpdater(model, teacher, run.config, device, ranks)
     if not is_sharded(run.config.training, ranks.world_size):
         return Updater(model, run.config, device, ranks)
     from rectiformer.train.fsdp import ShardedUpdater  # a second to import

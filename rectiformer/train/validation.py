@@ -5,7 +5,7 @@ A rectified head can die: when none of its queries has a positive score, it adds
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -138,11 +138,7 @@ class Validator:
     def collate(self, pairs: list[int]) -> Batch:
         """A batch of some validation pairs, on the device of the model."""
         assert self.prepared.valid is not None
-        batch = collate(self.prepared.valid, np.array(pairs), symbols_of(self.prepared))
-        tensors: dict[str, Any] = {
-            name: part.to(self.device) for name, part in vars(batch).items() if isinstance(part, Tensor)
-        }
-        return replace(batch, **tensors)
+        return collate(self.prepared.valid, np.array(pairs), symbols_of(self.prepared)).to(self.device)
 
 
 def require_validation(config: Config, validates: bool) -> None:

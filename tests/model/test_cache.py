@@ -20,6 +20,17 @@ OTHERS = {
     "open": {"variant": "reluformer", "score_bias": "open"},
     "with thresholds": {"variant": "reluformer", "score_bias": "zero"},
     "open and squared": {"variant": "relu2", "output_norm": "gated-rms", "center_keys": "yes", "score_bias": "open"},
+    "of cosines": {"variant": "softmax", "qk_norm": True},
+    "gated by its input": {"variant": "rela", "output_gate": "head"},
+    "both and open": {
+        "variant": "relu-exp",
+        "output_norm": "none",
+        "center_keys": "yes",
+        "score_bias": "open",
+        "qk_norm": True,
+        "output_gate": "head",
+        "positions": "sentence",
+    },
     **{f"{name} norm": {"variant": "rela-g", "output_norm": name} for name in OUTPUT_NORMS},
 }
 

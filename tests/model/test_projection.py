@@ -1,5 +1,7 @@
 """Rectified attention that begins open: its scores raised by its power, through one dimension of each head."""
 
+import math
+
 import pytest
 import torch
 
@@ -124,3 +126,68 @@ def test_a_threshold_begins_at_0_and_is_learned():
 def test_heads_of_one_dimension_are_refused():
     with pytest.raises(ConfigError, match="heads of 1 dimension have none left for scores"):
         RectifiedAttention(4, 4, "rela", score_bias=1.0)
+
+
+def unit(x):
+    return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def test_normed_queries_and_keys_give_cosines_times_a_number_per_head():
+    module, x = RectifiedAttention(16, 4, "softmax", qk_norm=True).double(), torch.randn(2, 5, 16).double()
+    with torch.no_grad():
+        module.qk_norm.gain.copy_(torch.tensor([0.0, 1.0, 2.0, 5.0]))
+    q, k, _ = module.project(x, None, None)
+    plain_q, plain_k = (each.unflatten(-1, (4, -1)).transpose(1, 2) for each in module._linear(x, 0, 2).chunk(2, -1))
+    torch.testing.assert_close(k, unit(plain_k), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(q, unit(plain_q) * module.qk_norm.gain[:, None, None], rtol=1e-4, atol=1e-4)
+    weights = watch_weights(module, x)
+    torch.testing.assert_close(weights[:, 0], torch.full((2, 5, 5), 0.2).double())  # a factor of 0
+    module(x).sum().backward()
+    assert module.qk_norm.gain.grad.abs().min() > 0
+
+
+def watch_weights(module, x):
+    seen = []
+    module.observer = seen.append
+    module(x)
+    module.observer = None
+    return seen[0].weights()
+
+
+def test_the_score_bias_is_not_normed():
+    """With all other dimensions at 0, the scores are the bias alone."""
+    module = RectifiedAttention(16, 2, "rela", qk_norm=True, score_bias=1.0)
+    with torch.no_grad():
+        module.qk_norm.gain.zero_()
+    torch.testing.assert_close(watch_weights(module, torch.randn(2, 5, 16)), torch.ones(2, 2, 5, 5))
+
+
+def test_gamma_scales_normed_scores_too():
+    module, x = RectifiedAttention(16, 2, "reluformer", qk_norm=True, option_init=1.0), torch.randn(2, 5, 16)
+    before = watch_weights(module, x)
+    with torch.no_grad():
+        module.learned.raw.fill_(math.log(4))
+    torch.testing.assert_close(watch_weights(module, x), before / 4)
+
+
+def test_cosines_are_not_normed_again():
+    with pytest.raises(ConfigError, match="scores of variant 'threshold' are no products"):
+        RectifiedAttention(16, 2, "threshold", qk_norm=True)
+    config = ModelConfig(hidden_size=16, num_heads=2, variant="softmax", cross_variant="threshold", qk_norm=True)
+    model = Transformer(config, 20, 20)
+    assert [site.attention.qk_norm is None for site in model.sites()] == [False, False, False, True, False, True]
+
+
+@pytest.mark.parametrize("output_norm", ["none", "rms"])
+def test_the_gate_of_the_input_multiplies_each_head(output_norm):
+    module = RectifiedAttention(16, 2, "rela", output_norm=output_norm, output_gate=True).double()
+    x, context = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 16).double()
+    with torch.no_grad():
+        module.gate.weight.zero_()
+        module.gate.bias.copy_(torch.tensor([0.0, 50.0]))
+        found = module(x, context)
+        module.gate.bias.fill_(50.0)
+        whole = module(x, context)
+        module.output.weight[:, :8] = 0
+        second = module(x, context)
+    torch.testing.assert_close(found, second + (whole - second) / 2)  # of the first head, a half

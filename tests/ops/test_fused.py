@@ -128,7 +128,13 @@ def test_a_learned_shift_receives_first_and_second_derivatives(key_heads, featur
 
 @kernels_run
 @pytest.mark.parametrize(
-    ("variant", "options"), [("threshold", {"power": 1}), ("threshold", {"power": 3}), ("polynomial", {"degree": 4})]
+    ("variant", "options"),
+    [
+        ("threshold", {"power": 1}),
+        ("threshold", {"power": 3}),
+        ("polynomial", {"degree": 4}),
+        ("relu-exp", {"power": 16}),
+    ],
 )
 def test_any_whole_power(variant, options):
     inputs = grid_inputs(2, 2, 2, 11, 16, 8, 5)

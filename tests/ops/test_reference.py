@@ -51,6 +51,7 @@ ROWS = {  # weights of one row of visible scores
     "reluformer": lambda x: relu(x) / math.sqrt(len(x) / 2),
     "relu-seqlen": lambda x: relu(x) / len(x),
     "relu2": lambda x: relu(x) ** 2 / len(x),
+    "relu-exp": lambda x: relu(1 + x / 2) ** 2 / len(x),
     "threshold": threshold_row,
     "threshold-diff": lambda x, y: threshold_row(x) - threshold_row(y) / 2,
     "sigmoid": lambda x: torch.sigmoid(x - math.log(len(x))),

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from rectiformer.config import Config, DataConfig, LogConfig, ModelConfig, Train
 from rectiformer.errors import CheckpointError
 from rectiformer.runs.checkpoint import save_checkpoint
 from rectiformer.runs.folder import (
+    Run,
     changed_keys,
     create_run,
     load_model,
@@ -55,6 +57,14 @@ def test_an_opened_run_is_the_created_one(run):
     assert opened.identity == run.identity
     assert opened.data_hash == "d" * 64
     assert opened.source.encode("ein haus") == run.source.encode("ein haus")
+
+
+def test_keys_that_came_later_change_no_hash_of_older_runs(vocabularies):
+    """The hash that checkpoints carried before there were such keys."""
+    run = Run(Path(), Config(), *vocabularies, "")
+    assert run.identity["config"] == "aee33a8e47e88a537fb6ca18d580a97e8600ef3b35450c5b380801e8a4bd5590"
+    other = dataclasses.replace(run, config=Config(model=ModelConfig(power=3)))
+    assert other.identity["config"] != run.identity["config"]
 
 
 def test_the_model_is_built_for_the_vocabulary(run):

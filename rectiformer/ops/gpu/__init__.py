@@ -31,6 +31,8 @@ MAX_HEAD_DIM = 256
 """Of the long and the decoding kernels."""
 MAX_DECODE_QUERIES = 64
 """Query rows that may share a key head in decoding."""
+FLOAT16_POWER = 2
+"""The largest p of [p + x]+^p for which float16 holds the weights of all scores that are in use."""
 MAX_ROW = 8192
 """Longest row that one program of the norm and simplex kernels can hold."""
 SIMPLEX_POWERS = {"sparsemax": 1, "entmax15": 2}
@@ -124,6 +126,8 @@ def kernel_obstacle(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> str
     """Why no fused attention kernel can take this call; empty when one may."""
     if call.variant.pointwise is None and call.variant.name != "softmax":
         return f"variant {call.variant.name!r} has no fused kernel"
+    if call.variant.anneals and q.dtype == torch.float16 and call.options[call.variant.anneals] > FLOAT16_POWER:
+        return f"a power of more than {FLOAT16_POWER} makes weights too large for {q.dtype}, until rows are scaled"
     return device_obstacle(q, k, v, call)
 
 

@@ -190,7 +190,7 @@ def flatten(
     bounds = (None, None) if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
     function, power, shift, shift_factor, head_shifts = pointwise_parts(q, call)
     counts = None
-    if shift and call.counts_cells:
+    if shift not in ("", "1") and call.counts_cells:
         counts = call.seen.counts(q.device).clamp_min(1).float().expand(q.shape[:3])
     tensors = (call.attn_bias, seen.attn_mask, head_factors, head_shifts, counts, seen.key_lengths, call.seed, *bounds)
     numbers = (function, power, shift, shift_factor, call.scale, call.dropout_p, exponent, factor)

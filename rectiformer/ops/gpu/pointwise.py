@@ -5,8 +5,8 @@ get both as compile-time arguments, WEIGHT and SLOPE. Scores come scaled, biased
 them unscaled, since a positive factor may leave it.
 
 Hidden cells weigh exactly 0 and have no slope. A ReLU makes that of a score of 0 by itself, which is what hidden cells
-hold (RECTIFIED). Any other function has its results cleared where cells were tested at all (TESTED); elsewhere every
-cell is seen, or belongs to a key that was loaded as zeros together with its value.
+hold (RECTIFIED), unless its rows are shifted upward. Any other function has its results cleared where cells were tested
+at all (TESTED); elsewhere every cell is seen, or belongs to a key that was loaded as zeros together with its value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import triton.language as tl
 from rectiformer.ops.activations import RMS_EPSILON
 from rectiformer.ops.gpu import interpreting
 
-SHIFT_FLAGS = {"": 0, "log n": 1, "sqrt(2 log n)": 2}
+SHIFT_FLAGS = {"": 0, "log n": 1, "sqrt(2 log n)": 2, "1": 3}
 """The flag SHIFT of each key of `SHIFTS` in ops/activations.py; 0 where rows are not shifted."""
 EPSILON = tl.constexpr(RMS_EPSILON)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -136,7 +136,7 @@ def pointwise_flags(function: str, power: int, shift: str, per_head: bool, dtype
         "POWER": power,
         "WEIGHT": weight,
         "SLOPE": slope,
-        "RECTIFIED": weight is relu,
+        "RECTIFIED": weight is relu and shift != "1",
         "SHIFT": SHIFT_FLAGS[shift],
         "SHIFT_PER_HEAD": per_head,
     }
@@ -220,7 +220,9 @@ def shift_unit(count, SHIFT: tl.constexpr):
     In the gradient of keys, threads make it for every query of a tile: so by the one instruction each that the special
     function unit has for logarithms and roots, whose error, 2^-22, is that of a rounded score.
     """
-    if COMPILED:
+    if SHIFT == 3:
+        unit = tl.where(count > 0.0, 1.0, 1.0)  # in the shape of the counts, which nothing reads then
+    elif COMPILED:
         unit = LN2 * tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [count], tl.float32, True, 1)
     else:
         unit = LN2 * tl.log2(count)

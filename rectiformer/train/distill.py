@@ -11,9 +11,10 @@ from rectiformer.config import Config
 from rectiformer.distributed.ranks import SINGLE_PROCESS, Ranks
 from rectiformer.distributed.sharding import UpdateShare
 from rectiformer.errors import ConfigError
+from rectiformer.model.imitation import ModuleCall, divergence, recording, relative_error
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.batches import Batch
-from rectiformer.train.teacher import SiteCall, SitePair, differing, real_queries, recording
+from rectiformer.train.teacher import SitePair, attentions, differing, real_queries
 from rectiformer.train.update import Totals, Updater, autocast
 
 
@@ -58,17 +59,21 @@ class DistillingUpdater(Updater):
             return super()._accumulate(inputs, divisor, full)
         source, source_lengths, target_input, _, target_lengths, *_ = inputs
         with autocast(self.config, self.device):
-            with torch.no_grad(), recording(self.teacher) as calls:
+            with torch.no_grad(), recording(attentions(self.teacher)) as calls:
                 self.teacher(source, None if full else source_lengths, target_input)
             found = [
-                relative_error(pair, calls[pair.teacher.attention], source_lengths, target_lengths)
-                for pair in self.pairs
+                self._align(pair, calls[pair.teacher.attention], source_lengths, target_lengths) for pair in self.pairs
             ]
         counted = target_lengths.sum() if self.config.loss_mean == "token" else (target_lengths > 0).sum()
         loss = torch.stack(found).mean() * (counted / divisor)
         self._backward(loss)
         self.sums[0] += loss.detach().double()
         return None
+
+    def _align(self, pair: SitePair, call: ModuleCall, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+        """How far the student's attention is off, given what went into the teacher's."""
+        real = real_queries(pair.student, source_lengths, target_lengths, call.output.shape[1])
+        return relative_error(call.repeat(pair.student.attention), call.output, real)
 
     def _losses(self, logits: Tensor, inputs: list[Tensor], lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         source, _, target_input, target, target_lengths, *_ = inputs
@@ -86,17 +91,3 @@ class DistillingUpdater(Updater):
         first = int(self.step) - self.updates + 1
         totals = super().read()
         return totals._replace(plain=None) if self.aligns(first) else totals
-
-
-def relative_error(pair: SitePair, call: SiteCall, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:
-    """The squared error of a student's attention, given the teacher's inputs, as a share of the teacher's output."""
-    ours, theirs = call.repeat(pair.student.attention).float(), call.output.float()
-    real = real_queries(pair.student, source_lengths, target_lengths, theirs.shape[1])[..., None]
-    error = torch.where(real, ours - theirs, 0).square().sum()
-    return error / torch.where(real, theirs, 0).square().sum().clamp_min(1e-30)
-
-
-def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence in nats of the distributions of `logits` [..., V] from those of `wanted`."""
-    ours, theirs = logits.float().log_softmax(-1), wanted.float().log_softmax(-1)
-    return (theirs.exp() * (theirs - ours)).sum(-1)

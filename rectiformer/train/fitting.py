@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from rectiformer.model.attention import RectifiedAttention
+from rectiformer.model.imitation import recording
 from rectiformer.model.norms import HeadRMSNorm, RMSNorm
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.attention import attention
 from rectiformer.runs.folder import weights_of
 from rectiformer.text.batches import Batch, BatchPlan
-from rectiformer.train.teacher import SiteCall, differing, real_queries, recording
+from rectiformer.train.teacher import SiteCall, attentions, differing, real_queries
 
 SCALES = tuple(2 ** (power / 2) for power in range(-2, 6))
 """Factors of a head's scores that are tried: rectified heads are less sharp than a softmax of the same scores."""
@@ -60,13 +61,13 @@ def fit_student(student: Transformer, teacher: Transformer, batches: Sequence[Ba
     inherit(student, teacher)
     pairs = differing(student, teacher)
     calls: list[list[tuple[SiteCall, Tensor]]] = [[] for _ in pairs]
-    with recording(teacher) as latest:
+    with recording(attentions(teacher)) as latest:
         for batch in batches:
             teacher(batch.source, batch.source_lengths, batch.target_input)
             for found, (ours, theirs) in zip(calls, pairs, strict=True):
                 call = latest[theirs.attention]
                 size = call.output.shape[1]
-                found.append((call, real_queries(ours, batch.source_lengths, batch.target_lengths, size)))
+                found.append((SiteCall.of(call), real_queries(ours, batch.source_lengths, batch.target_lengths, size)))
     for found, (ours, theirs) in zip(calls, pairs, strict=True):
         fit_site(ours.attention, theirs.attention, found)
 

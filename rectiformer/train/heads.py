@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from rectiformer.model.attention import Observation, RectifiedAttention
+from rectiformer.model.imitation import ModuleCall, recording
 from rectiformer.model.transformer import Transformer
 from rectiformer.text.batches import Batch, Symbols, collate
 from rectiformer.text.prepared import Prepared
-from rectiformer.train.teacher import SiteCall, differing, real_queries, recording
+from rectiformer.train.teacher import attentions, differing, real_queries
 
 SENTENCES, AT_ONCE = 200, 20
 RESISTS = 0.5
@@ -67,7 +68,7 @@ def compare_heads(
     pairs, plain = differing(student, teacher), differing(swapped, teacher)
     sums = [HeadSums() for _ in pairs]
     for batch in batches:
-        with recording(teacher) as calls:
+        with recording(attentions(teacher)) as calls:
             teacher(batch.source, batch.source_lengths, batch.target_input)
         for found, pair, before in zip(sums, pairs, plain, strict=True):
             call = calls[pair.teacher.attention]
@@ -84,7 +85,7 @@ def compare_heads(
 class HeadView:
     """What the heads of one attention do in a call, for its real queries."""
 
-    def __init__(self, module: RectifiedAttention, call: SiteCall, real: Tensor) -> None:
+    def __init__(self, module: RectifiedAttention, call: ModuleCall, real: Tensor) -> None:
         seen: list[Observation] = []
         entered: list[Tensor] = []
         hook = module.output.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))

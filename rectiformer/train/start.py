@@ -200,15 +200,16 @@ def open_or_create(config: Config, folder: Path, prepared: Prepared, reporter: R
         return create_run(folder, config, prepared.source, prepared.target, prepared.hash)
     run = open_run(folder)
     resumed = resume_run(run, config, prepared.hash)
-    if warning := describe_new_length(run.config.training, config.training):
+    if warning := describe_new_length(run.config.training, config.training, bool(config.distillation.teacher)):
         reporter.note(warning)
     return resumed
 
 
-def describe_new_length(old: TrainingConfig, new: TrainingConfig) -> str:
+def describe_new_length(old: TrainingConfig, new: TrainingConfig, distills: bool = False) -> str:
     """A warning for a run of more or fewer updates than before, where its updates depend on how many there are."""
     settings = [f"training.schedule = {new.schedule}"] if new.schedule in FALLING else []
     settings += [f"training.{key}" for key in ("penalty_warmdown", "power_start") if getattr(new, key)]
+    settings += ["distillation.align"] if distills else []
     if new.steps == old.steps or not settings:
         return ""
     return (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,25 +11,23 @@ from torch import Tensor
 from rectiformer.config import Config
 from rectiformer.errors import ConfigError
 from rectiformer.model.attention import RectifiedAttention
+from rectiformer.model.imitation import ModuleCall
 from rectiformer.model.transformer import Site, Transformer
 from rectiformer.runs.folder import Run, load_model, open_run, require_same_vocabularies
 
 
-@dataclass(frozen=True)
-class SiteCall:
-    """One call of an attention: what went in, and what came out of its output projection."""
+class SiteCall(NamedTuple):
+    """One call of a teacher's attention."""
 
     inputs: tuple[Tensor, ...]
     keywords: dict[str, Any]
-    output: Tensor  # [B, M, E]
 
-    def repeat(self, module: RectifiedAttention) -> Tensor:
-        """What another attention gives for the same inputs."""
-        out: Tensor = module(*self.inputs, **self.keywords)
-        return out
+    @classmethod
+    def of(cls, call: ModuleCall) -> SiteCall:
+        return cls(call.inputs, call.keywords)
 
     def project(self, module: RectifiedAttention) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of another attention for the same inputs."""
+        """Queries, keys and values of any attention for these inputs."""
         x, *context = self.inputs
         rotary = {name: value for name, value in self.keywords.items() if name == "rotary"}
         return module.project(x, context[0] if context else None, None, self.keywords.get("key_lengths"), **rotary)
@@ -91,18 +86,9 @@ def differing(student: Transformer, teacher: Transformer) -> list[SitePair]:
     return [pair for pair in pairs if pair.student.attention.variant != pair.teacher.attention.variant]
 
 
-@contextmanager
-def recording(model: Transformer) -> Iterator[dict[RectifiedAttention, SiteCall]]:
-    """While open, the latest call of each attention of `model` is kept in the mapping that is yielded."""
-    calls: dict[RectifiedAttention, SiteCall] = {}
-
-    def keep(module: RectifiedAttention, inputs: Any, keywords: Any, output: Tensor) -> None:
-        calls[module] = SiteCall(inputs, keywords, output)
-
-    with ExitStack() as stack:
-        for site in model.sites():
-            stack.callback(site.attention.register_forward_hook(keep, with_kwargs=True).remove)
-        yield calls
+def attentions(model: Transformer) -> list[RectifiedAttention]:
+    """Every attention, encoder first."""
+    return [site.attention for site in model.sites()]
 
 
 def real_queries(site: Site, source_lengths: Tensor, target_lengths: Tensor, size: int) -> Tensor:

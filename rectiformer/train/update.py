@@ -144,7 +144,9 @@ class Updater:
         self.penalty_strength.fill_(penalty_strength(self.config, step))
         if self.stage != (stage := self._stage(step)):
             self.stage = stage
-            self.graphs.clear()
+            if self.graphs:
+                torch.cuda.synchronize()  # none of them may be running
+                self.graphs.clear()
         self.annealing.apply(self.annealing.at(step))
         passes = [self._pass_for(batch, tensors) for batch, tensors in zip(batches, inputs, strict=True)]
         self.flat_grad.zero_()

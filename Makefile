@@ -60,7 +60,8 @@ docs: .venv/translate
 
 site: .venv/made
 	$(PIP) -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html; for its search: $(BIN)/python -m http.server --directory site"
 
 hub-kernel:
 	$(PYTHON) tools/hub_kernel.py --out build/hub-kernel

@@ -57,19 +57,19 @@ class Size:
     """A model and how it is trained."""
 
     layers: int
-    width: int
-    heads: int
-    vocabulary: int
+    hidden_size: int
+    num_heads: int
+    vocabulary_size: int
     length: int  # tokens of a sequence
-    batch: int  # sequences per update
+    batch_size: int  # sequences per update
     updates: int
-    rate: float  # the peak, after a twentieth of the updates
+    learning_rate: float  # the peak, after a twentieth of the updates
 
 
 SIZES = {
-    "toy": Size(layers=2, width=128, heads=4, vocabulary=500, length=64, batch=16, updates=300, rate=4e-3),
-    "small": Size(layers=8, width=512, heads=8, vocabulary=8_000, length=512, batch=64, updates=2_400, rate=2e-3),
-    "base": Size(layers=12, width=768, heads=12, vocabulary=8_000, length=512, batch=64, updates=2_400, rate=1e-3),
+    "toy": Size(2, 128, 4, vocabulary_size=500, length=64, batch_size=16, updates=300, learning_rate=4e-3),
+    "small": Size(8, 512, 8, vocabulary_size=8_000, length=512, batch_size=64, updates=2_400, learning_rate=2e-3),
+    "base": Size(12, 768, 12, vocabulary_size=8_000, length=512, batch_size=64, updates=2_400, learning_rate=1e-3),
 }
 """0.5, 29 and 91 million parameters; the larger two are for a GPU."""
 
@@ -80,13 +80,13 @@ class Attention(nn.Module):
     def __init__(self, size: Size, name: str) -> None:
         super().__init__()
         row = VARIANTS[name.removesuffix(OPEN)]
-        self.row, self.heads, head_dim = row, size.heads, size.width // size.heads
-        self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.row, self.heads, head_dim = row, size.num_heads, size.hidden_size // size.num_heads
+        self.qkv = nn.Linear(size.hidden_size, 3 * size.hidden_size, bias=False)
         self.q_norm, self.k_norm = nn.RMSNorm(head_dim), nn.RMSNorm(head_dim)
-        self.output_norm = build_output_norm(row.output_norm, size.width, size.heads)  # softmax has none
-        self.output = nn.Linear(size.width, size.width, bias=False)
-        self.learned = build_learned(row, "head", size.heads, {}, row.learned_init or None)  # beta of threshold, say
-        self.score_bias = nn.Linear(size.width, size.heads) if name.endswith(OPEN) else None
+        self.output_norm = build_output_norm(row.output_norm, size.hidden_size, size.num_heads)  # softmax has none
+        self.output = nn.Linear(size.hidden_size, size.hidden_size, bias=False)
+        self.learned = build_learned(row, "head", size.num_heads, {}, row.learned_init or None)  # such as beta
+        self.score_bias = nn.Linear(size.hidden_size, size.num_heads) if name.endswith(OPEN) else None
         self.seen: list[AttentionStats] | None = None  # a list, while somebody looks
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
@@ -108,9 +108,9 @@ class Block(nn.Module):
     def __init__(self, size: Size, name: str) -> None:
         super().__init__()
         self.attention = Attention(size, name)
-        self.up = nn.Linear(size.width, 4 * size.width, bias=False)
-        self.down = nn.Linear(4 * size.width, size.width, bias=False)
-        self.norms = nn.ModuleList(nn.RMSNorm(size.width) for _ in range(2))
+        self.up = nn.Linear(size.hidden_size, 4 * size.hidden_size, bias=False)
+        self.down = nn.Linear(4 * size.hidden_size, size.hidden_size, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(size.hidden_size) for _ in range(2))
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         x = x + self.attention(self.norms[0](x), rotation)
@@ -122,12 +122,12 @@ class GPT(nn.Module):
 
     def __init__(self, size: Size, name: str, vocabulary: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, size.width)  # and the output projection
+        self.embedding = nn.Embedding(vocabulary, size.hidden_size)  # and the output projection
         self.blocks = nn.ModuleList(Block(size, name) for _ in range(size.layers))
-        self.norm = nn.RMSNorm(size.width)
-        pairs = size.width // size.heads // 2
+        self.norm = nn.RMSNorm(size.hidden_size)
+        pairs = size.hidden_size // size.num_heads // 2
         angles = torch.arange(size.length)[None, None, :, None] * 10_000 ** -(torch.arange(pairs) / pairs)
-        for part, values in pair_up(angles.cos(), angles.sin(), size.width // size.heads)._asdict().items():
+        for part, values in pair_up(angles.cos(), angles.sin(), size.hidden_size // size.num_heads)._asdict().items():
             self.register_buffer(part, values, persistent=False)
         self.init_weights(size)
 
@@ -175,11 +175,11 @@ def read_corpus(options: argparse.Namespace, size: Size) -> Corpus:
     if not valid:
         train, valid = train[: len(train) * 19 // 20], train[len(train) * 19 // 20 :]
     sample = train[:: max(1, len(train) // 100_000)]
-    vocabulary = Vocabulary.train(sample, VocabularyConfig(size=size.vocabulary, kind="bpe"))
+    vocabulary = Vocabulary.train(sample, VocabularyConfig(size=size.vocabulary_size, kind="bpe"))
     ids = [encode(vocabulary, lines) for lines in (train, valid)]
     if min(map(len, ids)) <= size.length:
         raise DataError(
-            f"there are {len(ids[0])} and {len(ids[1])} tokens to train and validate with; give longer --text"
+            f"{len(ids[0])} tokens to train with and {len(ids[1])} to validate are too few; give longer --text"
         )
     return Corpus(" ".join(Path(file).name for file in options.text) or "grammar", vocabulary, *ids)
 
@@ -202,7 +202,7 @@ def encode(vocabulary: Vocabulary, lines: list[str]) -> Tensor:
 def learning_rate(size: Size, update: int) -> float:
     """Rising linearly over a twentieth of the updates, then falling linearly to 0."""
     rising = max(1, size.updates // 20)
-    return size.rate * min((update + 1) / rising, (size.updates - update) / max(1, size.updates - rising))
+    return size.learning_rate * min((update + 1) / rising, (size.updates - update) / max(1, size.updates - rising))
 
 
 def loss_of(model: Any, rows: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def train(name: str, corpus: Corpus, size: Size, options: argparse.Namespace) ->
         {"params": [weight for weight in model.parameters() if weight.dim() == 2], "weight_decay": 0.1},
         {"params": [weight for weight in model.parameters() if weight.dim() != 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=size.rate, betas=(0.9, 0.95), fused=DEVICE == "cuda")
+    optimizer = torch.optim.AdamW(groups, lr=size.learning_rate, betas=(0.9, 0.95), fused=DEVICE == "cuda")
     draws = torch.Generator().manual_seed(options.seed)
     window = torch.arange(size.length + 1, device=DEVICE)
     ends = [math.ceil(size.updates * part / MEASURES) for part in range(1, MEASURES + 1)]
@@ -230,22 +230,18 @@ def train(name: str, corpus: Corpus, size: Size, options: argparse.Namespace) ->
     for update in range(size.updates):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(size, update)
-        starts = torch.randint(len(corpus.train) - size.length, (size.batch, 1), generator=draws)
-        for part in starts.to(DEVICE).chunk(options.accumulate):
+        starts = torch.randint(len(corpus.train) - size.length, (size.batch_size, 1), generator=draws)
+        for part in starts.to(DEVICE).chunk(options.grad_accumulation):
             loss = loss_of(compiled, corpus.train[part + window])
-            (loss * len(part) / size.batch).backward()
+            (loss * len(part) / size.batch_size).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if update + 1 in ends:
-            found = {
-                "update": update + 1,
-                "training_loss": loss.item(),
-                "tokens_per_second": 0.0,
-            }  # waits for the device
+            found = {"update": update + 1, "training_loss": loss.item(), "tokens_per_second": 0.0}
             if update >= ends[0]:  # what came before has warm-up and compiling in it
                 seconds += time.perf_counter() - clock
-                found["tokens_per_second"] = (update + 1 - ends[0]) * size.batch * size.length / seconds
+                found["tokens_per_second"] = (update + 1 - ends[0]) * size.batch_size * size.length / seconds
             yield model, found | measure(model, corpus, size)
             clock = time.perf_counter()
 
@@ -255,18 +251,16 @@ def measure(model: GPT, corpus: Corpus, size: Size) -> dict[str, Any]:
     """Loss on the validation text; shares of visible weights that are exactly 0 and of rows that are null."""
     starts = torch.arange(0, len(corpus.valid) - size.length, size.length, device=DEVICE)
     rows = corpus.valid[starts[:, None] + torch.arange(size.length + 1, device=DEVICE)]
-    loss = sum(loss_of(model, part).item() * len(part) for part in rows.split(size.batch)) / len(rows)
+    loss = sum(loss_of(model, part).item() * len(part) for part in rows.split(size.batch_size)) / len(rows)
     stats: list[AttentionStats] = []
     for block in model.blocks:
         block.attention.seen = stats
     loss_of(model, rows[:8])
     for block in model.blocks:
         block.attention.seen = None
-    zeros, null = (
-        sum(part.mean().item() for part in parts) / len(stats)
-        for parts in zip(*((found.sparsity, found.null_rate) for found in stats), strict=True)
-    )
-    return {"loss": loss, "perplexity": math.exp(loss), "zeros": zeros, "null_rows": null}
+    zeros = torch.stack([found.sparsity for found in stats]).mean().item()
+    null_rows = torch.stack([found.null_rate for found in stats]).mean().item()
+    return {"loss": loss, "perplexity": math.exp(loss), "zeros": zeros, "null_rows": null_rows}
 
 
 @torch.no_grad()
@@ -283,10 +277,12 @@ def sample(model: GPT, corpus: Corpus, size: Size, tokens: int, seed: int) -> st
 
 def describe() -> dict[str, Any]:
     """What a figure needs to be trusted: command, commit, device."""
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    command = " ".join(["python", "examples/language_model.py", *sys.argv[1:]])
-    commit = os.environ.get("RECTIFORMER_COMMIT") or git.stdout.strip()
+    words = sys.argv[1:]
+    if "--out" in words:
+        del words[(place := words.index("--out")) : place + 2]
+    commit = os.environ.get("RECTIFORMER_COMMIT") or subprocess.getoutput("git describe --always --dirty")
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    command = " ".join(["python", "examples/language_model.py", *words])
     return {"command": command, "commit": commit, "device": device, "torch": torch.__version__}
 
 
@@ -317,8 +313,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--valid", nargs="+", default=[], metavar="FILE", help="default: the end of --text")
     parser.add_argument("--size", choices=SIZES, default="toy", help="the defaults of what follows")
     for field in fields(Size):
-        parser.add_argument(f"--{field.name}", type=field.type)
-    parser.add_argument("--accumulate", type=int, default=1, help="parts of a batch that go through the model in turn")
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type)
+    parser.add_argument("--grad-accumulation", type=int, default=1, help="parts of a batch, one after the other")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=DEVICE == "cuda")
     parser.add_argument("--out", type=Path, help="JSON lines to append to, as training goes on")
@@ -340,7 +336,7 @@ def main() -> None:
     size = replace(SIZES[options.size], **{name: value for name, value in given.items() if value is not None})
     if size.updates < 2 * MEASURES:
         raise ConfigError(
-            f"--updates {size.updates} is too few to measure {MEASURES} times; give at least {2 * MEASURES}"
+            f"--updates {size.updates} is too few to measure {MEASURES} times; give {2 * MEASURES} or more"
         )
     corpus = read_corpus(options, size)
     print(f"{corpus.name}: {len(corpus.train):,} tokens to train with, {len(corpus.valid):,} to validate with")

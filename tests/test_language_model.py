@@ -16,8 +16,8 @@ from language_model import GPT, SIZES
 from rectiformer import attention
 
 ROOT = Path(__file__).parent.parent
-SMALL = replace(SIZES["toy"], width=32, length=12)
-TINY = ["--layers", "1", "--width", "64", "--length", "32", "--batch", "16"]
+SMALL = replace(SIZES["toy"], hidden_size=32, length=12)
+TINY = ["--layers", "1", "--hidden-size", "64", "--length", "32", "--batch-size", "16"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,8 @@ def test_points_say_where_they_come_from(example, trained):
     out, points, printed = trained
     for point in points:
         assert point["commit"] == "tested"
-        assert point["command"].startswith("python examples/language_model.py softmax rela-g --layers 1")
+        words = " ".join(["softmax", "rela-g", *TINY, "--updates", "100"])
+        assert point["command"] == f"python examples/language_model.py {words}"
         assert {"device", "torch", "seed", "text", "parameters", "null_rows", "perplexity"} <= point.keys()
     assert example("--table", out)[1].strip() == printed[printed.index("text grammar") :].strip()
 
@@ -73,8 +74,8 @@ def test_the_table_averages_over_seeds_and_leaves_out_what_was_not_finished(exam
 
 def test_a_training_reads_files_of_the_user(example, tmp_path):
     (tmp_path / "text").write_text("\n".join(f"line {i} of {i * i % 97}" for i in range(1000)))
-    words = ["relu2-open", *TINY, "--updates", "20", "--text", tmp_path / "text", "--vocabulary", "60"]
-    exit_code, printed = example(*words, "--accumulate", "3")
+    words = ["relu2-open", *TINY, "--updates", "20", "--text", tmp_path / "text", "--vocabulary-size", "60"]
+    exit_code, printed = example(*words, "--grad-accumulation", "3")
     assert exit_code == 0, printed
     assert "text text," in printed
 
@@ -84,7 +85,7 @@ def test_a_training_reads_files_of_the_user(example, tmp_path):
     [
         (["sofmax"], "unknown variant 'sofmax'; there are "),
         (["softmax-open"], "unknown variant 'softmax-open'"),
-        (["--updates", "19"], "--updates 19 is too few to measure 10 times; give at least 20"),
+        (["--updates", "19"], "--updates 19 is too few to measure 10 times; give 20 or more"),
         (["--text", "missing"], "cannot read missing: No such file or directory"),
     ],
 )

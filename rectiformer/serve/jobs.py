@@ -15,7 +15,10 @@ from rectiformer.measure.words import word_spans
 from rectiformer.text.documents import Window
 from rectiformer.translate.align import align_pairs
 from rectiformer.translate.documents import Draft, Found, Segment, search_segments
+from rectiformer.translate.marked import describe_losses
+from rectiformer.translate.markup import MarkedText
 from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.placement import place_tags
 from rectiformer.translate.records import finite
 from rectiformer.translate.translator import Candidate, Translation, Translator
 
@@ -190,13 +193,31 @@ class SentencesJob(Job):
         return self.begin_extras(task.key, task.content, result.text, length)
 
     def translated(self) -> dict[str, Any]:
-        found = [self._translation(self.translations[index]) | self.alignment(index) for index in range(self.sentences)]
-        return {"translations": found}
+        return {"translations": [self.sentence(index) for index in range(self.sentences)]}
+
+    def sentence(self, index: int) -> dict[str, Any]:
+        """The part of the answer about one sentence."""
+        return self._translation(self.translations[index]) | self.alignment(index)
 
     def _translation(self, found: Translation) -> dict[str, Any]:
         best = found.candidates[0]
         more = {"nbest": [candidate(each) for each in found.candidates]} if self.options.nbest > 1 else {}
         return candidate(best) | more | {"warnings": found.warnings}
+
+
+@dataclass(eq=False)
+class MarkedJob(SentencesJob):
+    """Sentences with tags, which are placed by word links; `lines` are without them."""
+
+    marked: Sequence[MarkedText]
+    shows_links: bool
+    """Whether the answer has the links of the words too."""
+
+    def sentence(self, index: int) -> dict[str, Any]:
+        found, (_, translation, links) = self._translation(self.translations[index]), self.links[index]
+        found["text"] = place_tags(self.marked[index], translation, links)
+        found["warnings"] = [*found["warnings"], *describe_losses(self.marked[index])]
+        return found | (self.alignment(index) if self.shows_links else {})
 
 
 def candidate(found: Candidate) -> dict[str, Any]:

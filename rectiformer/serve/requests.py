@@ -7,9 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rectiformer.analyze.record import ModelCard
 from rectiformer.errors import ArgumentError
-from rectiformer.serve.jobs import AlignPairs, DocumentsJob, Job, SentencesJob
+from rectiformer.serve.jobs import AlignPairs, DocumentsJob, Job, MarkedJob, SentencesJob
 from rectiformer.serve.limits import Limits
 from rectiformer.translate.documents import check_request
+from rectiformer.translate.markup import read_markup
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 from rectiformer.web import INVALID, OVER_LIMIT, RefusalError
@@ -34,6 +35,7 @@ class TranslateRequest(BaseModel):
     nbest: int = Field(1, ge=1, description="Translations returned per sentence, at most beam; 1 for documents.")
     length_penalty: float = Field(0.6, ge=0, le=5, allow_inf_nan=False, description="Power of the length penalty.")
     alignments: bool = Field(False, description="Whether to link the words of both sides.")
+    markup: bool = Field(False, description="Whether sentences have inline tags, to be placed by word links.")
     heads: bool = Field(False, description="Whether to give the attention record: what every head does.")
 
 
@@ -127,6 +129,10 @@ def read_request(content: Any) -> TranslateRequest:
         raise RefusalError(INVALID, f"{location!a}: {first['msg']}") from None
     if (asked.sentences is None) == (asked.documents is None):
         raise RefusalError(INVALID, "give either sentences or documents")
+    if asked.markup and (asked.documents is not None or asked.nbest > 1 or asked.heads):
+        raise RefusalError(
+            INVALID, "markup goes into one translation of each sentence; leave documents, nbest and heads out"
+        )
     if has_half_pairs(asked.documents or [asked.sentences or []]):
         raise RefusalError(INVALID, "a sentence has half of a surrogate pair, which is not a character; remove it")
     return asked
@@ -184,8 +190,10 @@ class JobMaker:
             segment = check_request(self.translator, options, None, OVERLAP) if asked.documents else 0
         except ArgumentError as error:
             raise RefusalError(INVALID, str(error)) from error
-        if asked.alignments and self.align is None:
-            raise RefusalError(INVALID, "this model's cross-attention has no weights; leave alignments out")
+        if (asked.alignments or asked.markup) and self.align is None:
+            raise RefusalError(INVALID, "this model's cross-attention has no weights; leave alignments and markup out")
+        marked = [read_markup(sentence) for sentence in documents[0]] if asked.markup else []
+        documents = [[each.text for each in marked]] if marked else documents
         ids = [[self.translator.source.encode(sentence) for sentence in document] for document in documents]
         lengths = [len(each) for document in ids for each in document]
         for number, length in enumerate(lengths, 1):
@@ -193,7 +201,10 @@ class JobMaker:
         check("subwords", sum(lengths), limits.max_tokens)
         if asked.heads:
             check("subwords with heads", sum(lengths), limits.max_heads_tokens)
-        align, card = self.align if asked.alignments else None, self.card if asked.heads else None
+        align = self.align if asked.alignments or asked.markup else None
+        card = self.card if asked.heads else None
+        if marked:
+            return MarkedJob(options, align, card, documents[0], lengths, marked, asked.alignments)
         if asked.documents is None:
             return SentencesJob(options, align, card, documents[0], lengths)
         return DocumentsJob(options, align, card, documents, ids, segment, OVERLAP)

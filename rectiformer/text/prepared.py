@@ -33,7 +33,7 @@ from rectiformer.text import corpus
 from rectiformer.text.batches import BLOCK, Pairs, Part
 from rectiformer.text.corpus import Counts, TextPair, files_of, has_documents, has_split, input_files
 from rectiformer.text.documents import build_segments, halvings
-from rectiformer.text.encoding import SIDES, Ids, cut_ids, encode_linked, encode_pairs, fit_lengths
+from rectiformer.text.encoding import SIDES, Ids, cut_ids, encode_pairs, fit_lengths, link_pairs
 from rectiformer.text.lines import display_name, local_path
 from rectiformer.text.links import CELL_TYPE, LINK_ARRAYS, CellLinks, Cells
 from rectiformer.text.vocabulary import TRAINING_CHARACTERS, Vocabulary, choose_vocabularies
@@ -198,11 +198,8 @@ def write_split(
         for pairs in corpus.read_ahead(corpus.in_batches(corpus.read_pairs(data, split, read))):
             texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
             seed = f"{data.seed}/{folder.name}/{number - 1}"
-            if linked:
-                sides, cells = encode_linked(vocabularies, pairs, texts, alpha, seed, data.link_words)
-                lengths = np.stack([ids.lengths for ids in sides])
-            else:
-                (sides, lengths), cells = encode_pairs(vocabularies, texts, alpha, seed), None
+            sides, lengths = encode_pairs(vocabularies, texts, alpha, seed)
+            cells = link_pairs(vocabularies, pairs, texts, alpha, seed, data.link_words) if linked else None
             numbers = range(number, number + len(pairs))
             fitting = fit_lengths(lengths, max_length, data, counts, "pair {:,}", numbers)
             writer.add(pairs, sides, fitting, cells)

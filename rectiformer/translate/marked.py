@@ -85,7 +85,7 @@ def by_position(source: str, target: str) -> set[Link]:
     return {(i, i * M // N) for i in range(N) if M} | {(j * N // M, j) for j in range(M) if N}
 
 
-def describe_losses(marked: MarkedText, linked: bool) -> list[str]:
+def describe_losses(marked: MarkedText, linked: bool = True) -> list[str]:
     """What the reader of a translation should know of its tags."""
     notes = []
     if marked.unpaired:

@@ -22,7 +22,9 @@ from rectiformer.toml import load_config
 from rectiformer.train.start import train
 from rectiformer.translate.align import AVERAGE, align_pairs
 from rectiformer.translate.documents import translate_documents
+from rectiformer.translate.markup import read_markup
 from rectiformer.translate.options import SearchOptions
+from rectiformer.translate.placement import place_tags
 from rectiformer.translate.translator import Translator
 
 SENTENCES = [pair.source for pair in draw_sentences(30, 3, "test")]
@@ -79,6 +81,24 @@ def test_blank_sentences_keep_their_place(translator):
     (answer,) = ask(translator, {"sentences": ["", SENTENCES[0], " \u2028\n", "\0"], "alignments": True})
     expected = translator.translate(["", SENTENCES[0], " \u2028\n", "\0"], SearchOptions())
     assert [each["text"] for each in answer.json()["translations"]] == [each.text for each in expected]
+
+
+def test_markup_is_placed_by_the_links_of_the_text_without_it(translator):
+    plain, lines = SENTENCES[:3], [f"<p>{line.replace(' ', ' <i>', 1)}</i><br/></p>" for line in SENTENCES[:3]]
+    lines[2] = f"<b>{plain[2]}"
+    (answer,) = ask(translator, {"sentences": [*lines, ""], "markup": True, "alignments": True})
+    found = answer.json()["translations"]
+    for line, text, each in zip(lines, plain, found, strict=False):
+        (expected,) = translator.translate([text], SearchOptions())
+        (links,) = align_pairs(translator, [(text, expected.text)], layer=0, head=AVERAGE)
+        assert each["text"] == place_tags(read_markup(line), expected.text, links)
+        assert [tuple(link) for link in each["alignment"]["links"]] == sorted(links)
+        lost = ["<b> has no partner in this line, so it is kept as text"] if line.startswith("<b>") else []
+        assert each["warnings"] == [*expected.warnings, *lost]
+    assert found[3]["text"] == ""
+    for more in ({"nbest": 2}, {"heads": True}):
+        (answer,) = ask(translator, {"sentences": lines, "markup": True, **more})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid")
 
 
 def test_alignments_and_heads_are_those_of_forced_decoding(translator):

@@ -164,7 +164,7 @@ class ModelConfig:
     qk_norm: bool = added(field(default=False))
     """Whether queries and keys have their length divided out, so that scores are cosines times a learned number per
     head (2010.04245). threshold has cosines anyway, and stays as it is."""
-    power: int = added(within(0, 0, 65))
+    attention_power: int = added(within(0, 0, 65))
     """The power p of relu-exp and threshold; 0 for the variant's own: 2."""
     center_keys: str = choices("auto", "yes", "no")
     """Whether the mean over a sentence is subtracted from its keys, in the encoder and in cross-attention. A softmax
@@ -241,10 +241,10 @@ class TrainingConfig:
     """What that entropy is of: each row of weights divided by its sum, or the weights as they are."""
     penalty_warmdown: float = within(0.0, 0.0)
     """Share of all steps over which the two weights fall to 0, in a straight line; 0 keeps them as they are."""
-    power_start: int = within(0, 0, 65)
+    anneal_from: int = within(0, 0, 65)
     """The power of relu-exp at first; 16 is near softmax. It falls to that of the model in a few steps, each to about
     0.7 of the one before; validation has the model's from the start. 0 trains with the model's throughout."""
-    power_falls: float = within(0.5, 0.0, 1.0)
+    anneal_fraction: float = within(0.5, 0.0, 1.0)
     """Share of all updates over which the power falls."""
     balance_penalty: float = within(0.0, 0.0)
     """Weight of the balance of experts, where the memory has any."""

@@ -85,17 +85,18 @@ def find_score_bias(config: ModelConfig, variant: str) -> float | None:
 
 def fixed_options(config: ModelConfig, variant: str) -> dict[str, int]:
     """The variant's numbers that the configuration fixes."""
-    return {"power": config.power} if config.power and "power" in find_variant(variant).options else {}
+    given = config.attention_power
+    return {"power": given} if given and "power" in find_variant(variant).options else {}
 
 
 def require_power(config: ModelConfig) -> None:
     """ConfigError where a power is given that no attention has."""
-    if config.power and not any(fixed_options(config, config.variant_at(site)) for site in SITES):
+    variants = sorted({config.variant_at(site) for site in SITES})
+    if config.attention_power and not any(fixed_options(config, variant) for variant in variants):
         having = ", ".join(name for name, row in VARIANTS.items() if "power" in row.options)
-        found = ", ".join(sorted({config.variant_at(site) for site in SITES}))
         raise ConfigError(
-            f"model.power = {config.power}, but attention is {found}, which has no power; leave it out, or choose one "
-            f"of {having}"
+            f"model.attention_power = {config.attention_power}, but attention is {', '.join(variants)}, which has no "
+            f"power; leave it out, or choose one of {having}"
         )
 
 

@@ -13,7 +13,7 @@ BASELINE = "softmax"
 QK, GATE = "model.qk_norm=true", ("model.output_norm=rms", "model.output_gate=head")
 OPEN = recipes.attention_settings(recipes.OPEN)
 EXP = ("model.variant=relu-exp", "model.output_norm=gated-rms", "model.score_bias=open")
-FALLING = "training.power_start=16"
+FALLING = "training.anneal_from=16"
 
 CANDIDATES: dict[str, tuple[str, ...]] = {
     BASELINE: ("model.variant=softmax",),

@@ -20,27 +20,27 @@ class Annealing:
         self.config = config
         self.powers: list[int] = []
         self.modules: list[RectifiedAttention] = []
-        if not config.power_start:
+        if not config.anneal_from:
             return
         self.modules = [site.attention for site in model.sites() if find_variant(site.attention.variant).anneals]
         if not self.modules:
             having = ", ".join(name for name, row in VARIANTS.items() if row.anneals)
             raise ConfigError(
-                f"training.power_start = {config.power_start}, but no attention of this model has a power that can "
+                f"training.anneal_from = {config.anneal_from}, but no attention of this model has a power that can "
                 f"fall; set it to 0, or model.variant to {having}"
             )
         row = find_variant(self.modules[0].variant)  # [model] has one power for all
         final = int(self.modules[0].options.get(row.anneals, row.options[row.anneals].default))
-        if config.power_start <= final:
+        if config.anneal_from <= final:
             raise ConfigError(
-                f"training.power_start = {config.power_start} is not above the power of the model, {final}; raise it, "
+                f"training.anneal_from = {config.anneal_from} is not above the power of the model, {final}; raise it, "
                 "or set it to 0"
             )
-        self.powers = falling(config.power_start, final)
+        self.powers = falling(config.anneal_from, final)
 
     def at(self, step: int) -> int | None:
         """The power of update `step`, counted from 1; None for the model's own."""
-        updates = self.config.power_falls * self.config.steps
+        updates = self.config.anneal_fraction * self.config.steps
         if not self.powers or step > updates:
             return None
         return self.powers[int((step - 1) * len(self.powers) / updates)]

@@ -208,7 +208,7 @@ def open_or_create(config: Config, folder: Path, prepared: Prepared, reporter: R
 def describe_new_length(old: TrainingConfig, new: TrainingConfig, distills: bool = False) -> str:
     """A warning for a run of more or fewer updates than before, where its updates depend on how many there are."""
     settings = [f"training.schedule = {new.schedule}"] if new.schedule in FALLING else []
-    settings += [f"training.{key}" for key in ("penalty_warmdown", "power_start") if getattr(new, key)]
+    settings += [f"training.{key}" for key in ("penalty_warmdown", "anneal_from") if getattr(new, key)]
     settings += ["distillation.align"] if distills else []
     if new.steps == old.steps or not settings:
         return ""

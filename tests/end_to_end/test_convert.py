@@ -5,8 +5,8 @@ import signal
 from end_to_end.tiny import outcome
 
 STUDENT = {
-    "model_variant": "relu-exp", "model_score_bias": "zero", "model_center_keys": "yes", "training_power_start": 4,
-    "training_power_falls": 0.3, "training_grad_accumulation": 1, "training_steps": 12,
+    "model_variant": "relu-exp", "model_score_bias": "zero", "model_center_keys": "yes", "training_anneal_from": 4,
+    "training_anneal_fraction": 0.3, "training_grad_accumulation": 1, "training_steps": 12,
 }  # fmt: skip
 STOPS = [("advance 5", "SIGKILL"), ("advance 6", "SIGTERM"), ("advance 10", "SIGKILL")]
 """In the first phase, at its end, and in the second."""

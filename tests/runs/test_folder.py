@@ -63,7 +63,7 @@ def test_keys_that_came_later_change_no_hash_of_older_runs(vocabularies):
     """The hash that checkpoints carried before there were such keys."""
     run = Run(Path(), Config(), *vocabularies, "")
     assert run.identity["config"] == "aee33a8e47e88a537fb6ca18d580a97e8600ef3b35450c5b380801e8a4bd5590"
-    other = dataclasses.replace(run, config=Config(model=ModelConfig(power=3)))
+    other = dataclasses.replace(run, config=Config(model=ModelConfig(attention_power=3)))
     assert other.identity["config"] != run.identity["config"]
 
 

@@ -18,7 +18,7 @@ from rectiformer.train.start import train
 
 ANNEALED = {
     "model_variant": "relu-exp",
-    "training_power_start": 16,
+    "training_anneal_from": 16,
     "training_steps": 12,
     "training_grad_accumulation": 1,
 }
@@ -39,9 +39,9 @@ def test_large_powers_are_near_an_exponential():
     assert errors[0] > 4 * errors[1] > 8 * errors[2]
 
 
-def test_the_power_falls_in_a_few_steps_to_that_of_the_model():
+def test_the_anneal_fraction_in_a_few_steps_to_that_of_the_model():
     assert falling(16, 2) == [16, 11, 8, 6, 4, 3]
-    config = configure(**ANNEALED, training_power_falls=0.5)
+    config = configure(**ANNEALED, training_anneal_fraction=0.5)
     annealing = Annealing(build(config), config.training)
     assert [annealing.at(step) for step in range(1, 9)] == [16, 11, 8, 6, 4, 3, None, None]
 
@@ -82,9 +82,12 @@ def test_a_stopped_run_ends_as_one_that_was_not(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_variant": "relu-exp", "training_power_start": 2}, "is not above the power of the model, 2"),
-        ({"training_power_start": 16}, "no attention of this model has a power that can fall.*relu-exp"),
-        ({"model_power": 3}, "model.power = 3, but attention is rela-g, which has no power.*relu-exp"),
+        ({"model_variant": "relu-exp", "training_anneal_from": 2}, "is not above the power of the model, 2"),
+        ({"training_anneal_from": 16}, "no attention of this model has a power that can fall.*relu-exp"),
+        (
+            {"model_attention_power": 3},
+            "model.attention_power = 3, but attention is rela-g, which has no power.*relu-exp",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, words):
@@ -94,7 +97,7 @@ def test_what_does_not_fit_is_refused(changes, words):
 
 
 def test_the_power_of_the_model_is_the_attentions():
-    model = build(configure(model_variant="relu-exp", model_power=5))
+    model = build(configure(model_variant="relu-exp", model_attention_power=5))
     assert {site.attention.current_options()["power"] for site in model.sites()} == {5}
 
 

@@ -109,11 +109,11 @@ def unmeasured(tmp_path):
 def test_too_little_memory_to_measure_is_one_line_with_its_own_exit_code(unmeasured, rectiformer, monkeypatch, measure):
     monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)  # standard input is nobody's here
     monkeypatch.setitem(STUDIES, SEARCH.name, replace(SEARCH, measure=measure))
-    found = rectiformer("study", SEARCH.name, "--out", unmeasured, "--one", "rela-g-seed1")
+    found = rectiformer("study", SEARCH.name, "--out", unmeasured, "--one", "paper-gamma1-penalty0-seed1")
     assert found.code == DeviceMemoryError.exit_code
     assert found.err == (
-        "rectiformer: rela-g-seed1 cannot be measured: the device has no memory left; lower --jobs, so that fewer "
-        "trainings share it\n"
+        "rectiformer: paper-gamma1-penalty0-seed1 cannot be measured: the device has no memory left; lower --jobs, so "
+        "that fewer trainings share it\n"
     )
 
 
@@ -121,14 +121,19 @@ def test_too_little_memory_to_train_is_one_line_with_the_same_exit_code(tmp_path
     monkeypatch.setattr("rectiformer.cli.studying.stop_with_parent", lambda: None)
     for update, says in (
         (full, "step 1: the device has no memory left; batches are "),
-        (full_while_capturing, "rela-g-seed1 cannot be trained: the device has no memory left; lower --jobs"),
+        (
+            full_while_capturing,
+            "paper-gamma1-penalty0-seed1 cannot be trained: the device has no memory left; lower --jobs",
+        ),
     ):
         monkeypatch.setattr("rectiformer.train.update.Updater.update", update)
-        found = rectiformer("study", SEARCH.name, "--out", tmp_path, "--one", "rela-g-seed1")
+        found = rectiformer("study", SEARCH.name, "--out", tmp_path, "--one", "paper-gamma1-penalty0-seed1")
         assert found.code == DeviceMemoryError.exit_code
         assert found.err.split("\n")[-2].startswith(f"rectiformer: {says}")
 
 
 def test_other_errors_of_measuring_are_left_as_they_are(unmeasured):
     with pytest.raises(RuntimeError, match="sizes of tensors do not match"):
-        run_single(find_task(replace(SEARCH, measure=broken), SMOKE, unmeasured, "rela-g-seed1"), Reporter())
+        run_single(
+            find_task(replace(SEARCH, measure=broken), SMOKE, unmeasured, "paper-gamma1-penalty0-seed1"), Reporter()
+        )

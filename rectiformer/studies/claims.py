@@ -336,6 +336,8 @@ class Judged:
     ours: str
     verdict: str
     why: str
+    waits: bool = False
+    """Whether seeds are missing."""
 
 
 def judge(claim: PageClaim, results: Results) -> Judged:
@@ -347,7 +349,7 @@ def judge(claim: PageClaim, results: Results) -> Judged:
     ours = ": ".join(filter(None, (signed(found, claim.digits), f"{sides} ({claim.unit})" if sides else "")))
     shared = len(first.keys() & second.keys())
     if shared < claim.seeds:
-        return Judged(ours, "open", reason(claim, first, second))
+        return Judged(ours, "open", reason(claim, first, second), waits=True)
     says = verdict(found, Claim(*claim.sides, claim.expected, claim.paper, claim.margin))
     assert found is not None
     assert found.half is not None
@@ -414,9 +416,9 @@ def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:
     for word, title in VERDICTS.items():
         named = [f"- {claim.says}." for claim, outcome in every if outcome.verdict == word]
         if word == "open":
+            reasons = Counter(found.why if found.waits else UNDECIDED for _, found in every if found.verdict == word)
             named = [
-                f"- {count} claim{'s' * (count > 1)}: {why[0].lower()}{why[1:]}"
-                for why, count in Counter(found.why for _, found in every if found.verdict == word).most_common()
+                f"- {count} claim{'s' * (count > 1)}: {why[0].lower()}{why[1:]}" for why, count in reasons.most_common()
             ]
         count = sum(outcome.verdict == word for _, outcome in every)
         parts.append(f"**{title}: {count} of {len(every)}**" + (":\n\n" + "\n".join(named) if named else "."))
@@ -424,6 +426,7 @@ def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:
 
 
 VERDICTS = {"agree": "Holds here", "disagree": "Does not hold here", "open": "Not known yet"}
+UNDECIDED = "All seeds are there, and their interval leaves it open."
 INTRODUCTION = """Every model below is trained to the end: its learning rate falls to 0 at the last update, and each
 variant has the rate that is best for it on validation data. A claim is judged once all seeds are there; until then it
 is open, and says why. Half-trained models show how fast a variant learns, which is

@@ -155,7 +155,8 @@ def show(terminal: Terminal, study: Study, results: Results, out: Path) -> None:
         for note in table.notes:
             terminal.note(note)
     left = results.planned - len(results.finished)
-    rest = f"; {left} are left, the same command goes on with them" if left else ""
+    by = f"those of {study.sources}" if study.shows else "the same command goes on with them"
+    rest = f"; {left} are left, {by}" if left else ""
     terminal.note(f"\n{len(results.finished)} of {results.planned} trainings are finished{rest}")
     terminal.note(f"report: rectiformer study report {out}\n")
 

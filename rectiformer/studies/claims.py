@@ -124,6 +124,13 @@ def rise(results: Results) -> Sides:
     return {entry.seed: mean[entry.seed] + entry.measures["null_rise"] for entry in entries}, mean
 
 
+def speeds(results: Results) -> Sides:
+    """How fast rela-g trains relative to softmax, each with its kernels."""
+    speed = {entry.seed: entry.measures["speed"] for entry in results.finished}
+    ours = {seed: each["softmax fused"]["update"] / each["rela-g fused"]["update"] for seed, each in speed.items()}
+    return ours, dict.fromkeys(ours, 1.0)
+
+
 def diagnosed(name: str, paper: str, expected: Literal["above", "below"], says: str) -> PageClaim:
     """A diagnosis of memories with softmax vs. ReLU."""
 
@@ -246,6 +253,21 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
             expected="below",
         ),
     ),
+    "ReLA: speed": (
+        PageClaim(
+            says="ReLA trains nearly as fast as softmax, with the kernels each has",
+            paper="0.93x [S]",
+            study="efficiency",
+            only="alone",
+            sides=("rela-g", "softmax"),
+            values=speeds,
+            expected="no worse",
+            margin=0.1,
+            unit="speed relative to softmax",
+            seeds=2,
+            note="Measured once; another run had 1.03x, so ratios are known to 7 %.",
+        ),
+    ),
     "ReLUFormer: attention": (
         translated(
             "multi30k-de-en-post",
@@ -303,29 +325,8 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
             "Softmax's scores sit in few slots",
         ),
     ),
-    "ReLA: speed": (
-        PageClaim(
-            says="ReLA trains nearly as fast as softmax, with the kernels each has",
-            paper="0.93x [S]",
-            study="efficiency",
-            only="alone",
-            sides=("rela-g", "softmax"),
-            values=lambda results: speeds(results),
-            expected="no worse",
-            margin=0.1,
-            unit="speed relative to softmax",
-            seeds=2,
-            note="Measured once; another run had 1.03x, so ratios are known to 7 %.",
-        ),
-    ),
 }
 """What the page shows at `small`."""
-
-
-def speeds(results: Results) -> Sides:
-    speed = {entry.seed: entry.measures["speed"] for entry in results.finished}
-    ours = {seed: each["softmax fused"]["update"] / each["rela-g fused"]["update"] for seed, each in speed.items()}
-    return ours, dict.fromkeys(ours, 1.0)
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,8 @@ class Judged:
     ours: str
     verdict: str
     why: str
+    waits: bool = False
+    """Whether seeds are missing."""
 
 
 def judge(claim: PageClaim, results: Results) -> Judged:
@@ -346,7 +349,7 @@ def judge(claim: PageClaim, results: Results) -> Judged:
     ours = ": ".join(filter(None, (signed(found, claim.digits), f"{sides} ({claim.unit})" if sides else "")))
     shared = len(first.keys() & second.keys())
     if shared < claim.seeds:
-        return Judged(ours, "open", reason(claim, first, second))
+        return Judged(ours, "open", reason(claim, first, second), waits=True)
     says = verdict(found, Claim(*claim.sides, claim.expected, claim.paper, claim.margin))
     assert found is not None
     assert found.half is not None
@@ -413,9 +416,9 @@ def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:
     for word, title in VERDICTS.items():
         named = [f"- {claim.says}." for claim, outcome in every if outcome.verdict == word]
         if word == "open":
+            reasons = Counter(found.why if found.waits else UNDECIDED for _, found in every if found.verdict == word)
             named = [
-                f"- {count} claim{'s' * (count > 1)}: {why[0].lower()}{why[1:]}"
-                for why, count in Counter(found.why for _, found in every if found.verdict == word).most_common()
+                f"- {count} claim{'s' * (count > 1)}: {why[0].lower()}{why[1:]}" for why, count in reasons.most_common()
             ]
         count = sum(outcome.verdict == word for _, outcome in every)
         parts.append(f"**{title}: {count} of {len(every)}**" + (":\n\n" + "\n".join(named) if named else "."))
@@ -423,6 +426,7 @@ def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:
 
 
 VERDICTS = {"agree": "Holds here", "disagree": "Does not hold here", "open": "Not known yet"}
+UNDECIDED = "All seeds are there, and their interval leaves it open."
 INTRODUCTION = """Every model below is trained to the end: its learning rate falls to 0 at the last update, and each
 variant has the rate that is best for it on validation data. A claim is judged once all seeds are there; until then it
 is open, and says why. Half-trained models show how fast a variant learns, which is

@@ -110,6 +110,9 @@ def draw_panels(
             axis.set_yscale("log" if log_y else "linear")
             for low, high in (bands or {}).values():
                 axis.axhspan(low, high, color="#999999", alpha=0.35, lw=0)
+        panels_shown = [[*lines, *behind]] * len(lines) if ylabel else [[panel] for panel in lines]
+        for axis, together in zip(axes[:, 0], panels_shown, strict=True):
+            limit_axis(axis, together, bands or {}, log_y)
         axes[-1, 0].set_xlabel(xlabel)
         if ylabel:
             figure.supylabel(textwrap.fill(ylabel, 40), fontsize=8)
@@ -145,6 +148,15 @@ def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[s
         from matplotlib.ticker import MaxNLocator
 
         axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # layers and updates
+
+
+def limit_axis(axis: Axes, panels: Sequence[Mapping[str, Line]], bands: Bands, log_y: bool) -> None:
+    """Limit an axis to the values of these panels, which long intervals then leave."""
+    values = [value for panel in panels for line in panel.values() for several in line.values() for value in several]
+    values += [edge for band in bands.values() for edge in band]
+    if values and not log_y:
+        margin = 0.07 * (max(values) - min(values)) or 0.5
+        axis.set_ylim(min(values) - margin, max(values) + margin)
 
 
 def label_lines(

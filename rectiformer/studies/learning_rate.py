@@ -95,7 +95,7 @@ def tried(results: Results, text: str) -> list[Result]:
     return [
         entry
         for entry in results.finished
-        if entry.labels.get("norm") and entry.labels.get("corpus", first if own else "") == first
+        if entry.labels.get("norm") and (entry.labels["corpus"] == first if "corpus" in entry.labels else own)
     ]
 
 

@@ -204,16 +204,6 @@ def describe_pairing(found: Findings) -> dict[str, Any]:
     return {"null_gold": own, "null_shuffled": other, "null_rise": rounded(fmean(other) - fmean(own))}
 
 
-def describe_lengths(found: Findings) -> dict[str, Any]:
-    """Share of zeros against source length at each site, means over layers."""
-    lengths: dict[str, Any] = {}
-    for site in dict.fromkeys(each.kind for each in found.by_length):
-        layers = [each for each in found.by_length if each.kind == site]
-        zeros = [rounded(fmean(shares)) for shares in zip(*(each.sparsity for each in layers), strict=True)]
-        lengths[site] = {"from": layers[0].lengths, "zeros": zeros}
-    return {"zeros_by_length": lengths}
-
-
 def rounded(value: float) -> float:
     """Five digits are more than seeds agree on, and keep results small."""
     return round(value, 5)

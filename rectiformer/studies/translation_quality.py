@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from rectiformer.analyze.findings import analyze
-from rectiformer.analyze.survey import forced_batches
 from rectiformer.measure.alignment import score_with_intervals
 from rectiformer.studies import measures
 from rectiformer.studies.corpora import CORPORA, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs
@@ -79,11 +78,9 @@ def measure_tuned(translator: Translator, valid: Sequence[Pair], pairs: Sequence
 
 
 def measure_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """All measures of attention under forced decoding, by site and layer, by shape and by length."""
+    """All measures of attention under forced decoding, by site and layer, and with the sources of other pairs."""
     found = analyze(translator, pairs, quality=False, warn=lambda _: None)
-    shapes = measures.measure_shapes(translator, forced_batches(translator, pairs))
-    described = measures.describe_sites(found) | measures.describe_pairing(found) | measures.describe_lengths(found)
-    return {**described, "shapes": shapes}
+    return {**measures.describe_sites(found), **measures.describe_pairing(found)}
 
 
 def measure_alignment(translator: Translator, scale: Scale, corpus: Corpus) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def parse_head(text: str) -> tuple[Any, Any, str] | str:
     parts = text.split(":")
     if len(parts) != 3:
         raise ArgumentError(
-            f"--alignments {text!r} is not auto, nor of the form LAYER:HEAD:INDUCTION, such as 1:average:normal"
+            f"--alignments {text!r} is not of the form LAYER:HEAD:INDUCTION, such as 1:average:normal, nor auto"
         )
     return parse_index("--alignments", parts[0]), parse_index("--alignments", parts[1]), parts[2]
 

@@ -55,7 +55,7 @@ Alignments = Annotated[
     ),
 ]
 Markup = Annotated[
-    bool, option("Lines have tags (<b>..</b>, <br/>): place them by the links of --alignments, or auto.", "--markup")
+    bool, option("Lines have inline tags, as HTML has: place them by the links of --alignments, or auto.", "--markup")
 ]
 Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
 How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]

@@ -74,19 +74,22 @@ def test_scores_of_a_head_are_those_its_weights_are_made_of(variant):
     attention = RectifiedAttention(16, 4, variant, num_kv_heads=2, cross=True)
     seen = []
     attention.observer = seen.append
-    attention(torch.randn(2, 5, 16) * 3, torch.randn(2, 7, 16) * 3, key_lengths=torch.tensor([7, 4]))
+    bias = torch.randn(1, 4, 5, 7)
+    bias[:, 1, 0, 0] = -torch.inf
+    attention(torch.randn(2, 5, 16) * 3, torch.randn(2, 7, 16) * 3, key_lengths=torch.tensor([7, 4]), attn_bias=bias)
     (call,) = seen
     weights = call.weights()
     for head in range(4):
         scores, own = head_scores(call.q, call.k, head, variant, **call.call), weights[:, head]
         assert (scores[1, :, 4:] == -1e30).all()
+        assert (scores[0, 0, 0] == -1e30) == (head == 1)
         if VARIANTS[variant].rectified or variant == "threshold":
             assert torch.equal(own > 0, scores > 0)
         if variant == "softmax":
             torch.testing.assert_close(own, scores.softmax(-1))
         elif variant not in ("self-adjust", "self-adjust-norm", "gelu"):  # which dip below 0
-            order = scores[0].argsort(-1)
-            assert (own[0].gather(-1, order).diff(dim=-1) >= -1e-6).all()
+            order = scores[0, 1:].argsort(-1)  # of rows that see all keys
+            assert (own[0, 1:].gather(-1, order).diff(dim=-1) >= -1e-6).all()
 
 
 def test_variants_that_can_attend_to_nothing_are_those_off_the_simplex():

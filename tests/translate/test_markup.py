@@ -112,6 +112,8 @@ def test_a_tag_by_itself_separates_words_and_a_pair_does_not():
         "<b><i>" * 5_000 + "</b></i>" * 5_000 + "Hallo",
         "<b>Hallo</b> " * 10_000,
         "<br/>" * 10_000 + "Hallo",
+        "<b>a</b>" * 10_000,
+        "<b>a" * 10_000 + "</b>" * 10_000,
         "<!--" * 100_000,
         '<a "' * 100_000,
         "<a '\" " * 100_000,

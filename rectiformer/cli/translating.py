@@ -225,6 +225,7 @@ def align(
             inputs.require_head(model, **chosen, words=("", "best"))
             if reads_guided(model, *chosen.values(), induction):
                 Terminal(stderr=True).note(f"{folder} links by {describe_head(*default_head(model))}, trained to do so")
+            pairs = pairs if truth is not None else inputs.without_long(model, pairs)
             with counting("aligning") as progress:
                 ways.append(follow(model, pairs, truth, **chosen, **settings, progress=progress))
     links = ways[0].links

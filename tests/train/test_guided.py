@@ -231,6 +231,17 @@ def test_align_and_translate_use_the_head_and_say_so(trained, tmp_path, capsys):
     assert "words are linked by layer 1, head 1, shifted, trained to do so" in found.err
 
 
+def test_a_line_too_long_to_align_has_no_links_and_is_named(trained, tmp_path, capsys):
+    run, _ = trained("rela-g", 0.2)
+    for name in ("s", "t"):
+        (tmp_path / name).write_text(f"Hund\n{'Hund ' * 1100}\nHund\n", encoding="utf-8")
+    assert run_main("align", run, tmp_path / "s", tmp_path / "t", "--device", "cpu") == 0
+    found = capsys.readouterr()
+    first, second, third, _ = found.out.split("\n")
+    assert (second, first) == ("", third)
+    assert "warning: pair 2: a side has more than 1024 subwords, so its words are not linked" in found.err
+
+
 def test_translating_with_markup(trained, tmp_path, capsys):
     """Every tag comes out, nested, whatever the model says; lines are as many, and mistakes are said."""
     run, _ = trained("rela-g", 0.2)

@@ -22,6 +22,7 @@ from rectiformer.runs.checkpoint import newest_checkpoints
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.batches import Pairs, Symbols, collate
 from rectiformer.text.links import CellLinks
+from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.guided import row_divergences
 from rectiformer.train.start import train
@@ -183,6 +184,7 @@ def corpus(tmp_path_factory):
 def trained(corpus, tmp_path_factory):
     """By variant and weight: the folder of a run of 150 updates, and its last validation loss."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
+    data = prepare(load_config(None, [*SETTINGS, *corpus]), folder / "data").folder
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -190,7 +192,7 @@ def trained(corpus, tmp_path_factory):
         if (variant, weight) not in found:
             path = folder / f"{variant}-{weight}"
             changes = [f"model.variant={variant}", f"training.guided_alignment={weight}", "training.steps=150"]
-            train(load_config(None, [*SETTINGS, *corpus, *changes, "validation.every=150"]), path)
+            train(load_config(None, [*SETTINGS, *corpus, *changes, "validation.every=150"]), path, data=data)
             losses = [record["valid_loss"] for record in read_metrics(path / "metrics.jsonl") if "valid_loss" in record]
             found[variant, weight] = path, losses[-1]
         return found[variant, weight]

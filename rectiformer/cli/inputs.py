@@ -19,6 +19,7 @@ from rectiformer.text.corpus import read_two_files
 from rectiformer.text.documents import DOCUMENT_MARKER, split_documents
 from rectiformer.text.lines import display_name, is_stream, read_lines
 from rectiformer.translate.align import AVERAGE, cross_sites, default_head, describe_head, ordinal
+from rectiformer.translate.evaluate import fits
 from rectiformer.translate.translator import Translator, find_device
 
 AUTO = "auto"
@@ -129,7 +130,7 @@ def parse_head(text: str) -> tuple[Any, Any, str] | str:
     parts = text.split(":")
     if len(parts) != 3:
         raise ArgumentError(
-            f"--alignments {text!r} is not auto, nor of the form LAYER:HEAD:INDUCTION, such as 1:average:normal"
+            f"--alignments {text!r} is not of the form LAYER:HEAD:INDUCTION, such as 1:average:normal, nor auto"
         )
     return parse_index("--alignments", parts[0]), parse_index("--alignments", parts[1]), parts[2]
 
@@ -155,6 +156,19 @@ def require_head(translator: Translator, layer: int | str, head: int | str, word
         raise ArgumentError(f"layer {ordinal(layer)} does not exist; the decoder has layers 1 to {layers}")
     if head not in (*words, AVERAGE) and head not in range(heads):
         raise ArgumentError(f"head {ordinal(head)} does not exist; there are heads 1 to {heads} and {AVERAGE}")
+
+
+def without_long(translator: Translator, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs, empty ones where a side is too long to go through the model, with a warning."""
+    found = []
+    for number, pair in enumerate(pairs, 1):
+        short = 4 * max(map(len, pair)) < translator.max_length  # a character takes four subwords at most, as bytes
+        if short or fits(translator, pair):
+            found.append(pair)
+            continue
+        warn(f"pair {number}: a side has more than {translator.max_length} subwords, so its words are not linked")
+        found.append(("", ""))
+    return found
 
 
 def warn(text: str) -> None:

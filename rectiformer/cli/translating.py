@@ -55,7 +55,7 @@ Alignments = Annotated[
     ),
 ]
 Markup = Annotated[
-    bool, option("Lines have tags (<b>..</b>, <br/>): place them by the links of --alignments, or auto.", "--markup")
+    bool, option("Lines have inline tags, as HTML has: place them by the links of --alignments, or auto.", "--markup")
 ]
 Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
 How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]
@@ -225,6 +225,7 @@ def align(
             inputs.require_head(model, **chosen, words=("", "best"))
             if reads_guided(model, *chosen.values(), induction):
                 Terminal(stderr=True).note(f"{folder} links by {describe_head(*default_head(model))}, trained to do so")
+            pairs = pairs if truth is not None else inputs.without_long(model, pairs)
             with counting("aligning") as progress:
                 ways.append(follow(model, pairs, truth, **chosen, **settings, progress=progress))
     links = ways[0].links

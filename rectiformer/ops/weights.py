@@ -122,6 +122,9 @@ def head_scores(q: Tensor, k: Tensor, head: int, variant: str = "rela", **argume
     group = q.shape[1] // k.shape[1]
     own = [name for name in row.options if isinstance(value := arguments.get(name), Tensor) and value.numel() > 1]
     alone = {**arguments, **{name: arguments[name][head : head + 1] for name in own}}
+    for name in ("attn_mask", "attn_bias"):
+        if (cells := arguments.get(name)) is not None and cells.dim() > 2 and cells.shape[-3] > 1:
+            alone[name] = cells[..., head : head + 1, :, :]
     q, k = q[:, head : head + 1], k[:, head // group : head // group + 1]
     call = _check(q, k, variant, **alone)
     with torch.autocast(q.device.type, enabled=False):

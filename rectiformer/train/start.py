@@ -87,6 +87,8 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> 
     """Warn of what may be a mistake, before anything takes time."""
     if resume and not step_folders(folder / "checkpoints"):
         reporter.note(f"there is no checkpoint in {folder} to resume; training starts anew")
+    if config.data.links and not config.guided:
+        reporter.note("warning: data.links is given, but training.guided_alignment = 0, so nothing learns the links")
     steps, warmup = config.training.steps, config.training.warmup
     if warmup > steps:
         reporter.note(

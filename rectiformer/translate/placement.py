@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from rectiformer.measure.alignment import Link
@@ -191,7 +191,8 @@ def find_owners(words: Sequence[Span], pieces: Sequence[tuple[int, int, Element]
             if left >= end:
                 break
             touched[element] += min(end, right) - max(start, left)
-        inner = [each for each in touched if not any(each is not other and each.holds(other) for other in touched)]
+        ordered = sorted(touched, key=lambda element: element.index)
+        inner = [each for each, after in zip_longest(ordered, ordered[1:]) if after is None or not each.holds(after)]
         found.append(max(inner, key=touched.__getitem__, default=root))
     return found
 

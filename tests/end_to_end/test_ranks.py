@@ -100,14 +100,14 @@ def linked(tmp_path_factory):
     return prepare(load_config(None, settings), folder / "data").folder
 
 
-@pytest.mark.parametrize(("count", "engine"), [(2, "ddp"), (2, "fsdp")])
-def test_ranks_learn_links_as_one_does(ranks, linked, tmp_path, count, engine):
+def test_ranks_learn_links_as_one_does(ranks, linked, tmp_path):
     options = {**TWENTY, "training_steps": 6, "training_guided_alignment": 0.3, "dtype": "float64"}
-    for folder, several in (("one", 1), ("many", count)):
-        ended = ranks.train(tmp_path / folder, several, data=linked, training_parallel=engine, **options)
-        assert (ended.exits, ended.errors) == ([0] * several, {})
-    assert all(each["penalty"] > 0 for each in read_metrics(tmp_path / "one/metrics.jsonl") if "loss" in each)
-    assert_equal(tmp_path / "many", tmp_path / "one")
+    for count, engine in ((1, "auto"), (2, "ddp"), (2, "fsdp")):
+        ended = ranks.train(tmp_path / engine, count, data=linked, training_parallel=engine, **options)
+        assert (ended.exits, ended.errors) == ([0] * count, {})
+    assert all(each["penalty"] > 0 for each in read_metrics(tmp_path / "auto/metrics.jsonl") if "loss" in each)
+    for engine in ("ddp", "fsdp"):
+        assert_equal(tmp_path / engine, tmp_path / "auto")
 
 
 MINUTES = ("ddp, 4 to 1", "fsdp, 4 to 2")

@@ -22,9 +22,11 @@ from rectiformer.runs.checkpoint import newest_checkpoints
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.batches import Pairs, Symbols, collate
 from rectiformer.text.links import CellLinks
+from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.guided import row_divergences
-from rectiformer.train.start import train
+from rectiformer.train.reporting import Reporter
+from rectiformer.train.start import announce, train
 from rectiformer.train.update import Updater
 from rectiformer.translate.align import align_direction
 from rectiformer.translate.translator import Translator
@@ -74,19 +76,22 @@ def test_scores_of_a_head_are_those_its_weights_are_made_of(variant):
     attention = RectifiedAttention(16, 4, variant, num_kv_heads=2, cross=True)
     seen = []
     attention.observer = seen.append
-    attention(torch.randn(2, 5, 16) * 3, torch.randn(2, 7, 16) * 3, key_lengths=torch.tensor([7, 4]))
+    bias = torch.randn(1, 4, 5, 7)
+    bias[:, 1, 0, 0] = -torch.inf
+    attention(torch.randn(2, 5, 16) * 3, torch.randn(2, 7, 16) * 3, key_lengths=torch.tensor([7, 4]), attn_bias=bias)
     (call,) = seen
     weights = call.weights()
     for head in range(4):
         scores, own = head_scores(call.q, call.k, head, variant, **call.call), weights[:, head]
         assert (scores[1, :, 4:] == -1e30).all()
+        assert (scores[0, 0, 0] == -1e30) == (head == 1)
         if VARIANTS[variant].rectified or variant == "threshold":
             assert torch.equal(own > 0, scores > 0)
         if variant == "softmax":
             torch.testing.assert_close(own, scores.softmax(-1))
         elif variant not in ("self-adjust", "self-adjust-norm", "gelu"):  # which dip below 0
-            order = scores[0].argsort(-1)
-            assert (own[0].gather(-1, order).diff(dim=-1) >= -1e-6).all()
+            order = scores[0, 1:].argsort(-1)  # of rows that see all keys
+            assert (own[0, 1:].gather(-1, order).diff(dim=-1) >= -1e-6).all()
 
 
 def test_variants_that_can_attend_to_nothing_are_those_off_the_simplex():
@@ -180,6 +185,7 @@ def corpus(tmp_path_factory):
 def trained(corpus, tmp_path_factory):
     """By variant and weight: the folder of a run of 150 updates, and its last validation loss."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
+    data = prepare(load_config(None, [*SETTINGS, *corpus]), folder / "data").folder
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -187,7 +193,7 @@ def trained(corpus, tmp_path_factory):
         if (variant, weight) not in found:
             path = folder / f"{variant}-{weight}"
             changes = [f"model.variant={variant}", f"training.guided_alignment={weight}", "training.steps=150"]
-            train(load_config(None, [*SETTINGS, *corpus, *changes, "validation.every=150"]), path)
+            train(load_config(None, [*SETTINGS, *corpus, *changes, "validation.every=150"]), path, data=data)
             losses = [record["valid_loss"] for record in read_metrics(path / "metrics.jsonl") if "valid_loss" in record]
             found[variant, weight] = path, losses[-1]
         return found[variant, weight]
@@ -226,6 +232,17 @@ def test_align_and_translate_use_the_head_and_say_so(trained, tmp_path, capsys):
     found = capsys.readouterr()
     assert '"alignment": "' in found.out
     assert "words are linked by layer 1, head 1, shifted, trained to do so" in found.err
+
+
+def test_a_line_too_long_to_align_has_no_links_and_is_named(trained, tmp_path, capsys):
+    run, _ = trained("rela-g", 0.2)
+    for name in ("s", "t"):
+        (tmp_path / name).write_text(f"Hund\n{'Hund ' * 1100}\nHund\n", encoding="utf-8")
+    assert run_main("align", run, tmp_path / "s", tmp_path / "t", "--device", "cpu") == 0
+    found = capsys.readouterr()
+    first, second, third, _ = found.out.split("\n")
+    assert (second, first) == ("", third)
+    assert "warning: pair 2: a side has more than 1024 subwords, so its words are not linked" in found.err
 
 
 def test_translating_with_markup(trained, tmp_path, capsys):
@@ -328,3 +345,18 @@ def test_a_missing_links_file_is_named(corpus, tmp_path):
     settings = [*SETTINGS, *corpus, "training.guided_alignment=0.1", "data.links=/nowhere/links"]
     with pytest.raises(DataError, match=re.escape("cannot read /nowhere/links: No such file")):
         train(load_config(None, settings), tmp_path / "run")
+
+
+def test_links_that_nothing_learns_are_said(corpus, tmp_path):
+    class Notes(Reporter):
+        def __init__(self):
+            self.lines = []
+
+        def note(self, text):
+            self.lines.append(text)
+
+    for weight, expected in ((0, True), (0.1, False)):
+        notes = Notes()
+        config = load_config(None, [*SETTINGS, *corpus, f"training.guided_alignment={weight}"])
+        announce(config, tmp_path, resume=False, reporter=notes)
+        assert any("so nothing learns the links" in line for line in notes.lines) == expected

@@ -147,7 +147,7 @@ def cut(batch, parts):
         tensors = {
             item.name: getattr(batch, item.name)[start : start + rows]
             for item in dataclasses.fields(batch)
-            if item.name not in ("tokens", "full")
+            if item.name not in ("tokens", "full", "links")
         }
         yield Batch(**tensors, tokens=int(tensors["target_lengths"].sum()))
 

@@ -34,8 +34,8 @@ DEFAULTS = (
     "training.steps=2000", "training.schedule=linear", "training.learning_rate=1e-3", "training.warmup=100",
     "training.optimizer=adam", "training.weight_decay=0", "training.clip_grad_norm=1", "training.ema=0",
     "training.average_checkpoints=1", "training.mass_penalty=0", "training.entropy_penalty=0",
-    "training.balance_penalty=0", "training.init_from=", "validation.every=500", "validation.patience=0",
-    "checkpoint.every=500",
+    "training.balance_penalty=0", "training.init_from=", "training.compile=auto",
+    "validation.every=500", "validation.patience=0", "checkpoint.every=500",
 )  # fmt: skip
 """What a conversion changes in the configuration of the run, before --set."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -34,8 +33,8 @@ DEFAULTS = (
     "training.steps=2000", "training.schedule=linear", "training.learning_rate=1e-3", "training.warmup=100",
     "training.optimizer=adam", "training.weight_decay=0", "training.clip_grad_norm=1", "training.ema=0",
     "training.average_checkpoints=1", "training.mass_penalty=0", "training.entropy_penalty=0",
-    "training.balance_penalty=0", "training.init_from=", "validation.every=500", "validation.patience=0",
-    "checkpoint.every=500",
+    "training.balance_penalty=0", "training.init_from=", "training.compile=auto",
+    "validation.every=500", "validation.patience=0", "checkpoint.every=500",
 )  # fmt: skip
 """What a conversion changes in the configuration of the run, before --set."""
 
@@ -86,7 +85,8 @@ def convert(
     if not is_rank0():
         return Conversion(state, [])
     reporter.note("comparing each head with its teacher")
-    found = Conversion(state, measure_heads(open_run(out), Prepared.open(data or out / "data", verify=False)))
+    prepared = Prepared.open(data or out / "data", verify=False)
+    found = Conversion(state, measure_heads(open_run(out), prepared, reporter))
     write_report(out, found)
     return found
 
@@ -116,9 +116,9 @@ def conversion_config(run: Run, variant: str, keep_softmax: Collection[str], ove
         settings += ["model.score_bias=open", f"model.output_norm={norm}"]
     settings += [f"distillation.teacher={json.dumps(str(run.path))}", f"distillation.teacher_step={step}"]
     cleared = ["vocabulary.source_model=", "vocabulary.target_model="]  # those of the run are taken instead
-    return adopt_vocabularies(
-        override_config(run.config, [as_toml(each) for each in (*DEFAULTS, *settings, *cleared, *overrides)])
-    )
+    config = override_config(run.config, map(as_toml, (*DEFAULTS, *settings, *cleared, *overrides)))
+    every = min(config.validation.every, config.training.steps)  # so that the end is validated in short ones too
+    return adopt_vocabularies(replace(config, validation=replace(config.validation, every=every)))
 
 
 def as_toml(setting: str) -> str:
@@ -134,23 +134,23 @@ def require_same_conversion(config: Config, run_folder: Path, variant: str, out:
         raise CheckpointError(f"cannot resume {out}: it is {what}; name that run and variant, or another --out")
 
 
-def measure_heads(run: Run, prepared: Prepared) -> list[HeadComparison]:
+def measure_heads(run: Run, prepared: Prepared, reporter: Reporter) -> list[HeadComparison]:
     """What each head of the teacher became in the best weights of `run`."""
     device = find_device(run.config.training.device)
-    teacher, (student, _) = load_teacher(run, device), load_model(run, device=device)
-    swapped = dataclasses.replace(run, config=without_changes(run.config)).build_model().to(device).eval()
+    teacher, (student, _) = load_teacher(run, device), load_model(run, device=device, notice=reporter.note)
+    swapped = replace(run, config=without_changes(run.config)).build_model().to(device).eval()
     inherit(swapped, teacher)
     return compare_heads(teacher, swapped, student, some_batches(prepared, symbols_of(prepared), device))
 
 
 def without_changes(config: Config) -> Config:
     """The same with nothing but the variant changed: no bias of scores and no centered keys."""
-    model = dataclasses.replace(config.model, score_bias="none", center_keys="no")
-    return dataclasses.replace(config, model=model)
+    model = replace(config.model, score_bias="none", center_keys="no")
+    return replace(config, model=model)
 
 
 def write_report(out: Path, found: Conversion) -> None:
     """Write every number of the comparison into the run folder."""
-    heads = [{**dataclasses.asdict(head), "resists": head.resists} for head in found.heads]
+    heads = [{**asdict(head), "resists": head.resists} for head in found.heads]
     with writing(out / REPORT):
         replace_file(out / REPORT, json.dumps({"heads": heads, "resisting_sites": found.resisting}, indent=1).encode())

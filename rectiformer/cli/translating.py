@@ -139,7 +139,7 @@ def refuse_parts(as_json: bool, alignments: str, heads: bool, markup: bool, nbes
     if (heads or (alignments and not markup)) and not as_json:
         raise ArgumentError("--alignments and --heads are parts of JSON records; add --json")
     if markup and (heads or nbest > 1):
-        raise ArgumentError("--markup places the tags of one translation a line; leave --heads and --nbest out")
+        raise ArgumentError("--markup puts the tags into one translation per line; leave --heads and --nbest out")
 
 
 @app.command()

@@ -181,14 +181,14 @@ def label_lines(
     )
     for (_, name, color, alpha), y in zip(wanted, spread([each[0] for each in wanted], height), strict=True):
         text = axis.text(1.03, y, printable(name, 40), color=color, alpha=alpha, transform=axis.transAxes, va="center")
-        text.set_in_layout(False)  # its room is there already
+        text.set_in_layout(False)  # its space is reserved already
 
 
-def spread(places: Sequence[float], apart: float) -> list[float]:
-    """Sorted places moved as little as it takes to lie `apart`, as a group that keeps its middle."""
+def spread(positions: Sequence[float], apart: float) -> list[float]:
+    """Sorted positions moved as little as it takes to lie `apart`, as a group that keeps its middle."""
     groups: list[list[float]] = []
-    for place in places:
-        groups.append([place])
+    for position in positions:
+        groups.append([position])
         while (
             len(groups) > 1
             and middle(groups[-1]) - middle(groups[-2]) < apart * (len(groups[-1]) + len(groups[-2])) / 2

@@ -81,7 +81,7 @@ def load_teacher(run: Run, device: torch.device) -> Transformer:
 
 
 def differing(student: Transformer, teacher: Transformer) -> list[SitePair]:
-    """The places where student and teacher attend by other variants."""
+    """The attention sites at which student and teacher have different variants."""
     pairs = map(SitePair, student.sites(), teacher.sites())
     return [pair for pair in pairs if pair.student.attention.variant != pair.teacher.attention.variant]
 

@@ -83,7 +83,7 @@ def build_machine(options: argparse.Namespace, fits: dict[str, Fit]) -> tuple[Ma
     own, tokens = points["rela-g"], 384 * 32
     left = own["ms"] / 1e3 - bare.seconds(base, 32, 384, "rectified")
     machine = replace(bare, element_bytes=left * bare.memory / base.elements(tokens))
-    (model,) = [point for point in read("language-model-h200.jsonl") if point["contestant"] == "rectified"]
+    (model,) = [point for point in read("huggingface-training-h200.jsonl") if point["contestant"] == "rectified"]
     other = Network(model["hidden_size"], model["ffn_size"], 0, model["layers"], model["vocabulary"], False, 3)
     predicted = machine.seconds(other, model["length"], model["batch"], "rectified")
     errors = [predicted / (model["ms"] / 1e3) - 1]

@@ -163,8 +163,9 @@ def print_conversion(terminal: Terminal, found: Conversion, metric: str, run: Pa
         more = f" and {len(lost) - MOST_LOST} more" if len(lost) > MOST_LOST else ""
         terminal.note(f"heads that resisted: {named}{more}")
     if found.resisting:
-        options = " ".join(f"--keep-softmax {site}" for site in found.resisting)
-        terminal.note(f"{' and '.join(found.resisting)} lost much: try more training.steps, or {options}")
+        all_lost = {head.kind for head in found.heads} == {*found.resisting}  # something has to be converted
+        options = "" if all_lost else "".join(f", or --keep-softmax {site}" for site in found.resisting)
+        terminal.note(f"attention that lost much: {', '.join(found.resisting)}; try more training.steps{options}")
     terminal.note(training_summary(found.state, metric, out))
     folders = f"{shlex.quote(str(out))} --compare {shlex.quote(str(run))}"
     terminal.note(f"look at both with: rectiformer analyze {folders} --source FILE --target FILE --report look.html")

@@ -286,6 +286,15 @@ def describe() -> dict[str, Any]:
     return {"command": command, "commit": commit, "device": device, "torch": torch.__version__}
 
 
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """What trainings have appended to a file."""
+    for number, line in enumerate(read_lines(str(path)), 1):
+        try:
+            yield json.loads(line or "")
+        except ValueError as error:
+            raise DataError(f"{path}:{number} is no line of JSON that --out wrote; remove it") from error
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """A Markdown table of the finished trainings of each setting, with means over seeds."""
     setting = ("text", *(field.name for field in fields(Size)), "device", "torch", "commit")
@@ -330,7 +339,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     if options.table:
-        print(table([json.loads(line) for path in options.table for line in path.read_text().splitlines()]))
+        print(table([row for path in options.table for row in read_rows(path)]))
         return
     given = {field.name: getattr(options, field.name) for field in fields(Size)}
     size = replace(SIZES[options.size], **{name: value for name, value in given.items() if value is not None})

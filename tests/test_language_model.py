@@ -87,6 +87,8 @@ def test_a_training_reads_files_of_the_user(example, tmp_path):
         (["softmax-open"], "unknown variant 'softmax-open'"),
         (["--updates", "19"], "--updates 19 is too few to measure 10 times; give 20 or more"),
         (["--text", "missing"], "cannot read missing: No such file or directory"),
+        (["--table", "missing"], "cannot read missing: No such file or directory"),
+        (["--table", "README.md"], "README.md:1 is no line of JSON that --out wrote"),
     ],
 )
 def test_what_cannot_work_is_refused(example, words, complaint):

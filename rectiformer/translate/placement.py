@@ -165,8 +165,8 @@ class Placement:
                 labels[first - start : last - start] = [TAKEN] * (last - first)
                 insort(taken, (first, last))
                 return first, last
-        beside = left if child.follows else right
-        gap = max(left, right, start) if min(left, right) < 0 else beside
+        attached = left if child.follows else right
+        gap = max(left, right, start) if min(left, right) < 0 else attached
         around = bisect_left(taken, (gap, gap)) - 1
         if around >= 0 and taken[around][0] < gap < taken[around][1]:  # not in the midst of a sibling
             first, last = taken[around]

@@ -225,13 +225,13 @@ def test_plans_are_bounded(monkeypatch):
 
 
 def test_threads_share_plans(monkeypatch):
-    one_at_a_time, launch = threading.Lock(), gpu.launch.Launch.__call__
+    one_at_a_time, launch = threading.Lock(), gpu.launch.Launch.launch_by_triton
 
-    def launch_alone(self, tensors):  # the interpreter is one for all threads
+    def launch_alone(self, *given):  # the interpreter is one for all threads
         with one_at_a_time:
-            launch(self, tensors)
+            launch(self, *given)
 
-    monkeypatch.setattr(gpu.launch.Launch, "__call__", launch_alone)
+    monkeypatch.setattr(gpu.launch.Launch, "launch_by_triton", launch_alone)
     cases = [inputs_of((1, 2, 2, 3, keys, 4, 4))[:3] for keys in (3, 5, 9)]
     exact = [attention(*case, backend="reference") for case in cases]
     found = [[] for _ in range(4)]

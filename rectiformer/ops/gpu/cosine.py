@@ -1,7 +1,7 @@
 """Cosine scores in front of the long kernels: queries and keys divided by their root mean square, row by row.
 
-`unit_rms` in ops/activations.py is the definition. A `CosinePlan` runs it by one kernel each for queries and keys, and
-what it gives exists only while a call runs: the backward pass makes it again from the inputs that autograd keeps.
+`unit_rms` in ops/activations.py is the definition. A `CosinePlan` runs it by one kernel for queries and keys, and what
+it gives exists only while a call runs: the backward pass makes it again from the inputs that autograd keeps.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ class CosinePlan(AttentionPlan):
         self.launches: PlanCache[Launch] = PlanCache()
 
     def forward(self, held: Sequence[Tensor]) -> Tensor:
-        q, k, *rest = held
-        return self.inner.forward([self.unit("q", q), self.unit("k", k), *rest])
+        return self.inner.forward(self.unit(held))
 
     def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
-        q, k, *rest = held
-        d_q, d_k, *others = self.inner.backward(d_out, [self.unit("q", q), self.unit("k", k), *rest])
+        d_q, d_k, *others = self.inner.backward(d_out, self.unit(held))
         assert d_q is not None
         assert d_k is not None
-        return self.unit_gradient("d_q", d_q, q), self.unit_gradient("d_k", d_k, k), *others
+        q, k = held[:2]
+        tensors = [d_q, q, empty_heads_last(q, q.shape[3]), d_k, k, empty_heads_last(k, k.shape[3])]
+        launch = self.launches.get("backward") or self.launches.keep("backward", prepare(unit_backward_kernel, tensors))
+        launch(tensors)
+        return tensors[2], tensors[5], *others
 
     def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         """The same by operators of torch, whose gradients are known."""
@@ -58,57 +60,85 @@ class CosinePlan(AttentionPlan):
                 found[result] = grad
         return tuple(found)
 
-    def unit(self, name: str, x: Tensor) -> Tensor:
-        tensors = [x, empty_heads_last(x, x.shape[3])]
-        launch = self.launches.get(name) or self.launches.keep(name, prepare(unit_kernel, tensors))
+    def unit(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """`held` with queries and keys of a root mean square of 1."""
+        q, k, *rest = held
+        tensors = [q, empty_heads_last(q, q.shape[3]), k, empty_heads_last(k, k.shape[3])]
+        launch = self.launches.get("forward") or self.launches.keep("forward", prepare(unit_kernel, tensors))
         launch(tensors)
-        return tensors[1]
-
-    def unit_gradient(self, name: str, d_unit: Tensor, x: Tensor) -> Tensor:
-        tensors = [d_unit, x, empty_heads_last(x, x.shape[3])]
-        launch = self.launches.get(name) or self.launches.keep(name, prepare(unit_backward_kernel, tensors))
-        launch(tensors)
-        return tensors[2]
+        return [tensors[1], tensors[3], *rest]
 
 
 def prepare(kernel: Any, tensors: list[Tensor]) -> Launch:
-    """One program per tile of rows of a head."""
-    B, H, N, D = tensors[-1].shape
+    """One launch for queries and keys, whose tensors are the first and the second half: one program per tile of rows of
+    a head."""
+    q, k = tensors[0], tensors[-1]
+    (B, H, M, D), (_, K, N, _) = q.shape, k.shape
     flags = {"BLOCK_N": max(1, TILE // block_size(D)), "BLOCK_D": block_size(D)}
     strides = [tensor.stride() for tensor in tensors]
-    return Launch(kernel, (-(-N // flags["BLOCK_N"]), B * H), tensors, range(len(tensors)), (*strides, H, N, D), flags)
+    grid = (-(-max(M, N) // flags["BLOCK_N"]), B * (H + K))
+    return Launch(kernel, grid, tensors, range(len(tensors)), (*strides, B, H, K, M, N, D), flags)
 
 
 @triton.jit
-def row_pointers(ptr, strides, H, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Addresses of this program's rows; offsets of heads are 64 bits wide."""
+def row_offsets(strides, b, h, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Where this program's rows of a head lie, and which of them there are."""
     stride_batch, stride_head, stride_row, stride_column = strides
-    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    n, d = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    return ptr + b * stride_batch + h * stride_head + n[:, None] * stride_row + d[None, :] * stride_column
+    n, d = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    first = b.to(tl.int64) * stride_batch + h.to(tl.int64) * stride_head  # 64 bits wide
+    offsets = first + n.to(tl.int64)[:, None] * stride_row + d[None, :] * stride_column
+    return offsets, (n < N)[:, None] & (d < D)[None, :]
 
 
 @triton.jit
-def inside_rows(N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    return (n < N)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+def unit_head(
+    x_ptr, unit_ptr, x_strides, unit_strides, b, h, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    offsets, inside = row_offsets(x_strides, b, h, N, D, BLOCK_N, BLOCK_D)
+    x = tl.load(x_ptr + offsets, mask=inside, other=0.0)
+    offsets, inside = row_offsets(unit_strides, b, h, N, D, BLOCK_N, BLOCK_D)
+    tl.store(unit_ptr + offsets, unit_rows(x, D), mask=inside)
 
 
 @triton.jit
 def unit_kernel(
-    x_ptr, unit_ptr, x_strides, unit_strides, H, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+    q_ptr, q_unit_ptr, k_ptr, k_unit_ptr, q_strides, q_unit_strides, k_strides, k_unit_strides,
+    B, H, K, M, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    inside = inside_rows(N, D, BLOCK_N, BLOCK_D)
-    x = tl.load(row_pointers(x_ptr, x_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0)
-    tl.store(row_pointers(unit_ptr, unit_strides, H, BLOCK_N, BLOCK_D), unit_rows(x, D), mask=inside)
+    """The heads of the queries, and after them those of the keys."""
+    head = tl.program_id(1)
+    if head < B * H:
+        unit_head(q_ptr, q_unit_ptr, q_strides, q_unit_strides, head // H, head % H, M, D, BLOCK_N, BLOCK_D)
+    else:
+        head -= B * H
+        unit_head(k_ptr, k_unit_ptr, k_strides, k_unit_strides, head // K, head % K, N, D, BLOCK_N, BLOCK_D)
+
+
+@triton.jit
+def unit_head_gradient(
+    g_ptr, x_ptr, dx_ptr, g_strides, x_strides, dx_strides, b, h, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    offsets, inside = row_offsets(x_strides, b, h, N, D, BLOCK_N, BLOCK_D)
+    x = tl.load(x_ptr + offsets, mask=inside, other=0.0)
+    offsets, inside = row_offsets(g_strides, b, h, N, D, BLOCK_N, BLOCK_D)
+    g = tl.load(g_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    offsets, inside = row_offsets(dx_strides, b, h, N, D, BLOCK_N, BLOCK_D)
+    tl.store(dx_ptr + offsets, unit_rows_gradient(g, x, D).to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def unit_backward_kernel(
-    g_ptr, x_ptr, dx_ptr, g_strides, x_strides, dx_strides, H, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+    gq_ptr, q_ptr, dq_ptr, gk_ptr, k_ptr, dk_ptr, gq_strides, q_strides, dq_strides, gk_strides, k_strides, dk_strides,
+    B, H, K, M, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    inside = inside_rows(N, D, BLOCK_N, BLOCK_D)
-    x = tl.load(row_pointers(x_ptr, x_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0)
-    g = tl.load(row_pointers(g_ptr, g_strides, H, BLOCK_N, BLOCK_D), mask=inside, other=0.0).to(tl.float32)
-    d_x = unit_rows_gradient(g, x, D).to(dx_ptr.dtype.element_ty)
-    tl.store(row_pointers(dx_ptr, dx_strides, H, BLOCK_N, BLOCK_D), d_x, mask=inside)
+    head = tl.program_id(1)
+    if head < B * H:
+        b, h = head // H, head % H
+        unit_head_gradient(
+            gq_ptr, q_ptr, dq_ptr, gq_strides, q_strides, dq_strides, b, h, M, D, BLOCK_N, BLOCK_D
+        )  # fmt: skip
+    else:
+        b, h = (head - B * H) // K, (head - B * H) % K
+        unit_head_gradient(
+            gk_ptr, k_ptr, dk_ptr, gk_strides, k_strides, dk_strides, b, h, N, D, BLOCK_N, BLOCK_D
+        )  # fmt: skip

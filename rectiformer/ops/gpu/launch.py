@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count
 from typing import Any
@@ -64,17 +64,7 @@ class Launch:
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> None:
         """Launch for these tensors. Other `numbers` than the launch was made with must be alike to Triton, which tells
         1 and multiples of 16 from the rest."""
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        low_bits = 0
-        for address in addresses:
-            low_bits |= address
-        if self.packed is None or low_bits & ALIGNMENT or is_watched():
-            self.launch_by_triton(tensors, numbers or self.numbers, bool(low_bits & ALIGNMENT))
-        elif torch._C._cuda_getDevice() == self.device:
-            self.packed.launch(addresses, numbers)
-        else:
-            with torch.cuda.device(self.device):
-                self.packed.launch(addresses, numbers)
+        launch_all((self,), tensors, numbers)
 
     def launch_by_triton(self, tensors: Sequence[Tensor], numbers: Sequence[Any], unaligned: bool) -> None:
         """Launch, compiling if need be, and pack the arguments if later calls may go straight to the driver."""
@@ -91,6 +81,27 @@ class Launch:
             self.packed = PackedArguments(compiled, self, numbers)
 
 
+def launch_all(launches: Sequence[Launch], tensors: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> None:
+    """Launch one after the other for the same tensors, whose addresses are read once.
+
+    A backward pass runs in a thread of autograd's own, where every object that Python touches comes from another core:
+    all that is done there takes three times as long as in a loop (docs/log.md).
+    """
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    low_bits = 0
+    for address in addresses:
+        low_bits |= address
+    by_triton = low_bits & ALIGNMENT or is_watched()
+    for launch in launches:
+        if launch.packed is None or by_triton:
+            launch.launch_by_triton(tensors, numbers or launch.numbers, bool(low_bits & ALIGNMENT))
+        elif torch._C._cuda_getDevice() == launch.device:
+            launch.packed.launch(addresses, numbers)
+        else:
+            with torch.cuda.device(launch.device):
+                launch.packed.launch(addresses, numbers)
+
+
 class PackedArguments:
     """The arguments of a compiled kernel, laid out in memory as the driver wants them.
 
@@ -101,32 +112,30 @@ class PackedArguments:
         metadata = compiled.metadata
         self.compiled, self.device, self.lock = compiled, launch.device, threading.Lock()
         signature = list(compiled.src.signature.values())
-        descriptors = iter(metadata.tensordesc_meta or ())
-        self.slots: list[int] = []
-        """Of which tensor each address is."""
-        self.maps: list[tuple[int, int, tuple[Any, ...]]] = []
-        """Which argument is a descriptor, of which tensor, and what else decides it."""
-        held: list[Any] = []
-        for slot, tile, shape, strides in launch.sources:
-            if tile is None:
-                held.append(slot)
-            else:
-                self.maps.append((len(held), slot, describe(next(descriptors), shape, strides)))
-                held += [None, *map(ctypes.c_int32, shape), *map(ctypes.c_int64, strides)]
-        held += launch.slots
         first = len(launch.sources) + len(launch.slots)
         self.kinds = signature[first : first + len(numbers)]
-        self.numbers = list(pack_numbers(self.kinds, numbers))
+        sources, self.maps = expand_sources(launch, metadata.tensordesc_meta or ())
+        arguments = [*sources, *(("address", slot) for slot in launch.slots)]
+        begin = len(arguments)
+        arguments += typed_numbers(self.kinds, numbers)
+        end = len(arguments)
+        arguments += [("i64", 0), ("i64", 0)]  # no scratch memory
+        self.slots = [slot for kind, slot in arguments if kind == "address"]
+        """Of which tensor each address is."""
+        # One piece of memory for all but descriptors, addresses first: few lines of the cache to read.
+        memory = (ctypes.c_uint64 * len(arguments))()
+        self.addresses = (ctypes.c_uint64 * len(self.slots)).from_buffer(memory)
+        self.pointers = (ctypes.c_void_p * len(arguments))()
+        of_addresses, of_others = count(0, 8), count(8 * len(self.slots), 8)
+        cells: list[Any] = [None] * len(arguments)
+        for index, (kind, value) in enumerate(arguments):
+            offset = next(of_addresses if kind == "address" else of_others)
+            self.pointers[index] = ctypes.addressof(memory) + offset
+            if kind in NUMBERS:
+                cells[index] = NUMBERS[kind].from_buffer(memory, offset)
+                cells[index].value = value
+        self.numbers = cells[begin:end]
         self.original, self.current = launch.numbers, None if numbers is launch.numbers else numbers
-        held += [*self.numbers, ctypes.c_uint64(0), ctypes.c_uint64(0)]  # no scratch memory
-        self.slots = [part for part in held if isinstance(part, int)]
-        self.addresses = (ctypes.c_uint64 * len(self.slots))()
-        places = count(ctypes.addressof(self.addresses), ctypes.sizeof(ctypes.c_uint64))
-        self.held = held
-        pointers = [
-            0 if part is None else next(places) if isinstance(part, int) else ctypes.addressof(part) for part in held
-        ]
-        self.pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self.where = ctypes.addressof(self.pointers)
         x, y, z = (*launch.grid, 1, 1)[:3]
         self.shape = (compiled.function, x, y, z, 32 * metadata.num_warps, 1, 1, metadata.shared)
@@ -141,17 +150,16 @@ class PackedArguments:
             self.addresses[:] = [addresses[slot] for slot in self.slots]
             if len(self.made) > MAX_MAPS:
                 self.made.clear()
-            for index, slot, (swizzle, size, kind, tile, shape, strides) in self.maps:
+            for index, slot, description in self.maps:
                 address = addresses[slot]
                 tensor_map = self.made.get((index, address))
                 if tensor_map is None:
-                    tensor_map = self.fill_map(address, swizzle, size, kind, tile, shape, strides, 0)
-                    self.made[index, address] = tensor_map
+                    tensor_map = self.made[index, address] = self.fill_map(address, *description, 0)
                 self.pointers[index] = id(tensor_map) + MAP_OFFSET
             if numbers is not self.current:
                 given = self.original if numbers is None else numbers
-                for packed, number in zip(self.numbers, flatten_numbers(self.kinds, given), strict=True):
-                    packed.value = number
+                for cell, (_, number) in zip(self.numbers, typed_numbers(self.kinds, given), strict=True):
+                    cell.value = number
                 self.current = numbers
             error = self.call_driver(*self.shape, stream, self.where, None)
             if error == INVALID_CONTEXT:  # a thread's first call: it has no context yet
@@ -159,6 +167,23 @@ class PackedArguments:
                 error = self.call_driver(*self.shape, stream, self.where, None)
         if error and all(self.shape[1:4]):  # the driver refuses to launch nothing
             raise RuntimeError(f"the CUDA driver cannot launch {self.compiled.name}: error {error}")
+
+
+def expand_sources(
+    launch: Launch, metadata: Iterable[dict[str, Any]]
+) -> tuple[list[tuple[str, Any]], list[tuple[int, int, tuple[Any, ...]]]]:
+    """The arguments that a launch's sources become, kind and value; and of each descriptor among them its place, its
+    tensor, and what besides the address decides it."""
+    arguments: list[tuple[str, Any]] = []
+    maps = []
+    of_descriptors = iter(metadata)
+    for slot, tile, shape, strides in launch.sources:
+        if tile is None:
+            arguments.append(("address", slot))
+            continue
+        maps.append((len(arguments), slot, describe(next(of_descriptors), shape, strides)))
+        arguments += [("descriptor", None), *(("i32", size) for size in shape), *(("i64", step) for step in strides)]
+    return arguments, maps
 
 
 def describe(metadata: dict[str, Any], shape: list[int], strides: list[int]) -> tuple[Any, ...]:
@@ -178,9 +203,9 @@ def flatten_numbers(kinds: Sequence[Any], numbers: Sequence[Any]) -> Iterator[An
             yield number
 
 
-def pack_numbers(kinds: Sequence[Any], numbers: Sequence[Any]) -> Iterator[Any]:
-    for kind, number in zip(flatten_numbers(kinds, kinds), flatten_numbers(kinds, numbers), strict=True):
-        yield NUMBERS[kind](number)
+def typed_numbers(kinds: Sequence[Any], numbers: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Each number that the compiled kernel takes, with its type."""
+    return zip(flatten_numbers(kinds, kinds), flatten_numbers(kinds, numbers), strict=True)
 
 
 def is_ordinary(compiled: Any) -> bool:

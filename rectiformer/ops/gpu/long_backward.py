@@ -37,7 +37,7 @@ from rectiformer.ops.gpu.common import (
     seen_scores,
     store_tile,
 )
-from rectiformer.ops.gpu.launch import Launch
+from rectiformer.ops.gpu.launch import Launch, launch_all
 from rectiformer.ops.gpu.long import (
     SCALING,
     TABLES,
@@ -70,13 +70,13 @@ class LongGradients:
         tables = plan.find(TABLES)
         if stats:
             tables[TABLES.index("rows")] = len(tensors) - 1
-        if self.scales:
-            self.scaling = prepare_scaling(plan, call, tensors, upstream, scaled)
         score_gain = gain * call.power * (call.scale if scales_inside(call) else 1.0)
         slots = [0, 1, 2, scaled if self.scales else upstream, d_k, d_v, *tables]
-        self.keys = prepare(long_dkdv_kernel, "keys", call, tensors, slots, 4, 2, [gain, score_gain], stats)
+        keys = prepare(long_dkdv_kernel, "keys", call, tensors, slots, 4, 2, [gain, score_gain], stats)
         slots = [0, 1, 2, upstream, d_q, by_row, *tables]
-        self.queries = prepare(long_dq_kernel, "queries", call, tensors, slots, 4, 2, [score_gain], stats)
+        queries = prepare(long_dq_kernel, "queries", call, tensors, slots, 4, 2, [score_gain], stats)
+        scaling = [prepare_scaling(plan, call, tensors, upstream, scaled)] if self.scales else []
+        self.launches = [*scaling, keys, queries]
 
     def gather(self, d_out: Tensor, held: Sequence[Tensor], slopes: Tensor | None) -> list[Tensor]:
         """All tensors of the launches: those held, d_q, d_k, d_v, d_out, and what there is of a scaled d_out, of sums
@@ -97,10 +97,7 @@ class LongGradients:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """With `slopes` a, b [B, H, M, 2], the gradient of a weight x has a + b log x more."""
         tensors = self.gather(d_out, held, slopes)
-        if self.scales:
-            self.scaling(tensors)
-        self.keys(tensors)
-        self.queries(tensors)
+        launch_all(self.launches, tensors)
         d_q, d_k, d_v = tensors[len(held) : len(held) + 3]
         if not self.shifted:
             return d_q, d_k, d_v, None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rectiformer.ops.autograd import operator, recall, register_derivative
 from rectiformer.ops.gpu.common import power_of_two
-from rectiformer.ops.gpu.launch import Launch
+from rectiformer.ops.gpu.launch import Launch, launch_all
 from rectiformer.ops.gpu.plans import Gradients, KernelPlan, open_plan, run_kernels
 from rectiformer.ops.norm import plain_rms_norm
 
@@ -74,8 +74,7 @@ class NormPlan(KernelPlan):
         tensors = [*held, d_out, d_z, partial, d_vectors]
         if not self.gradients:
             self.gradients = self.prepare_backward(tensors, programs, parts * width)
-        for launch in self.gradients:
-            launch(tensors)
+        launch_all(self.gradients, tensors)
         return d_z, d_vectors
 
     def prepare_backward(self, tensors: list[Tensor], programs: int, columns: int) -> list[Launch]:

@@ -41,7 +41,7 @@ from rectiformer.ops.gpu.common import (
     visible,
     with_positive_scale,
 )
-from rectiformer.ops.gpu.launch import Launch
+from rectiformer.ops.gpu.launch import Launch, launch_all
 from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, open_plan, run_kernels
 from rectiformer.ops.gpu.pointwise import LN2, score_gradients, shift_unit, unit_rows, unit_rows_gradient, weigh
 
@@ -176,8 +176,7 @@ class ShortPlan(AttentionPlan):
             self.launches = prepare(
                 short_forward_kernel, self.call(held), q.shape[1], tensors, slots, 4, backward=False
             )
-        for launch in self.launches:
-            launch(tensors)
+        launch_all(self.launches, tensors)
         return out
 
     def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
@@ -194,8 +193,7 @@ class ShortPlan(AttentionPlan):
             slots = [first, 0, 1, 2, first + 1, first + 2, first + 3, *summed, *self.find(TABLES)]
             launches = prepare(short_backward_kernel, self.call(held), k.shape[1], tensors, slots, 7, backward=True)
             self.gradients.keep(d_out.stride(), launches)
-        for launch in launches:
-            launch(tensors)
+        launch_all(launches, tensors)
         by_head = [sums[name].sum(0) if name in sums else None for name in ("head_factors", "head_shifts")]
         return d_q, d_k, d_v, *by_head
 

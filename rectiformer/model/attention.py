@@ -239,7 +239,7 @@ class RectifiedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, M, D] of x, and keys and values [B, K, N, D] of `context`, or of x where that is None."""
         if context is None:
-            q, k, v = self._linear(x, 0, 3).split(self.qkv_sizes, -1)
+            q, k, v = torch.split_with_sizes(self._linear(x, 0, 3), self.qkv_sizes, -1)
         else:
             q = self._linear(x, 0, 1)
             if cache is not None and cache.length:

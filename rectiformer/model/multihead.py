@@ -1,6 +1,6 @@
 """A drop-in for `torch.nn.MultiheadAttention`: its constructor, shapes, masks and state dict, with any variant."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rectiformer.errors import ArgumentError
 from rectiformer.model.attention import Observation
 from rectiformer.model.norms import build_output_norm
-from rectiformer.model.projection import build_learned
+from rectiformer.model.projection import build_learned, split_heads
 from rectiformer.ops.attention import attention
 from rectiformer.ops.variants import find_variant
 from rectiformer.ops.weights import attention_weights
@@ -88,7 +88,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise DropInRuntimeError("is_causal is a hint about attn_mask; give the mask as well, as torch requires")
         batched = query.dim() == 3
         self._check_mask_axes(attn_mask, key_padding_mask, (query.shape[0], key.shape[0]), batched)
-        x, keys, values = (self._batch_first(t, batched) for t in (query, key, value))
+        x = self._batch_first(query, batched)
+        # What is one tensor for the caller stays one, so that it is projected once.
+        keys = x if key is query else self._batch_first(key, batched)
+        values = keys if value is key else self._batch_first(value, batched)
         q, k, v = self._project(x, keys, values)
         seen, bias = self._masks(attn_mask, key_padding_mask, (q.shape[0], q.shape[2], keys.shape[1]), k.shape[2])
         options: dict[str, Any] = {} if self.learned is None else self.learned.values()
@@ -170,21 +173,27 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _project(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as [B, H, length, D], with torch's extra bias and zero rows at the end."""
-        if self.in_proj_weight is not None:
-            weights: Any = self.in_proj_weight.chunk(3)
-        else:
-            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        biases: Any = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        E = self.embed_dim
+        sizes = [E, E, E]
+        if self.in_proj_weight is not None and keys is values:
+            sizes = [3 * E] if x is keys else [E, 2 * E]  # one product for each tensor
+
+        def cut(packed: Tensor) -> Sequence[Tensor]:
+            return [packed] if len(sizes) == 1 else packed.split(sizes)
+
+        apart = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        weights: Any = apart if self.in_proj_weight is None else cut(self.in_proj_weight)
+        biases: Any = [None] * len(sizes) if self.in_proj_bias is None else cut(self.in_proj_bias)
         # A bias of another dtype than its weights takes theirs: torch adds it so, addmm would refuse it.
         biases = [None if b is None else b.to(w.dtype) for b, w in zip(biases, weights, strict=True)]
-        q, k, v = (F.linear(t, w, b) for t, w, b in zip((x, keys, values), weights, biases, strict=True))
+        products = [F.linear(t, w, b) for t, w, b in zip((x, keys, values), weights, biases, strict=False)]
+        q, k, v = (part for product in products for part in product.split(E, -1))
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, -1)], 1)
             v = torch.cat([v, self.bias_v.expand(v.shape[0], 1, -1)], 1)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return q, k, v
+        return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def _masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, sizes: tuple[int, int, int], keys: int

@@ -209,7 +209,8 @@ def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """[B, length, E] to [B, num_heads, length, E / num_heads]."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    B, length, width = x.shape  # Tensor.unflatten is Python, and takes three times as long as a view
+    return x.view(B, length, num_heads, width // num_heads).transpose(1, 2)
 
 
 def variance_scaling_(weight: Tensor) -> Tensor:

@@ -146,6 +146,7 @@ def launch_long():
             ("relu2", {"key_lengths": [300, 200]}),
             ("reluformer", {"causal": True, "key_lengths": [300, 200], "dropout_p": 0.1}),
             ("relu-seqlen", {"causal": True, "attn_bias": torch.zeros(1, 4, 256, 300)}),
+            ("sigmoid", {"causal": True}),  # in pairs, which a bias prevents
             ("sigmoid", {"causal": True, "attn_bias": torch.zeros(1, 4, 256, 300)}),
             ("threshold", {"key_lengths": [300, 200]}),
             ("gelu", {"causal": True}),

@@ -45,7 +45,7 @@ from rectiformer.ops.gpu.common import (
 )
 from rectiformer.ops.gpu.launch import Launch
 from rectiformer.ops.gpu.plans import Gradients, PlanCache, fill_gradients, is_aligned, open_plan, run_kernels
-from rectiformer.ops.gpu.pointwise import weigh
+from rectiformer.ops.gpu.pointwise import PAIRED_FUNCTIONS, PAIRED_UNITS, weigh
 from rectiformer.ops.reference import scale_rows
 
 if TYPE_CHECKING:
@@ -348,9 +348,10 @@ def prepare(
         (call.max_keys, tiling.keys, call.k) if name == "keys" else (call.max_queries, tiling.queries, call.q)
     )
     more = {"GROUP": call.q.shape[1] // call.k.shape[1]} if name == "keys" else {}
+    unit = PAIRED_UNITS[call.function] if takes_pairs(call) else 1.0
     numbers = (
         *mask_strides(call), *(tensor.stride() for tensor in strided), (call.window_left, call.window_right),
-        *shape_args(call), call.scale, *gains, call.row_exponent, call.shift_factor,
+        *shape_args(call), unit * call.scale, *gains, call.row_exponent, unit * call.shift_factor,
         call.dropout_threshold,
     )  # fmt: skip
     flags = long_flags(call, tiling) | more | {"STATS": stats, "TMA": tma}
@@ -366,6 +367,12 @@ def tile_grid(call: KernelCall, length: int, size: int, heads: int) -> tuple[int
 def scales_inside(call: KernelCall) -> bool:
     """Whether scores are scaled before the function: a bias asks for it, and unscaled ones may overflow in float16."""
     return not call.scales_outside or call.attn_bias is not None or call.q.dtype == torch.float16
+
+
+def takes_pairs(call: KernelCall) -> bool:
+    """Whether weights are made by `PAIRED_FUNCTIONS`; a bias would come in other units."""
+    pairs = call.q.dtype == torch.bfloat16 and call.power == 1 and call.function in PAIRED_FUNCTIONS
+    return pairs and call.attn_bias is None and not interpreting()
 
 
 def gain_of(call: KernelCall) -> float:
@@ -391,22 +398,27 @@ def mask_strides(call: KernelCall) -> list[tuple[int, ...]]:
 def long_flags(call: KernelCall, tiling: Tiling) -> dict[str, Any]:
     """Compile-time arguments."""
     later, earlier = hidden_sides(call)
-    return call.flags() | {
-        "HIDES_LATER": later,
-        "HIDES_EARLIER": earlier,
-        "BIAS": call.attn_bias is not None,
-        "MASK": call.attn_mask is not None,
-        "SCALE_INSIDE": scales_inside(call),
-        "COUNTED": call.row_counts is not None,
-        "ASM": not interpreting(),
-        "PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "tf32",
-        "BLOCK_M": tiling.queries,
-        "BLOCK_N": tiling.keys,
-        "BLOCK_D": block_size(call.q.shape[3]),
-        "BLOCK_DV": block_size(call.v.shape[3]),
-        "num_warps": tiling.warps,
-        "num_stages": tiling.stages,
-    }
+    paired = PAIRED_FUNCTIONS[call.function] if takes_pairs(call) else {}
+    return (
+        call.flags()
+        | paired
+        | {
+            "HIDES_LATER": later,
+            "HIDES_EARLIER": earlier,
+            "BIAS": call.attn_bias is not None,
+            "MASK": call.attn_mask is not None,
+            "SCALE_INSIDE": scales_inside(call),
+            "COUNTED": call.row_counts is not None,
+            "ASM": not interpreting(),
+            "PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "tf32",
+            "BLOCK_M": tiling.queries,
+            "BLOCK_N": tiling.keys,
+            "BLOCK_D": block_size(call.q.shape[3]),
+            "BLOCK_DV": block_size(call.v.shape[3]),
+            "num_warps": tiling.warps,
+            "num_stages": tiling.stages,
+        }
+    )
 
 
 def copy_engine_reads(tensor: Tensor) -> bool:

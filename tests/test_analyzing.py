@@ -61,7 +61,7 @@ def test_the_table_says_what_the_findings_say(world, rectiformer, tmp_path):
         assert cells[6] == f"{site.diversity.js:.3f}"
     best = min(findings.alignment, key=lambda row: row.aer)
     assert cells[7] == f"{best.aer:.3f}"
-    assert cells[8:] == [*(["average,"] if best.head == "average" else ["head", f"{best.head + 1},"]), best.induction]
+    assert cells[8:] == [*(["mean", "of", "heads,"] if best.head == "average" else ["head", f"{best.head + 1},"]), best.induction]
     assert f"BLEU: rela-g {findings.quality.bleu:.1f} ({findings.quality.signature})" in lines
     assert f"wrote {tmp_path / 'found.json'}" in lines
 

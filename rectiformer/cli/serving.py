@@ -88,8 +88,8 @@ def explore(
 ) -> None:
     """Type a sentence and see every head, live, in the browser.
 
-    Choose a validation sentence, force a target, switch heads off, compare two runs. The page is served to this machine only, until Ctrl-C.
-    It needs the extra `serve`.
+    Choose a validation sentence, force a target, switch heads off, compare two runs. The page is served to this
+    machine only, until Ctrl-C. It needs the extra `serve`.
 
         rectiformer explore runs/rela runs/softmax
     """

@@ -94,7 +94,7 @@ export function filterControl(store) {
 }
 
 export function edgeControl(store) {
-  return segmented("Edges", EDGE_RULES, store.get().edges, (edges) => store.set({ edges }));
+  return segmented("Edges per row", EDGE_RULES, store.get().edges, (edges) => store.set({ edges }));
 }
 
 // How many of the edges are drawn and by which rule, with a way to see them all.

@@ -14,7 +14,7 @@ const HELP = [
   ["k", "attention: cross, encoder, decoder"],
   ["w", "words or pieces"],
   ["c", "color by weight or head"],
-  ["e", "edges: readable or all"],
+  ["e", "all edges, or as many as are readable"],
   ["a", "all heads"],
   ["1 \u2026 5", "views"],
   ["t", "light or dark"],

@@ -7,7 +7,7 @@ import { membership, rowOfUnit, unitIsNull, unitsOf } from "./units.js";
 const WHOLE = 64; // units that are shown without a window
 export const WINDOW = 40;
 const MOST_EDGES = 6000;
-const READABLE = 8; // edges per row that an eye can follow
+const READABLE = 6; // edges per row that an eye can follow
 const FEW = 3;
 
 export const FILTERS = [
@@ -80,9 +80,9 @@ function largestOfRow(site, head, query, members, sums) {
 
 // How many edges of a row are drawn: the strongest one, some, or all; "auto" draws all where that is readable.
 export const EDGE_RULES = [
-  { value: "auto", text: "readable", title: `all, or where they are many the ${FEW} strongest of each row` },
-  { value: "1", text: "1 per row", title: "the strongest of each row" },
-  { value: String(FEW), text: `${FEW} per row`, title: `the ${FEW} strongest of each row` },
+  { value: "auto", text: "auto", title: `all, or where they are many the ${FEW} strongest of each row` },
+  { value: "1", text: "1", title: "the strongest of each row" },
+  { value: String(FEW), text: String(FEW), title: `the ${FEW} strongest of each row` },
   { value: "all", text: "all", title: "every weight that is not exactly 0" },
 ];
 

@@ -91,7 +91,7 @@ def test_the_report_repeats_what_is_printed(show, made_up):
     findings = make_findings([("encoder", 0), ("cross", 0), ("cross", 1)])
     page = show([made_up], [findings], at="view=test")
     summary = summarize([findings])
-    box = page.locator("[data-figure=summary]")
+    box = page.locator("#glance")
     table = [[*row.locator("th,td").all_inner_texts()] for row in box.locator("tr").all()]
     assert table == [list(MEASURES), *summary.measures]
     assert [row[1:3] for row in table[1:]] == [["cross", "1"], ["cross", "2"], ["encoder", "1"]]

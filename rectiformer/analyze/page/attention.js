@@ -256,7 +256,7 @@ export function edgeTable(scene, { edges }) {
   ]);
   scene.cells.forEach((byHead, row) =>
     byHead.forEach((cell, head) => {
-      if (cell.isNull) rows.push([...query(row), "", "null: weighs no key", ordinal(head), 0]);
+      if (cell.isNull) rows.push([...query(row), "", "null", ordinal(head), 0]);
     }),
   );
   return {

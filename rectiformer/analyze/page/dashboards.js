@@ -112,7 +112,7 @@ function siteOf({ findings }, kind, layer) {
 function glance({ data, measures, measure_columns, distances, distance_columns, distances_title, bleu }) {
   return el(
     "section",
-    { class: "figure wide", "data-figure": "summary" },
+    { class: "figure wide", id: "glance" },
     el("h2", {}, "At a glance"),
     el("p", { class: "note" }, brief(data)),
     tableOf({ columns: measure_columns, rows: measures, numbers: measure_columns.slice(2, 8), label: "Measures" }),

@@ -201,7 +201,7 @@ function focused() {
 // Of the picture that shares the view with a column at its side (as style.css says) or, in a narrow one, has all of it.
 function widthOfPicture(full) {
   const shared = full - 390;
-  return shared >= 480 ? Math.min(880, shared) : Math.max(NARROWEST, Math.min(880, full - FRAME));
+  return shared >= 450 ? Math.min(880, shared) : Math.max(NARROWEST, Math.min(880, full - FRAME));
 }
 
 async function render() {

@@ -161,7 +161,9 @@ function drawCell({ store }, cell, { x, y, wide }) {
       "data-active": active,
       "data-nonzero": nonzero,
       "data-badge": badge,
-      "aria-label": `${kind} layer ${ordinal(layer)} head ${ordinal(head)} ${badge}: ${meaning}`,
+      "aria-label":
+        `${kind} layer ${ordinal(layer)} head ${ordinal(head)}: ${percent(active)} ${badge || "active"}, ` +
+        `weighs ${percent(nonzero)} of the keys it sees`,
       on: {
         click: open,
         keydown: (event) => {

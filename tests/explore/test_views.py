@@ -194,4 +194,7 @@ def test_a_narrow_window_has_room_for_every_drawing(visit, make_example, make_re
         page.locator("#view").evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
         nulls = page.locator(".gutter, .kept").evaluate_all(SPANS)
         assert len(nulls) == {"heads": 0, "test": 0, "compare": 2}.get(view, 1), view
-        assert all(first - 1 < left < right < last + 1 <= width + 1 for left, right, first, last in nulls), (view, nulls)
+        assert all(first - 1 < left < right < last + 1 <= width + 1 for left, right, first, last in nulls), (
+            view,
+            nulls,
+        )

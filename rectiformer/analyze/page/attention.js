@@ -196,7 +196,7 @@ function windowNote(context, scene) {
     "div",
     { class: "window-note" },
     button("\u2191 earlier", -scene.size),
-    `rows ${count(scene.first)}\u2013${count(scene.first + scene.rows.length - 1)} of ${count(scene.indices.length)}`,
+    `rows ${count(scene.first + 1)}\u2013${count(scene.first + scene.rows.length)} of ${count(scene.indices.length)}`,
     button("later \u2193", scene.size),
   );
 }

@@ -9,6 +9,7 @@ const ZONE = 84; // height into which the keys before or after the window are sq
 const CELL = 15; // of the null column, per head
 const SMALLEST_CELL = 6; // where marks would be smaller, they are counted
 const NARROW = 420;
+const TALL = 15; // rows
 
 // Draw a picture and return {element, highlight}.
 //
@@ -73,7 +74,8 @@ function layOut({ keys, rows, window, width, gutter, sums }) {
     rowGap,
     keyGap,
     tallest,
-    height: TOP + before + tallest + after + 8,
+    bottom: TOP + before + tallest + 14,
+    height: TOP + before + Math.max(after, rows.length > TALL ? 22 : 0) + tallest + 8,
     gutterAt: right + column + 6,
     sumAt: width - 4,
     rowY: (row) => TOP + before + rowGap * (row + 0.5),
@@ -92,7 +94,7 @@ function layOut({ keys, rows, window, width, gutter, sums }) {
   };
 }
 
-function headings({ names, gutter, sums }, { width, left, right, cell, counted, gutterAt, sumAt }) {
+function headings({ rows, names, gutter, sums }, { width, left, right, cell, counted, gutterAt, sumAt, bottom }) {
   const heading = (x, text, anchor, y = 14) => svg("text", { class: "heading", x, y, "text-anchor": anchor }, text);
   const side = (name) => (width < NARROW ? name.replace(/ \(.*/, "") : name);
   const parts = [heading(left, side(names.keys), "end"), heading(right, side(names.rows), "start")];
@@ -103,7 +105,8 @@ function headings({ names, gutter, sums }, { width, left, right, cell, counted, 
   if (!counted)
     gutter.heads.forEach((head, i) => {
       const name = gutter.names?.[i] ?? ordinal(head);
-      if (i % every === 0) parts.push(heading(gutterAt + (i + 0.5) * cell, name, "middle", 32));
+      for (const y of rows.length > TALL ? [32, bottom] : [32]) // where the first are out of sight, too
+        if (i % every === 0) parts.push(heading(gutterAt + (i + 0.5) * cell, name, "middle", y));
     });
   if (sums) parts.push(heading(sumAt, width < NARROW ? "sum" : "row sum", "end"));
   return svg("g", {}, parts);

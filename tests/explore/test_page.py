@@ -6,14 +6,23 @@ from explore.reading import EDGES, SITES, act_and_wait, drawn_edges, edges_of, w
 
 from rectiformer.measure.words import merge_weights
 
+NULLS = "nodes => nodes.map(e => [+e.dataset.head, +e.dataset.row])"
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("kind", SITES)
-def test_drawn_edges_are_the_nonzeros_of_the_record(show, made_up, kind, layer):
-    page = show([made_up], at=f"kind={kind}&layer={layer + 1}&unit=piece")
-    site = made_up.examples[0].site(kind, layer)
-    assert drawn_edges(page) == edges_of(site.dense())
-    assert page.locator(".bipartite").get_attribute("data-total") == str(len(site.weights))
+
+def test_drawn_are_the_nonzeros_and_null_bits_of_the_record(show, made_up):
+    page = show([made_up], at="layer=1&unit=piece")
+    for kind in SITES:
+        if kind != "cross":
+            act_and_wait(page, page.get_by_role("button", name=kind.capitalize(), exact=True).click)
+        for layer in (0, 1):
+            choose = page.get_by_role("group", name="Layer").get_by_role("button", name=str(layer + 1))
+            act_and_wait(page, choose.click)
+            site = made_up.examples[0].site(kind, layer)
+            assert drawn_edges(page) == edges_of(site.dense())
+            assert page.locator(".bipartite").get_attribute("data-total") == str(len(site.weights))
+            marks = page.eval_on_selector_all(".bipartite [data-null]", NULLS)
+            assert sorted(map(tuple, marks)) == sorted(divmod(int(row), site.queries) for row in site.null.nonzero()[0])
+            assert page.locator(".counts").get_attribute("data-nulls") == str(site.null.sum())
 
 
 def test_negative_weights_are_drawn_with_their_sign(show, make_example, make_record):
@@ -22,17 +31,6 @@ def test_negative_weights_are_drawn_with_their_sign(show, make_example, make_rec
     weights = example.site("cross", 1).dense()
     assert drawn_edges(page) == edges_of(weights)
     assert page.locator(".edge.negative").count() == (weights < 0).sum() > 0
-
-
-@pytest.mark.parametrize("kind", SITES)
-def test_null_marks_are_the_null_bits(show, made_up, kind):
-    page = show([made_up], at=f"kind={kind}&layer=1&unit=piece")
-    site = made_up.examples[0].site(kind, 0)
-    marks = page.eval_on_selector_all(
-        ".bipartite [data-null]", "nodes => nodes.map(e => [+e.dataset.head, +e.dataset.row])"
-    )
-    assert sorted(map(tuple, marks)) == sorted(divmod(int(row), site.queries) for row in site.null.nonzero()[0])
-    assert page.locator(".counts").get_attribute("data-nulls") == str(site.null.sum())
 
 
 def test_layers_and_heads_are_counted_from_1_in_words_and_address(show, made_up):

@@ -8,25 +8,30 @@ from rectiformer.analyze.html_report import write_report
 from rectiformer.measure.alignment import alignment_error, count_links, links_from_steps, rows_for, strongest
 from rectiformer.measure.words import merge_links
 
+CELLS = """
+all => all.map(({ dataset: cell, parentElement: { dataset: map } }) =>
+  [map.kind, cell.layer, cell.head, cell.active, cell.nonzero, cell.badge])
+"""
 
-@pytest.mark.parametrize("scope", ["this example", "all 3 examples here"])
-def test_map_shows_shares_and_marks_dead_and_always_on_heads(show, made_up, scope):
+
+def test_map_shows_shares_and_marks_dead_and_always_on_heads(show, made_up):
     page = show([made_up], at="view=heads")
-    if scope != "this example":
-        act_and_wait(page, page.get_by_role("button", name=scope).click)
-    examples = made_up.examples if scope != "this example" else made_up.examples[:1]
-    for kind in SITES:
-        for layer in (0, 1):
+    for examples in (made_up.examples[:1], made_up.examples):
+        if len(examples) > 1:
+            act_and_wait(page, page.get_by_role("button", name="all 3 examples here").click)
+        cells = {
+            (kind, int(layer), int(head)): (float(active), float(nonzero), badge)
+            for kind, layer, head, active, nonzero, badge in page.eval_on_selector_all(".onoff .cell", CELLS)
+        }
+        assert len(cells) == 18
+        for (kind, layer, head), (active, nonzero, badge) in cells.items():
             sites = [example.site(kind, layer) for example in examples]
-            null = np.concatenate([site.null.reshape(site.heads, -1) for site in sites], 1)
-            seen = sum(site.visible.reshape(site.heads, -1).sum(1) for site in sites)
-            used = sum(np.count_nonzero(site.dense(), (1, 2)) for site in sites)
-            for head in range(3):
-                cell = page.locator(f"[data-kind={kind}] [data-layer='{layer}'][data-head='{head}']")
-                active = 1 - null[head].mean()
-                assert float(cell.get_attribute("data-active")) == pytest.approx(active, abs=1e-12)
-                assert float(cell.get_attribute("data-nonzero")) == pytest.approx(used[head] / seen[head], abs=1e-12)
-                assert cell.get_attribute("data-badge") == {0: "dead", 1: "always on"}.get(active, "")
+            on = 1 - np.concatenate([site.null.reshape(site.heads, -1)[head] for site in sites]).mean()
+            seen = sum(site.visible.reshape(site.heads, -1)[head].sum() for site in sites)
+            used = sum(np.count_nonzero(site.dense()[head]) for site in sites)
+            assert active == pytest.approx(on, abs=1e-12)
+            assert nonzero == pytest.approx(used / seen, abs=1e-12)
+            assert badge == {0: "dead", 1: "always on"}.get(on, "")
 
 
 def test_choosing_a_cell_of_the_map_opens_its_head(show, made_up):

@@ -29,6 +29,8 @@ KEPT_BITS = 12
 
 POLICY = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")[^"]*"')
 TITLE = re.compile("<title>.*?</title>")
+ICON = '<link rel="icon" href="data:,">\n'
+"""No icon: a browser asks a server for one otherwise."""
 STYLE = re.compile('<link rel="stylesheet" href="([a-z]+[.]css)">')
 DATA = re.compile('(<script type="application/json" id="page-data">).*?(</script>)')
 SCRIPT = re.compile('<script type="module" src="([a-z]+)[.]js"></script>')
@@ -112,6 +114,7 @@ def inline(page: str) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     page = POLICY.sub(lambda found: f'{found[1]}{policy}"', page, count=1)
+    page = page.replace(ICON, "", 1)
     page = STYLE.sub(lambda _: f"<style>{style}</style>", page, count=1)
     return SCRIPT.sub(lambda _: f"<script>{script}</script>", page, count=1)
 

@@ -19,7 +19,7 @@ export function figure({ title, note, body, table, name, wide, level = 2 }) {
     "Table",
   );
   function flip() {
-    shown = shown ? null : tableOf({ label: title, ...table() });
+    shown = shown ? null : tableOf({ label: `${title}, table`, ...table() });
     frame.replaceChildren(shown ?? body);
     frame.classList.toggle("as-table", Boolean(shown));
     toggle.setAttribute("aria-pressed", String(Boolean(shown)));
@@ -45,7 +45,7 @@ function saveAs(body, name) {
 }
 
 // A table of the numbers behind a drawing; `numbers` are columns whose texts are numbers.
-export function tableOf({ columns, rows, total = rows.length, numbers = [], label = "Table" }) {
+export function tableOf({ columns, rows, total = rows.length, numbers = [], label = "Numbers" }) {
   const aligned = (value, column) => (typeof value === "number" || numbers.includes(columns[column]) ? "number" : "");
   const cell = (value, column) =>
     el(

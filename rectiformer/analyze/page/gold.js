@@ -262,7 +262,7 @@ function scoreCard(scores) {
     name,
     ...[aer, precision, recall].map((value) => value.toFixed(3)),
   ]);
-  const table = tableOf({ columns: ["over", "AER", "precision", "recall"], rows, numbers: ["AER", "precision", "recall"], label: "Alignment error" });
+  const table = tableOf({ columns: ["over", "AER", "precision", "recall"], rows, numbers: ["AER", "precision", "recall"], label: "Scores" });
   table.classList.add("scores");
   scores.forEach(([, each], i) =>
     Object.assign(table.querySelectorAll("tbody tr")[i].dataset, {

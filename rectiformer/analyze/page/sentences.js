@@ -52,7 +52,7 @@ export function sentenceMap({ example, site, heads }) {
     note:
       `Mean row sum that goes from a sentence (row) to another (column), chosen heads together, up to ${number(most)}; ` +
       "at the right, the share of null rows. Separators and the end are left out.",
-    body: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Sentence to sentence" }, draw({ mass, nulls, keys, most })),
+    body: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Sentences" }, draw({ mass, nulls, keys, most })),
     table: () => ({
       columns: ["sentence", ...Array.from({ length: keys }, (_, s) => `to ${s + 1}`), "null"],
       rows: mass.map((row, t) => [t + 1, ...row, nulls[t]]),

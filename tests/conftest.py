@@ -77,8 +77,9 @@ def visit(browser):
     """Open an address in a page whose requests and errors are kept; each test ends with neither."""
     contexts, trouble = [], []
 
-    def open_page(url, offline=True, ready=True, **options):
-        contexts.append(browser.new_context(offline=offline, viewport={"width": 1400, "height": 1000}, **options))
+    def open_page(url, offline=True, ready=True, size=(1400, 1000), **options):
+        viewport = dict(zip(("width", "height"), size, strict=True))
+        contexts.append(browser.new_context(offline=offline, viewport=viewport, **options))
         page = contexts[-1].new_page()
         page.on(
             "console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None

@@ -1,6 +1,7 @@
 """`analyze` and `explore` as a user calls them: what they print and write, and one line for every mistake."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -47,7 +48,8 @@ def files(world, gold="test.align"):
 
 
 def test_the_table_says_what_the_findings_say(world, rectiformer, tmp_path):
-    found = rectiformer("analyze", world / "rela-g", *files(world), "--out", tmp_path / "found.json")
+    page = tmp_path / "page.html"
+    found = rectiformer("analyze", world / "rela-g", *files(world), "--out", tmp_path / "found.json", "--report", page)
     assert (found.code, found.err) == (0, "")
     findings = read_json(tmp_path / "found.json")
     assert (findings.model.name, findings.data.name, findings.data.sentences) == ("rela-g", "test.de", 12)
@@ -61,8 +63,14 @@ def test_the_table_says_what_the_findings_say(world, rectiformer, tmp_path):
         assert cells[6] == f"{site.diversity.js:.3f}"
     best = min(findings.alignment, key=lambda row: row.aer)
     assert cells[7] == f"{best.aer:.3f}"
-    assert cells[8:] == [*(["average,"] if best.head == "average" else ["head", f"{best.head + 1},"]), best.induction]
+    head = ["mean", "of", "heads,"] if best.head == "average" else ["head", f"{best.head + 1},"]
+    assert cells[8:] == [*head, best.induction]
     assert f"BLEU: rela-g {findings.quality.bleu:.1f} ({findings.quality.signature})" in lines
+    report = json.loads(re.search('id="page-data">(.*?)</script>', page.read_text())[1])["summary"]
+    assert {report["data"], report["bleu"]} <= set(lines)
+    printed = [line.split() for line in lines]
+    for row in (report["measure_columns"], *report["measures"]):
+        assert " ".join(row).split() in printed
     assert f"wrote {tmp_path / 'found.json'}" in lines
 
 

@@ -121,7 +121,16 @@ class Answerer:
                 raise ArgumentError(f"{name} has {subwords:,} subwords, but at most {SUBWORDS} are shown; shorten it")
 
 
-def build_app(models: Sequence[Answerer]) -> FastAPI:
+@dataclass(frozen=True)
+class Text:
+    """What the models were trained to translate."""
+
+    languages: tuple[str, str] = ("", "")
+    examples: Sequence[tuple[str, str]] = ()
+    """Pairs that the page offers to choose from."""
+
+
+def build_app(models: Sequence[Answerer], text: Text) -> FastAPI:
     """The application that serves the page for one model, or two to compare."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     turn = asyncio.Lock()
@@ -140,19 +149,20 @@ def build_app(models: Sequence[Answerer]) -> FastAPI:
             return Response(status_code=499)  # which nobody reads
         return JSONResponse(answer)
 
-    add_page(app, PAGE, live_html([model.card.name for model in models]), "/")
+    page = live_html([model.card.name for model in models], text.languages, text.examples)
+    add_page(app, PAGE, page, "/")
     add_refusals(app)
     app.add_middleware(Guard, hosts=(HOST, "localhost"), image_sources="data: blob:")
     app.add_middleware(Lingering, seconds=LIMITS.body_seconds)
     return app
 
 
-def serve(models: Sequence[Answerer], bound: socket.socket, announce: Callable[[], None]) -> None:
+def serve(models: Sequence[Answerer], text: Text, bound: socket.socket, announce: Callable[[], None]) -> None:
     """Answer until Ctrl-C; `announce` is called once connections are accepted."""
     bound.listen(BACKLOG)
     announce()
     with suppress(KeyboardInterrupt):
-        asyncio.run(LimitedServer(build_app(models), LIMITS).serve(sockets=[bound]))
+        asyncio.run(LimitedServer(build_app(models, text), LIMITS).serve(sockets=[bound]))
 
 
 def open_browser(address: str) -> None:

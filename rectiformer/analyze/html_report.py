@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rectiformer.analyze.record import SITES, AttentionRecord, pack, to_json
+from rectiformer.analyze.summary import summarize
 from rectiformer.errors import ArgumentError
 from rectiformer.files import replacing
 
@@ -28,6 +29,8 @@ KEPT_BITS = 12
 
 POLICY = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")[^"]*"')
 TITLE = re.compile("<title>.*?</title>")
+ICON = '<link rel="icon" href="data:,">\n'
+"""No icon: a browser asks a server for one otherwise."""
 STYLE = re.compile('<link rel="stylesheet" href="([a-z]+[.]css)">')
 DATA = re.compile('(<script type="application/json" id="page-data">).*?(</script>)')
 SCRIPT = re.compile('<script type="module" src="([a-z]+)[.]js"></script>')
@@ -52,7 +55,15 @@ def report_html(
             f"{len(findings)} findings for {len(records)} records; give one for each, None where there are none"
         )
     contents, notes = within_budget(records)
-    data = {"title": title, "records": contents, "findings": list(findings or [None] * len(records)), "left_out": notes}
+    found = list(findings or [None] * len(records))
+    summary = summarize([each for each in found if each])
+    data = {
+        "title": title,
+        "records": contents,
+        "findings": found,
+        "summary": summary and summary.to_json(),
+        "left_out": notes,
+    }
     return inline(fill((PAGE / "index.html").read_text(encoding="utf-8"), data, title))
 
 
@@ -70,9 +81,18 @@ def write_report(
     return path
 
 
-def live_html(models: Sequence[str]) -> str:
-    """The page as a server gives it for models of these names: it loads modules from there and calls api/translate."""
-    return fill((PAGE / "index.html").read_text(encoding="utf-8"), {"live": True, "models": list(models)}, "")
+def live_html(
+    models: Sequence[str], languages: Sequence[str] = ("", ""), examples: Sequence[tuple[str, str]] = ()
+) -> str:
+    """The page as a server gives it: it loads modules from there and calls api/translate.
+
+    Args:
+        models: their names, one or two.
+        languages: codes of what they translate from and to, such as "de" and "en"; "" if not known.
+        examples: (source, reference) pairs to choose from.
+    """
+    data = {"live": True, "models": list(models), "languages": list(languages), "examples": list(examples)}
+    return fill((PAGE / "index.html").read_text(encoding="utf-8"), data, "")
 
 
 def fill(page: str, data: dict[str, Any], title: str) -> str:
@@ -94,6 +114,7 @@ def inline(page: str) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     page = POLICY.sub(lambda found: f'{found[1]}{policy}"', page, count=1)
+    page = page.replace(ICON, "", 1)
     page = STYLE.sub(lambda _: f"<style>{style}</style>", page, count=1)
     return SCRIPT.sub(lambda _: f"<script>{script}</script>", page, count=1)
 

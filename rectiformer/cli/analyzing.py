@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
-from rectiformer.analyze.findings import Findings, SiteFindings, analyze, analyze_documents
+from rectiformer.analyze.findings import Findings, analyze, analyze_documents
 from rectiformer.analyze.html_report import write_report
 from rectiformer.analyze.plots import write_figures
 from rectiformer.analyze.record import SITES, AttentionRecord, write_record
 from rectiformer.analyze.recording import choose_sites, record_documents, record_pairs, sample
 from rectiformer.analyze.segments import cut_documents, matching_segments, take
+from rectiformer.analyze.summary import DISTANCES, DISTANCES_TITLE, MEASURES, summarize
 from rectiformer.cli import inputs
 from rectiformer.cli.inputs import warn
 from rectiformer.cli.options import AsJson, Checkpoint, Device, Documents, LinkFormat, Precision, RunFolder, app, option
@@ -28,7 +28,6 @@ from rectiformer.terminal import Terminal
 from rectiformer.text.documents import number_rows
 from rectiformer.text.grammar import draw_sentences
 from rectiformer.text.lines import display_name
-from rectiformer.translate.align import ordinal
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
@@ -131,8 +130,8 @@ class View:
                     f"{run}: {site} attention is {variant!r}, which has no weights; ask for other --sites"
                 )
 
-    def shows(self, site: SiteFindings) -> bool:
-        return site.kind in (self.sites or (site.kind,)) and site.layer in (self.layers or (site.layer,))
+    def shows(self, kind: str, layer: int) -> bool:
+        return kind in (self.sites or (kind,)) and layer in (self.layers or (layer,))
 
     def record(self, translator: Translator, test: TestSet, shown: Cut | None, name: str) -> AttentionRecord:
         """What the heads do with a sample of the test set, or with the segments `shown`."""
@@ -199,55 +198,23 @@ def numbered(path: Path, number: int) -> Path:
 
 
 def print_findings(
-    found: list[Findings], shows: Callable[[SiteFindings], bool], written: list[Path], as_json: bool
+    found: list[Findings], shows: Callable[[str, int], bool], written: list[Path], as_json: bool
 ) -> None:
-    """A row an attention, all heads of it together; as JSON, everything."""
+    """The summary that the report has too; as JSON, everything."""
     terminal = Terminal()
+    contents = [each.to_json() for each in found]
     if as_json:
-        write_all(to_json(each.to_json()) for each in found)
-    else:
-        data = found[0].data
-        within = f"{data.documents:,} documents, " if data.documents else ""
-        terminal.note(f"{data.name}: {within}{data.sentences:,} sentences, {data.target_tokens:,} target subwords\n")
-        columns = ["model", "attention", "layer", "zeros", "null rows", "dead heads", "diversity", "AER", "aligned by"]
-        sites = [(each, site) for each in found for site in each.sites if shows(site)]
-        sites.sort(key=lambda pair: (found.index(pair[0]), SITES.index(pair[1].kind)))
-        terminal.table(columns, [describe(*pair) for pair in sites], numbers=columns[2:8])
-        print_distances(terminal, [(each, site.layer) for each, site in sites if site.kind == "cross"])
-        scores = [f"{each.model.name} {each.quality.bleu:.1f}" for each in found if each.quality is not None]
-        if scores and found[0].quality is not None:
-            terminal.note(f"\nBLEU: {', '.join(scores)} ({found[0].quality.signature})")
+        write_all(map(to_json, contents))
+    elif summary := summarize(contents, shows):
+        terminal.note(f"{summary.data}\n")
+        terminal.table(MEASURES, summary.measures, numbers=MEASURES[2:8])
+        if summary.distances:
+            terminal.note(f"\n{DISTANCES_TITLE}\n")
+            terminal.table(DISTANCES, summary.distances, numbers=DISTANCES[1:])
+        if summary.bleu:
+            terminal.note(f"\n{summary.bleu}")
     for path in written:
         Terminal(stderr=as_json).note(f"wrote {path}")
-
-
-def describe(found: Findings, site: SiteFindings) -> list[str]:
-    """What the table says of one attention; layers and heads count from 1."""
-    dead = sum(rate == 1 for rate in site.null_rate)
-    cells = [found.model.name, site.kind, ordinal(site.layer)]
-    cells += [f"{fmean(site.sparsity):.1%}", f"{fmean(site.null_rate):.1%}", f"{dead} of {site.heads}"]
-    cells.append(f"{site.diversity.js:.3f}")
-    own = [row for row in found.alignment or () if row.layer == site.layer and site.kind == "cross"]
-    if not own:
-        return [*cells, "", ""]
-    best = min(own, key=lambda row: row.aer)
-    head = best.head if best.head == "average" else f"head {ordinal(best.head)}"
-    return [*cells, f"{best.aer:.3f}", f"{head}, {best.induction}"]
-
-
-def print_distances(terminal: Terminal, layers: list[tuple[Findings, int]]) -> None:
-    """Of documents, one row per cross-attention: how far it reaches."""
-    columns = ["model", "segments", "layer", "aligned sentence", "neighbors", "farther", "between", "null rows"]
-    rows = []
-    for found, layer in layers:
-        for each in found.distances or ():
-            if each.layer == layer:
-                shares = (each.aligned, each.neighbors, each.farther, each.between, each.null_rate)
-                cells = [found.model.name, f"{found.data.segments:,}", str(layer + 1)]
-                rows.append([*cells, *(f"{share:.1%}" for share in shares)])
-    if rows:
-        terminal.note("\nwhere cross-attention goes (between: separators and the end)\n")
-        terminal.table(columns, rows, numbers=columns[1:])
 
 
 BUILT_IN = 300

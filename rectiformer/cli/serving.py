@@ -8,10 +8,14 @@ import typer
 
 from rectiformer.cli.inputs import distinct_names, find_head, open_run_translator, parse_head, warn
 from rectiformer.cli.options import BatchTokens, Checkpoint, Device, Precision, RunFolder, app, option
+from rectiformer.runs.folder import open_run
 from rectiformer.terminal import Terminal
+from rectiformer.text.samples import languages, sample_pairs
 from rectiformer.translate.translator import Translator
 
 REQUEST, QUEUE = "Limits of a request", "Limits of the server"
+EXAMPLES = 8
+"""Sentences that `explore` offers to choose from."""
 
 
 @app.command()
@@ -84,12 +88,12 @@ def explore(
 ) -> None:
     """Type a sentence and see every head, live, in the browser.
 
-    Force a target, switch heads off, compare two runs. The page is served to this machine only, until Ctrl-C.
-    It needs the extra `serve`.
+    Choose a validation sentence, force a target, switch heads off, compare two runs. The page is served to this
+    machine only, until Ctrl-C. It needs the extra `serve`.
 
         rectiformer explore runs/rela runs/softmax
     """
-    from rectiformer.analyze.explorer import HOST, Answerer, open_browser
+    from rectiformer.analyze.explorer import HOST, Answerer, Text, open_browser
     from rectiformer.analyze.explorer import serve as serve_page
     from rectiformer.connections import address, bind
 
@@ -99,6 +103,8 @@ def explore(
         Answerer(open_run_translator(folder, checkpoint, device, precision), name)
         for folder, name in zip(runs, names, strict=True)
     ]
+    data = open_run(run).config.data
+    text = Text(languages(data), sample_pairs(data, EXAMPLES))
     with bind(HOST, port) as bound:
 
         def announce() -> None:
@@ -106,4 +112,4 @@ def explore(
             if not no_browser:
                 open_browser(address(bound))
 
-        serve_page(models, bound, announce)
+        serve_page(models, text, bound, announce)

@@ -81,10 +81,13 @@ def made_up(random):
 
 @pytest.fixture
 def show(visit, tmp_path):
-    """The page of a report, opened from disk; `at` is the part of the address that says what to show."""
+    """The page of a report, opened from disk; `at` is the part of the address that says what to show.
+
+    Every edge is drawn unless it says otherwise: what the page leaves out by itself has tests of its own.
+    """
 
     def open_report(records, findings=None, at="", title="", **options):
         path = write_report(tmp_path / "report.html", records, findings, title)
-        return visit(f"file://{path}#{at}", **options)
+        return visit(f"file://{path}#{at if 'edges=' in at else f'{at}&edges=all'}", **options)
 
     return open_report

@@ -6,14 +6,23 @@ from explore.reading import EDGES, SITES, act_and_wait, drawn_edges, edges_of, w
 
 from rectiformer.measure.words import merge_weights
 
+NULLS = "nodes => nodes.map(e => [+e.dataset.head, +e.dataset.row])"
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("kind", SITES)
-def test_drawn_edges_are_the_nonzeros_of_the_record(show, made_up, kind, layer):
-    page = show([made_up], at=f"kind={kind}&layer={layer + 1}&unit=piece")
-    site = made_up.examples[0].site(kind, layer)
-    assert drawn_edges(page) == edges_of(site.dense())
-    assert page.locator(".bipartite").get_attribute("data-total") == str(len(site.weights))
+
+def test_drawn_are_the_nonzeros_and_null_bits_of_the_record(show, made_up):
+    page = show([made_up], at="layer=1&unit=piece")
+    for kind in SITES:
+        if kind != "cross":
+            act_and_wait(page, page.get_by_role("button", name=kind.capitalize(), exact=True).click)
+        for layer in (0, 1):
+            choose = page.get_by_role("group", name="Layer").get_by_role("button", name=str(layer + 1))
+            act_and_wait(page, choose.click)
+            site = made_up.examples[0].site(kind, layer)
+            assert drawn_edges(page) == edges_of(site.dense())
+            assert page.locator(".bipartite").get_attribute("data-total") == str(len(site.weights))
+            marks = page.eval_on_selector_all(".bipartite [data-null]", NULLS)
+            assert sorted(map(tuple, marks)) == sorted(divmod(int(row), site.queries) for row in site.null.nonzero()[0])
+            assert page.locator(".counts").get_attribute("data-nulls") == str(site.null.sum())
 
 
 def test_negative_weights_are_drawn_with_their_sign(show, make_example, make_record):
@@ -24,17 +33,6 @@ def test_negative_weights_are_drawn_with_their_sign(show, make_example, make_rec
     assert page.locator(".edge.negative").count() == (weights < 0).sum() > 0
 
 
-@pytest.mark.parametrize("kind", SITES)
-def test_null_marks_are_the_null_bits(show, made_up, kind):
-    page = show([made_up], at=f"kind={kind}&layer=1&unit=piece")
-    site = made_up.examples[0].site(kind, 0)
-    marks = page.eval_on_selector_all(
-        ".bipartite [data-null]", "nodes => nodes.map(e => [+e.dataset.head, +e.dataset.row])"
-    )
-    assert sorted(map(tuple, marks)) == sorted(divmod(int(row), site.queries) for row in site.null.nonzero()[0])
-    assert page.locator(".counts").get_attribute("data-nulls") == str(site.null.sum())
-
-
 def test_layers_and_heads_are_counted_from_1_in_words_and_address(show, made_up):
     page = show([made_up], at="layer=2&heads=1&unit=piece")
     site = made_up.examples[0].site("cross", 1)
@@ -43,7 +41,7 @@ def test_layers_and_heads_are_counted_from_1_in_words_and_address(show, made_up)
     assert page.get_by_role("heading", name="layer 2", exact=False).count() == 1
     assert page.locator(".head-details b").all_inner_texts() == ["head 1 "]
     act_and_wait(page, page.locator("[data-head-switch='2']").click)
-    assert page.evaluate("location.hash") == "#layer=2&heads=1%2C3&unit=piece"
+    assert page.evaluate("location.hash") == "#layer=2&heads=1%2C3&unit=piece&edges=all"
     act_and_wait(page, lambda: page.keyboard.press("2"))
     labels = [*(f"head {head}" for head in (1, 2, 3)), *(f"layer {layer}" for layer in (1, 2))]
     assert page.locator(".onoff").first.locator("text.heading").all_text_contents() == labels
@@ -94,7 +92,8 @@ def test_threshold_says_how_many_edges_it_hides(show, made_up):
     total = np.count_nonzero(weights)
     assert drawn_edges(page) == shown
     assert 0 < len(shown) < total
-    assert f"{total - len(shown)} of {total} edges hidden" in page.locator(".counts").inner_text()
+    said = page.locator(".counts").inner_text()
+    assert said.startswith(f"{len(shown)} of {total} edges shown: weights of at least ")
 
 
 def test_scale_prints_the_range_of_raw_weights(show, made_up):
@@ -127,8 +126,11 @@ def test_table_holds_what_is_drawn(show, made_up):
     drawn = drawn_edges(page)
     page.locator("[data-figure='cross-2'] [data-action=table]").click()
     rows = [row.split("\t") for row in page.locator("[data-figure='cross-2'] tbody").inner_text().split("\n")]
-    assert sorted((int(row[4]) - 1, int(row[0]) - 1, int(row[2]) - 1) for row in rows) == [edge[:3] for edge in drawn]
-    assert sum(float(row[5]) for row in rows) == pytest.approx(sum(edge[3] for edge in drawn), rel=1e-5)
+    nulls = [row for row in rows if row[3] == "null"]
+    edges = [row for row in rows if row not in nulls]
+    assert sorted((int(row[4]) - 1, int(row[0]) - 1, int(row[2]) - 1) for row in edges) == [edge[:3] for edge in drawn]
+    assert sum(float(row[5]) for row in edges) == pytest.approx(sum(edge[3] for edge in drawn), rel=1e-5)
+    assert len(nulls) == made_up.examples[0].site("cross", 1).null.sum() > 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

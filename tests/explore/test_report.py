@@ -51,8 +51,9 @@ def test_texts_cannot_end_an_element(make_example, make_record):
 
 
 def test_live_page_names_its_models_and_keeps_its_modules():
-    page = live_html(["</script>", "softmax"])
-    assert data_of(page) == {"live": True, "models": ["</script>", "softmax"]}
+    page = live_html(["</script>", "softmax"], ("de", "en"), [("</script>", "b")])
+    told = {"live": True, "models": ["</script>", "softmax"], "languages": ["de", "en"]}
+    assert data_of(page) == {**told, "examples": [["</script>", "b"]]}
     assert '<script type="module" src="main.js">' in page
 
 

@@ -24,6 +24,7 @@ from rectiformer.analyze.recording import record_pairs
 from rectiformer.analyze.switching import Head, switched_off
 from rectiformer.connections import bind
 from rectiformer.errors import ArgumentError
+from rectiformer.text.samples import sample_pairs
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 from rectiformer.translate.cuda_graphs import capturable
@@ -331,6 +332,28 @@ def test_a_port_in_use_is_one_line():
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: [^\n]*; name another --port"):
             bind("127.0.0.1", port)
+
+
+def test_a_person_chooses_an_example_and_knows_the_languages(server, visit):
+    page = visit(server.address, offline=False, size=(390, 844))
+    assert page.locator("#languages").inner_text() == "German \u2192 English"
+    assert page.locator("#tabs button").count() == 0  # as long as there is nothing to see
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    examples = sample_pairs(load_config(None, overrides()).data, 8)
+    choices = page.locator(".choice")
+    assert choices.all_inner_texts() == [source for source, _ in examples]
+    assert choices.first.get_attribute("lang") == "de"
+    choices.nth(2).click()
+    page.wait_for_selector("svg [data-weight]")
+    source, reference = examples[2]
+    assert page.get_by_label("Source", exact=True).input_value() == source
+    assert (
+        page.locator("[data-translation]").first.get_attribute("data-translation")
+        == ask(server, source=source).translation
+    )
+    assert page.locator(".reference").inner_text().split() == ["reference", *reference.split()]
+    assert page.locator("#tabs button").all_inner_texts() == ["Attention", "Heads", "Compare"]
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
 
 
 def test_a_person_translates_switches_a_head_off_and_sees_the_difference(server, visit):

@@ -47,6 +47,12 @@ def test_a_text_is_translated_by_keys_alone_and_its_links_are_shown(page, transl
     assert first.locator(".source .linked").all_text_contents() == ["Hund"]
     words = page.locator("li").last.locator(".source .word").all_text_contents()
     assert words[-2:] == ["😀", "Hund"]  # behind a character of two UTF-16 units
+    assert page.get_by_role("status").inner_text() == "3 sentences translated"
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("textarea").fill("Donaudampfschifffahrt" * 5)
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("1 sentence translated").wait_for()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
 
 
 def test_a_refusal_is_shown_and_the_next_text_translated(browser, server):

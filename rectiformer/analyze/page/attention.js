@@ -3,6 +3,8 @@
 import { drawBipartite } from "./bipartite.js";
 import {
   colorControl,
+  edgeControl,
+  edgeCount,
   filterControl,
   headControl,
   kindControl,
@@ -12,22 +14,22 @@ import {
   thresholdOf,
   unitControl,
 } from "./controls.js";
-import { drawDetails } from "./details.js";
-import { el } from "./dom.js";
+import { describeRow, drawDetails } from "./details.js";
+import { disclosure, el } from "./dom.js";
 import { figure } from "./figure.js";
 import { gutterLegend, scaleLegend } from "./legend.js";
 import { drawMinimap, isPooled } from "./minimap.js";
 import { SITE_TITLES } from "./model.js";
-import { countNulls, edgesOf, sceneOf, stateOf } from "./scene.js";
+import { countNulls, edgesOf, edgesPerRow, sceneOf, stateOf } from "./scene.js";
 import { resolve } from "./selection.js";
 import { sentenceMap } from "./sentences.js";
 import { brief, count, number, ordinal, plural } from "./text.js";
 import { RULE } from "./units.js";
 
 export const NAMES = {
-  cross: { keys: "source (keys)", rows: "target (queries)" },
-  encoder: { keys: "source (keys)", rows: "source (queries)" },
-  decoder: { keys: "generated so far (keys)", rows: "target (queries)" },
+  cross: { title: SITE_TITLES.cross, keys: "source (keys)", rows: "target (queries)" },
+  encoder: { title: SITE_TITLES.encoder, keys: "source (keys)", rows: "source (queries)" },
+  decoder: { title: SITE_TITLES.decoder, keys: "generated so far (keys)", rows: "target (queries)" },
 };
 const STEPS_NOTE = "A row is the decoder step that generates this token.";
 
@@ -39,12 +41,14 @@ export async function attentionView(context) {
   const scene = sceneOf(now, context.store.get());
   const stage = el("div", { class: "stage" });
   const show = () => stage.replaceChildren(...picture(context, now, scene));
+  context.say(`Example ${ordinal(context.store.get().example)}, ${NAMES[now.kind].title}, layer ${ordinal(now.layer)}.`);
   show();
   const element = el("div", { class: "attention" }, sentence(now), controls(context, now, scene), stage);
   return {
     element,
     rows: scene.indices.length,
     inWindow: scene.rows.length,
+    arrows: true,
     update: (patch) => update(patch, context, scene, show),
   };
 }
@@ -53,7 +57,9 @@ function nothing({ example }) {
   return el(
     "p",
     { class: "empty" },
-    example ? "No attention of this example is in this file." : "Nothing to show yet: type a sentence above.",
+    example
+      ? "No attention of this example is in this file."
+      : "Nothing to show yet: type a sentence above, or choose an example.",
   );
 }
 
@@ -86,21 +92,27 @@ function controls(context, now, scene) {
         off: context.live?.switchFor(now),
       }),
     ),
-    el(
-      "div",
-      { class: "control-row" },
-      unitControl(store),
-      colorControl(store),
-      filterControl(store),
-      thresholdControl(store, (state) => number(thresholdOf(state, scene.most))),
+    disclosure(
+      context,
+      "More switches: words, edges, color, rows",
+      el(
+        "div",
+        { class: "control-row" },
+        unitControl(store),
+        edgeControl(store),
+        colorControl(store),
+        filterControl(store),
+        thresholdControl(store, (state) => number(thresholdOf(state, scene.most))),
+      ),
     ),
   );
 }
 
 function picture(context, now, scene) {
   const state = context.store.get();
-  const drawn = edgesOf(scene, thresholdOf(state, scene.most), state.color);
-  const details = el("div", { class: "details", "aria-live": "polite" });
+  const threshold = thresholdOf(state, scene.most);
+  const drawn = edgesOf(scene, threshold, edgesPerRow([scene], state, state.threshold ** 2), state.color);
+  const details = el("div", { class: "details", tabindex: "0", role: "region", "aria-label": "Weights of the row" });
   const cursor = state.row - scene.first;
   const rest = scene.rows[cursor] === undefined ? undefined : { row: cursor };
   const point = (spot) => {
@@ -114,6 +126,7 @@ function picture(context, now, scene) {
     edges: drawn.edges,
     width: context.width,
     gutter: { heads: scene.heads, state: (row, head) => stateOf(scene, row, head) },
+    said: (row) => describeRow(scene, row),
     sums: scene.heads.length === 1 ? scene.cells.map((byHead) => byHead.get(scene.heads[0]).mass) : null,
     names: NAMES[now.kind],
     hover: point,
@@ -129,12 +142,13 @@ function picture(context, now, scene) {
     rows: scene.rows.length,
   });
   point(null);
+  if (context.moved && rest) bringRowIntoView(context, art.element, rest.row);
   const body = scene.rows.length ? art.element : el("p", { class: "empty" }, "No row fits this filter.");
   const main = figure({
     title: `${SITE_TITLES[now.kind]}, layer ${ordinal(now.layer)}`,
     wide: true,
     body: el("div", {}, body, windowNote(context, scene)),
-    note: counts(drawn, scene, now),
+    note: counts(context.store, drawn, scene, now),
     table: () => edgeTable(scene, drawn),
     name: `${now.kind}-${ordinal(now.layer)}`,
   });
@@ -146,23 +160,29 @@ function picture(context, now, scene) {
       [state.unit === "word" ? RULE : "", now.kind === "encoder" ? "" : STEPS_NOTE].join(" ").trim(),
     ),
   );
-  const row = el("section", { class: "figure" }, el("h3", {}, "Row"), details);
+  const row = el("section", { class: "figure" }, el("h2", { class: "figure-title" }, "Row"), details);
   const maps = [sentenceMap(now), map(context, now, scene)].filter(Boolean);
   return [main, el("aside", {}, scene.rows.length < scene.indices.length ? [...maps, row] : [row, ...maps])];
 }
 
-function counts({ total, hidden, crowded }, scene, { site }) {
+// After a row was chosen: the page follows, and a screen reader hears the row.
+function bringRowIntoView({ say }, drawing, row) {
+  const label = drawing.querySelector(`.rows [data-row="${row}"]`);
+  requestAnimationFrame(() => label.scrollIntoView({ block: "nearest" }));
+  say(label.dataset.said);
+}
+
+function counts(store, drawn, scene, { site }) {
   const nulls = countNulls(scene);
-  const whole =
+  const rows =
     scene.rows.length === scene.queries.length
       ? ""
-      : ` in ${plural(scene.rows.length, "row")} of ${count(scene.queries.length)}`;
-  const why = crowded ? " (the weakest, to keep the picture readable)" : "";
+      : `rows: ${count(scene.rows.length)} of ${count(scene.queries.length)} \u00b7 `;
   return el(
     "span",
-    { class: "counts", "data-nulls": nulls, "data-total": total, "data-hidden": hidden },
-    `${plural(total, "edge")}${whole}, ${plural(nulls, "null row")}; heads: ${scene.heads.length} of ${site.heads}; `,
-    el("span", { class: hidden ? "warn" : "" }, `${count(hidden)} of ${count(total)} edges hidden${why}`),
+    { class: "counts", "data-nulls": nulls, "data-total": drawn.total, "data-hidden": drawn.hidden },
+    edgeCount(store, drawn),
+    ` \u00b7 ${plural(nulls, "null row")} \u00b7 ${rows}heads: ${scene.heads.length} of ${site.heads}`,
   );
 }
 
@@ -176,7 +196,7 @@ function windowNote(context, scene) {
     "div",
     { class: "window-note" },
     button("\u2191 earlier", -scene.size),
-    `rows ${count(scene.first)}\u2013${count(scene.first + scene.rows.length - 1)} of ${count(scene.indices.length)}`,
+    `rows ${count(scene.first + 1)}\u2013${count(scene.first + scene.rows.length)} of ${count(scene.indices.length)}`,
     button("later \u2193", scene.size),
   );
 }
@@ -224,16 +244,21 @@ function mapNote(site, windowed, first) {
   return `${count(site.queries)} \u00d7 ${count(site.keys)} pieces; rows are queries.${pooled}${moving}`;
 }
 
-// Every edge that is drawn, as a table.
+// Every edge that is drawn and every null row, as a table.
 export function edgeTable(scene, { edges }) {
+  const query = (row) => [ordinal(scene.rows[row]), scene.queries[scene.rows[row]].label];
   const rows = edges.map(({ row, key, head, weight }) => [
-    ordinal(scene.rows[row]),
-    scene.queries[scene.rows[row]].label,
+    ...query(row),
     ordinal(key),
     scene.keys[key].label,
     ordinal(head),
     weight,
   ]);
+  scene.cells.forEach((byHead, row) =>
+    byHead.forEach((cell, head) => {
+      if (cell.isNull) rows.push([...query(row), "", "null", ordinal(head), 0]);
+    }),
+  );
   return {
     columns: ["row", "query", "key position", "key", "head", "weight"],
     rows: rows.sort((a, b) => a[0] - b[0] || a[4] - b[4] || a[2] - b[2]),

@@ -6,13 +6,17 @@ import { fit, isRightToLeft, number, ordinal, visible } from "./text.js";
 const LINE = 25;
 const TOP = 44;
 const ZONE = 84; // height into which the keys before or after the window are squeezed
-const CELL = 15;
+const CELL = 15; // of the null column, per head
+const SMALLEST_CELL = 6; // where marks would be smaller, they are counted
+const NARROW = 420;
+const TALL = 15; // rows
 
 // Draw a picture and return {element, highlight}.
 //
 // keys, rows: units; window: {first, count} of the keys that get a line each;
 // edges: [{row, key, head, weight, color, size, group}];
-// gutter: {heads, state(row, head)} or null; sums: text per row or null; names: {keys, rows}; hover(spot), pick(row).
+// gutter: {heads, state(row, head), names} of the null column; sums: text per row or null; said(row): a row in words;
+// names: {title, keys, rows}; hover(spot), pick(row).
 export function drawBipartite(picture) {
   const layout = layOut(picture);
   const element = svg("svg", {
@@ -21,7 +25,7 @@ export function drawBipartite(picture) {
     height: layout.height,
     viewBox: `0 0 ${layout.width} ${layout.height}`,
     role: "img",
-    "aria-label": `${picture.names.keys} and ${picture.names.rows}, ${picture.edges.length} edges`,
+    "aria-label": `${picture.names.title}: ${picture.edges.length} edges from ${picture.names.keys} to ${picture.names.rows}. The button Table shows them as text.`,
     "data-edges": picture.edges.length,
   });
   const curves = drawEdges(picture, layout);
@@ -37,7 +41,7 @@ export function drawBipartite(picture) {
     svg("g", { class: "keys" }, Array.from(labels.keys.values())),
     svg("g", { class: "rows" }, labels.rows),
   );
-  if (picture.gutter) element.append(drawGutter(picture, layout));
+  element.append(drawGutter(picture, layout));
   listen(element, picture);
   return { element, highlight: (spot) => highlight(element, curves, labels, spot) };
 }
@@ -48,14 +52,21 @@ function layOut({ keys, rows, window, width, gutter, sums }) {
   const after = window.first + window.count < keys.length ? ZONE : 0;
   const tallest = Math.max(shown.length, rows.length, 1) * LINE;
   const spread = (length) => Math.min(LINE * 1.6, tallest / Math.max(1, length));
-  const gutterWidth = gutter ? gutter.heads.length * CELL + 22 : 0;
-  const column = Math.min(190, Math.max(70, width * 0.24));
-  const right = width - gutterWidth - (sums ? 56 : 0) - column;
+  const column = Math.min(190, Math.max(58, width * (width < NARROW ? 0.21 : 0.24)));
+  const sumWidth = sums ? 52 : 0;
+  const least = width - 2 * column - sumWidth - 60; // of which the edges leave so much to the null column
+  const fitting = Math.min(CELL, least / Math.max(1, gutter.heads.length));
+  const counted = fitting < SMALLEST_CELL;
+  const cell = counted ? 36 : fitting;
+  const gutterWidth = Math.max(30, (counted ? 1 : gutter.heads.length) * cell) + 12;
+  const right = width - gutterWidth - sumWidth - column;
   const rowGap = spread(rows.length);
   const keyGap = spread(shown.length);
   return {
     width,
     column,
+    cell,
+    counted,
     left: column,
     right,
     before,
@@ -63,7 +74,8 @@ function layOut({ keys, rows, window, width, gutter, sums }) {
     rowGap,
     keyGap,
     tallest,
-    height: TOP + before + tallest + after + 8,
+    bottom: TOP + before + tallest + 14,
+    height: TOP + before + Math.max(after, rows.length > TALL ? 22 : 0) + tallest + 8,
     gutterAt: right + column + 6,
     sumAt: width - 4,
     rowY: (row) => TOP + before + rowGap * (row + 0.5),
@@ -82,17 +94,21 @@ function layOut({ keys, rows, window, width, gutter, sums }) {
   };
 }
 
-function headings({ names, gutter, sums }, { left, right, gutterAt, sumAt }) {
+function headings({ rows, names, gutter, sums }, { width, left, right, cell, counted, gutterAt, sumAt, bottom }) {
   const heading = (x, text, anchor, y = 14) => svg("text", { class: "heading", x, y, "text-anchor": anchor }, text);
-  const parts = [heading(left, names.keys, "end"), heading(right, names.rows, "start")];
-  if (gutter) {
-    parts.push(heading(gutterAt + (gutter.heads.length * CELL) / 2, "null", "middle"));
-    const every = gutter.heads.length > 16 ? 4 : 1;
+  const side = (name) => (width < NARROW ? name.replace(/ \(.*/, "") : name);
+  const parts = [heading(left, side(names.keys), "end"), heading(right, side(names.rows), "start")];
+  const columns = counted ? 1 : gutter.heads.length;
+  parts.push(heading(gutterAt + (columns * cell) / 2, "null", "middle"));
+  if (counted) parts.push(heading(gutterAt + cell / 2, "heads", "middle", 32));
+  const every = Math.ceil(14 / cell);
+  if (!counted)
     gutter.heads.forEach((head, i) => {
-      if (i % every === 0) parts.push(heading(gutterAt + (i + 0.5) * CELL, ordinal(head), "middle", 32));
+      const name = gutter.names?.[i] ?? ordinal(head);
+      for (const y of rows.length > TALL ? [32, bottom] : [32]) // where the first are out of sight, too
+        if (i % every === 0) parts.push(heading(gutterAt + (i + 0.5) * cell, name, "middle", y));
     });
-  }
-  if (sums) parts.push(heading(sumAt, "row sum", "end"));
+  if (sums) parts.push(heading(sumAt, width < NARROW ? "sum" : "row sum", "end"));
   return svg("g", {}, parts);
 }
 
@@ -163,7 +179,7 @@ function drawKeys({ keys, window }, { left, column, keyY, keyGap }) {
   return shown;
 }
 
-function drawRows({ rows, sums }, { right, column, rowY, rowGap, sumAt, width }) {
+function drawRows({ rows, sums, said }, { right, column, rowY, rowGap, sumAt, width }) {
   return rows.map((unit, row) => {
     const y = rowY(row);
     const parts = [
@@ -172,28 +188,36 @@ function drawRows({ rows, sums }, { right, column, rowY, rowGap, sumAt, width })
       label(unit, right + 2, y, "start", column - 14),
     ];
     if (sums) parts.push(svg("text", { class: "sum", x: sumAt, y: y + 5, "text-anchor": "end" }, number(sums[row])));
-    return svg("g", { class: "unit", "data-row": row }, parts);
+    return svg("g", { class: "unit", "data-row": row, "data-said": said?.(row) }, parts);
   });
 }
 
-function drawGutter({ rows, gutter }, { gutterAt, rowY }) {
-  const marks = [];
-  rows.forEach((_, row) =>
-    gutter.heads.forEach((head, i) => {
-      const [x, y] = [gutterAt + (i + 0.5) * CELL, rowY(row)];
+// The null column: a mark per row and head or, where heads are too many for the width, their number.
+function drawGutter({ rows, gutter }, { gutterAt, rowY, cell, counted }) {
+  if (counted)
+    return svg(
+      "g",
+      { class: "gutter" },
+      rows.map((_, row) => {
+        const nulls = gutter.heads.filter((head) => gutter.state(row, head) === "null").length;
+        const props = { class: nulls ? "null-word" : "sum", x: gutterAt + cell / 2, y: rowY(row) + 4 };
+        return svg("text", { ...props, "text-anchor": "middle", "data-nulls": nulls }, String(nulls));
+      }),
+    );
+  const half = Math.min(4.5, cell / 2 - 0.8);
+  const marks = rows.map((_, row) =>
+    gutter.heads.map((head, i) => {
+      const [x, y] = [gutterAt + (i + 0.5) * cell, rowY(row)];
       const state = gutter.state(row, head);
-      if (state === "active") marks.push(svg("circle", { class: "active-mark", cx: x, cy: y, r: 1.6 }));
-      if (state === "null") {
-        marks.push(
-          svg("path", {
-            class: "null-mark",
-            d: `M${x - 4.5} ${y - 4.5}h9v9h-9zM${x - 4.5} ${y + 4.5}l9 -9`,
-            "data-null": "",
-            "data-row": row,
-            "data-head": head,
-          }),
-        );
-      }
+      if (state === "active") return svg("circle", { class: "active-mark", cx: x, cy: y, r: Math.min(1.6, half) });
+      if (state !== "null") return null;
+      return svg("path", {
+        class: "null-mark",
+        d: `M${x - half} ${y - half}h${2 * half}v${2 * half}h${-2 * half}zM${x - half} ${y + half}l${2 * half} ${-2 * half}`,
+        "data-null": "",
+        "data-row": row,
+        "data-head": head,
+      });
     }),
   );
   return svg("g", { class: "gutter" }, marks);

@@ -46,6 +46,7 @@ export function chart({ title, note, name, categories, axis, series, low = 0, hi
   return figure({
     title,
     note,
+    level: 3,
     name: name ?? title,
     body: el("div", { class: "chart-body" }, drawing, shown.length > 1 || shown[0].name ? legendOf(shown) : null),
     table: () => ({

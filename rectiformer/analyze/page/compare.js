@@ -1,8 +1,8 @@
 // Two models on the same sentence: side by side with one pointer, or as what only one of them weighs.
 
-import { headControl, kindControl, layerControl, thresholdControl, thresholdOf, unitControl } from "./controls.js";
+import { edgeControl, headControl, kindControl, layerControl, thresholdControl, thresholdOf, unitControl } from "./controls.js";
 import { difference } from "./difference.js";
-import { el, segmented } from "./dom.js";
+import { disclosure, el, segmented } from "./dom.js";
 import { sceneOf } from "./scene.js";
 import { resolve } from "./selection.js";
 import { sideBySide } from "./sides.js";
@@ -20,15 +20,22 @@ export async function compareView(context) {
   const same = sameUnits(sides[0].scene, sides[1].scene);
   const mode = same ? store.get().comparing : "sides";
   const stage = el("div", {});
-  const show = () =>
-    stage.replaceChildren(mode === "difference" ? difference(context, sides) : sideBySide(context, sides, same));
+  let drawn = null;
+  const show = () => {
+    drawn = mode === "difference" ? difference(context, sides) : sideBySide(context, sides, same);
+    stage.replaceChildren(drawn.element);
+  };
   show();
   const update = (patch) => {
-    if (!Object.keys(patch).every((name) => name === "threshold")) return false;
+    const names = Object.keys(patch);
+    if (names.every((name) => name === "row")) return drawn.point(store.get().row);
+    if (!names.every((name) => name === "threshold")) return false;
     show();
     return true;
   };
-  return { element: el("div", { class: "compare" }, controls(context, sides, mode, same), stage), update };
+  const { indices, rows } = sides[store.get().model].scene;
+  const element = el("div", { class: "compare" }, controls(context, sides, mode, same), stage);
+  return { element, update, arrows: true, rows: indices.length, inWindow: rows.length };
 }
 
 function obstacle(sides) {
@@ -60,8 +67,17 @@ function controls(context, sides, mode, same) {
       { class: "control-row" },
       segmented("Compare", modes, mode, (comparing) => store.set({ comparing })),
       kindControl(sides[store.get().model], store),
-      unitControl(store),
-      thresholdControl(store, (state) => `${percent(thresholdOf(state, 1))} of the largest`),
+    ),
+    disclosure(
+      context,
+      "More switches: words, edges",
+      el(
+        "div",
+        { class: "control-row" },
+        unitControl(store),
+        edgeControl(store),
+        thresholdControl(store, (state) => `${percent(thresholdOf(state, 1))} of the largest`),
+      ),
     ),
     sides.map((side) =>
       el(

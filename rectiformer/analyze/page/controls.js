@@ -3,8 +3,8 @@
 import { headColor } from "./colors.js";
 import { el, picker, segmented } from "./dom.js";
 import { SITE_NAMES } from "./model.js";
-import { FILTERS } from "./scene.js";
-import { ordinal, percent, plural } from "./text.js";
+import { EDGE_RULES, FILTERS } from "./scene.js";
+import { count, ordinal, percent, plural } from "./text.js";
 
 export function kindControl({ example, kind }, store) {
   const options = example.siteKinds().map((value) => ({ value, text: SITE_NAMES[value] }));
@@ -91,6 +91,24 @@ export function colorControl(store) {
 
 export function filterControl(store) {
   return picker("Rows", FILTERS, store.get().filter, (filter) => store.set({ filter, first: 0, row: 0 }));
+}
+
+export function edgeControl(store) {
+  return segmented("Edges per row", EDGE_RULES, store.get().edges, (edges) => store.set({ edges }));
+}
+
+// How many of the edges are drawn and by which rule, with a way to see them all.
+export function edgeCount(store, { total, hidden, why }, noun = "edge") {
+  if (!hidden) return el("span", { class: "shown" }, `${total === 1 ? "the" : "all"} ${plural(total, noun)} shown`);
+  const all = () => store.set({ edges: "all", threshold: 0 });
+  const some = store.get().edges !== "all" || store.get().threshold > 0;
+  return el(
+    "span",
+    { class: "shown" },
+    el("b", {}, `${count(total - hidden)} of ${plural(total, noun)} shown`),
+    `: ${why} `,
+    some && el("button", { type: "button", class: "inline", "data-value": "all-edges", on: { click: all } }, "Show all"),
+  );
 }
 
 // The weight below which edges are hidden: finer near zero, where most weights are.

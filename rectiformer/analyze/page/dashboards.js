@@ -4,18 +4,17 @@ import { chart } from "./charts.js";
 import { el } from "./dom.js";
 import { tableOf } from "./figure.js";
 import { SITES } from "./model.js";
-import { bestAligner } from "./selection.js";
-import { count, ordinal, percent } from "./text.js";
+import { brief, ordinal, percent } from "./text.js";
 
 const BY_HEAD = [
-  ["sparsity", "Sparsity", "share of visible keys with weight exactly 0", 1],
-  ["null_rate", "Null rate", "share of queries that weigh no key", 1],
+  ["sparsity", "Zeros", "share of visible keys with weight exactly 0", 1],
+  ["null_rate", "Null rows", "share of queries that weigh no key", 1],
   ["mass", "Row sum", "mean sum of a row's weights (softmax: 1)", null],
   ["entropy", "Entropy", "mean over rows that are not null (nats)", null],
 ];
 const DIVERSITY = [
-  ["js", "Head diversity", "JS divergence (nats) of the heads, null rows left out"],
-  ["js_zero", "Head diversity, null as zero", "JS divergence (nats), null rows as zero vectors"],
+  ["js", "Diversity", "JS divergence (nats) of the heads, null rows left out"],
+  ["js_zero", "Diversity, null as zero", "JS divergence (nats), null rows as zero vectors"],
   ["support_overlap", "Support overlap", "how far heads weigh the same keys"],
 ];
 const MEMORY = [
@@ -54,7 +53,7 @@ export async function dashboardView(context) {
     element: el(
       "div",
       { class: "boards" },
-      glance(models),
+      context.summary ? glance(context.summary) : null,
       ...BY_HEAD.map(([key, title, note, high]) =>
         section(
           title,
@@ -63,7 +62,7 @@ export async function dashboardView(context) {
         ),
       ),
       section(
-        "Head diversity",
+        "Diversity",
         "How much the heads of a layer differ.",
         DIVERSITY.flatMap(([key, title, note]) => SITES.map((kind) => diversity(models, kind, key, title, note))),
       ),
@@ -109,35 +108,21 @@ function siteOf({ findings }, kind, layer) {
   return findings.sites.find((site) => site.kind === kind && site.layer === layer);
 }
 
-function glance(models) {
-  const columns = [
-    "",
-    "BLEU",
-    "best AER",
-    ...SITES.flatMap((kind) => [`${kind} zeros`, `${kind} null`]),
-    "sentences",
-    "source / target pieces",
-  ];
-  const share = (model, kind, key) =>
-    percent(mean(model.findings.sites.filter((site) => site.kind === kind).flatMap((site) => site[key])) ?? NaN);
-  const rows = models.map((model) => {
-    const { quality, data } = model.findings;
-    return [
-      model.name,
-      quality ? quality.bleu.toFixed(1) : "\u2013",
-      bestAligner(model.findings)?.aer.toFixed(3) ?? "\u2013",
-      ...SITES.flatMap((kind) => [share(model, kind, "sparsity"), share(model, kind, "null_rate")]),
-      count(data.sentences),
-      `${count(data.source_tokens)} / ${count(data.target_tokens)}`,
-    ];
-  });
-  const signature = models.find(({ findings }) => findings.quality)?.findings.quality.signature;
+// What `rectiformer analyze` prints, in its words and digits.
+function glance({ data, measures, measure_columns, distances, distance_columns, distances_title, bleu }) {
   return el(
     "section",
-    { class: "figure wide" },
-    el("h3", {}, `At a glance${models[0].findings.data.name ? `: ${models[0].findings.data.name}` : ""}`),
-    tableOf({ columns, rows }),
-    signature ? el("p", { class: "note" }, `BLEU: ${signature}`) : null,
+    { class: "figure wide", id: "glance" },
+    el("h2", {}, "At a glance"),
+    el("p", { class: "note" }, brief(data)),
+    tableOf({ columns: measure_columns, rows: measures, numbers: measure_columns.slice(2, 8), label: "Measures" }),
+    distances.length
+      ? [
+          el("p", { class: "note" }, distances_title),
+          tableOf({ columns: distance_columns, rows: distances, numbers: distance_columns.slice(1), label: "Distances" }),
+        ]
+      : null,
+    bleu ? el("p", { class: "note" }, brief(bleu)) : null,
   );
 }
 
@@ -180,8 +165,8 @@ function alignment({ findings, name }) {
 
 function byLength({ findings, name }) {
   const measures = [
-    ["sparsity", "Sparsity"],
-    ["null_rate", "Null rate"],
+    ["sparsity", "Zeros"],
+    ["null_rate", "Null rows"],
   ];
   return measures.flatMap(([key, title]) =>
     SITES.map((kind) => {
@@ -219,7 +204,7 @@ function shuffled(models) {
     );
   const layers = Math.max(0, ...known.map(({ findings }) => findings.shuffled.gold.mass.length));
   return [
-    ["null_rate", "Null rate", 1],
+    ["null_rate", "Null rows", 1],
     ["mass", "Row sum", null],
   ].map(([key, title, high]) =>
     chart({

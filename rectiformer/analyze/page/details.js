@@ -27,6 +27,17 @@ export function drawDetails(scene, spot) {
   return el("div", { "data-row": scene.rows[row] }, title(unit, scene.rows[row], "row"), edge, lists);
 }
 
+// A row in one sentence, for those who hear it.
+export function describeRow(scene, row) {
+  const heads = Array.from(scene.cells[row], ([head, { isNull, keys, weights }]) => {
+    if (isNull || !keys.length) return `head ${ordinal(head)} null`;
+    const best = keys.reduce((most, _, i) => (Math.abs(weights[i]) > Math.abs(weights[most]) ? i : most), 0);
+    const label = brief(scene.keys[keys[best]].label, 40);
+    return `head ${ordinal(head)} ${plural(keys.length, "key")}, most ${label} ${number(weights[best])}`;
+  });
+  return `row ${ordinal(scene.rows[row])}, ${brief(scene.queries[scene.rows[row]].label, 40)}: ${heads.join("; ")}`;
+}
+
 function title(unit, index, noun) {
   return el(
     "p",

@@ -3,26 +3,31 @@
 import { NAMES } from "./attention.js";
 import { drawBipartite } from "./bipartite.js";
 import { headColor } from "./colors.js";
-import { thresholdOf } from "./controls.js";
+import { edgeCount, thresholdOf } from "./controls.js";
+import { describeRow } from "./details.js";
 import { el } from "./dom.js";
-import { figure } from "./figure.js";
-import { strongest } from "./scene.js";
-import { count, plural } from "./text.js";
+import { FRAME, NARROWEST, figure } from "./figure.js";
+import { edgesPerRow, ofEachRow, stateOf, strongest } from "./scene.js";
+import { plural } from "./text.js";
 
 const GROUPS = { "only-a": "only A", "only-b": "only B", both: "both" };
 
 // sides: two selections with their scenes, whose rows and keys are the same words.
 export function difference(context, sides) {
-  const pairs = comparePairs(sides, context.store.get());
-  const drawn = strongest(pairs);
-  const { scene, kind } = sides[0];
+  const state = context.store.get();
+  const pairs = comparePairs(sides, state);
+  const scenes = sides.map((side) => side.scene);
+  const perRow = edgesPerRow(scenes, state, state.threshold ** 2);
+  const drawn = strongest(ofEachRow(pairs, perRow, (pair) => pair.size));
+  const why = `the ${perRow} pairs of each row that are strongest for a model`;
+  const [scene, kind] = [scenes[0], sides[0].kind];
   const picture = drawBipartite({
     keys: scene.keys,
     rows: scene.rows.map((index) => scene.queries[index]),
     window: scene.keyWindow,
     edges: drawn,
-    width: Math.min(900, context.full - 40),
-    gutter: null,
+    width: Math.max(NARROWEST, Math.min(900, context.full - FRAME)),
+    gutter: { heads: [0, 1], names: ["A", "B"], state: (row, side) => together(scenes[side], row) },
     sums: null,
     names: NAMES[kind],
     hover: (spot) => picture.highlight(spot),
@@ -30,12 +35,12 @@ export function difference(context, sides) {
   const sizes = Object.keys(GROUPS).map((group) => pairs.filter((pair) => pair.group === group).length);
   const [onlyA, onlyB, both] = sizes;
   Object.assign(picture.element.dataset, { onlyA, onlyB, both });
-  return figure({
+  const element = figure({
     title: "Difference",
     name: "difference",
     wide: true,
     body: picture.element,
-    note: legend(sizes, pairs.length - drawn.length),
+    note: legend(sizes, edgeCount(context.store, { total: pairs.length, hidden: pairs.length - drawn.length, why }, "pair")),
     table: () => ({
       columns: ["query", "key", "in", "largest weight in A", "in B"],
       rows: pairs.map(({ row, key, group, weights }) => [
@@ -46,6 +51,20 @@ export function difference(context, sides) {
       ]),
     }),
   });
+  const point = (row) => {
+    const at = row - scene.first;
+    if (at < 0 || at >= scene.rows.length) return false;
+    picture.highlight({ row: at });
+    context.say(scenes.map((each, i) => `${"AB"[i]}: ${describeRow(each, at)}`).join(". "));
+    return true;
+  };
+  return { element, point };
+}
+
+// "null" where every chosen head of a model is.
+function together(scene, row) {
+  const states = scene.heads.map((head) => stateOf(scene, row, head));
+  return states.length && states.every((state) => state === "null") ? "null" : "active";
 }
 
 function groupColors() {
@@ -82,19 +101,13 @@ function pairsOf(scene, threshold) {
   return found;
 }
 
-function legend(sizes, hidden) {
+function legend(sizes, shown) {
   const colors = groupColors();
   const series = Object.entries(GROUPS).map(([group, text], i) => {
     const line = el("span", { class: `swatch ${group}` });
     line.style.borderTopColor = colors[group];
     return el("span", { class: "series" }, line, `${text}: ${plural(sizes[i], "pair")}`);
   });
-  const rule = "a pair counts for a model if any chosen head weighs it";
-  return el(
-    "span",
-    { class: "legend" },
-    series,
-    el("span", { class: "note" }, rule),
-    hidden ? el("span", { class: "warn" }, `${count(hidden)} of the weakest pairs hidden`) : null,
-  );
+  const rule = "A pair counts for a model if any chosen head weighs it; a row is null for it if all of them are.";
+  return el("span", { class: "legend" }, series, shown, el("span", { class: "note" }, rule));
 }

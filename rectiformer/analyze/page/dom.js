@@ -44,9 +44,20 @@ export function segmented(label, options, chosen, choose) {
   return el(
     "div",
     { class: "control" },
-    el("span", { class: "label" }, label),
-    el("div", { class: "segmented", role: "group", "aria-label": label }, buttons),
+    el("span", { class: "label", "aria-hidden": "true" }, label),
+    el("div", { class: "segmented", role: "group", "aria-label": label, on: { keydown: moveFocus } }, buttons),
   );
+}
+
+// Arrow keys move the focus among the buttons of a group.
+export function moveFocus(event) {
+  const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!by || event.ctrlKey || event.metaKey || event.altKey) return;
+  const buttons = Array.from(event.currentTarget.querySelectorAll("button:not(:disabled)"));
+  const next = buttons[buttons.indexOf(document.activeElement) + by];
+  event.preventDefault();
+  event.stopPropagation();
+  next?.focus();
 }
 
 // A drop-down list.
@@ -56,4 +67,14 @@ export function picker(label, options, chosen, choose) {
   );
   const select = el("select", { "aria-label": label, on: { change: () => choose(select.value) } }, list);
   return el("label", { class: "control" }, el("span", { class: "label" }, label), select);
+}
+
+// What is folded away in a narrow window; the context remembers what the reader chose.
+export function disclosure(context, summary, ...children) {
+  const open = context.unfolded ?? context.full > 700;
+  const details = el("details", { class: "disclosure", open }, el("summary", {}, summary), children);
+  details.addEventListener("toggle", () => {
+    if (details.open !== open) context.unfolded = details.open;
+  });
+  return details;
 }

@@ -10,6 +10,7 @@ import { fit, isRightToLeft, number, ordinal, visible, widthOf, wordTexts } from
 
 const CELL = 28;
 const WIDEST = 130; // pixels of a word
+const NULLS = 30; // of the null column
 const NAMES = {
   hit: "hit: in gold",
   miss: "miss: sure in gold, not found",
@@ -43,7 +44,7 @@ export async function goldView(context) {
       el(
         "div",
         { class: "stage" },
-        matrix(example, site, aligner, verdict),
+        matrix(context, example, site, aligner, verdict),
         el("aside", {}, scoreCard(scores), legendCard(verdict)),
       ),
     ),
@@ -78,11 +79,11 @@ function controls(context, example, site, aligner, why) {
   const { store } = context;
   const change = (patch) =>
     store.set({ aligner: { layer: aligner.layer, head: aligner.head, induction: aligner.induction, ...patch } });
-  const headName = aligner.head === AVERAGE ? "mean of the heads" : `head ${ordinal(aligner.head)}`;
+  const headName = aligner.head === AVERAGE ? "mean of heads" : `head ${ordinal(aligner.head)}`;
   const layers = example.layers("cross").map((value) => ({ value, text: String(ordinal(value)) }));
   const heads = [
     ...Array.from({ length: site.heads }, (_, value) => ({ value, text: `head ${ordinal(value)}` })),
-    { value: AVERAGE, text: "mean of the heads" },
+    { value: AVERAGE, text: "mean of heads" },
   ];
   return el(
     "div",
@@ -116,13 +117,14 @@ function controls(context, example, site, aligner, why) {
   );
 }
 
-function matrix(example, site, aligner, verdict) {
+function matrix(context, example, site, aligner, verdict) {
   const weights = wordWeights(example, site, aligner);
   const most = Math.max(0, ...weights.map((row) => Math.max(0, ...row.map(Math.abs))));
   const [source, target] = [wordTexts(example.source), wordTexts(example.target)];
-  const widest = (list) => Math.min(WIDEST, Math.max(0, ...list.map((word) => widthOf(word)))) + 2;
-  const [left, top] = [widest(target) + 12, widest(source) * 0.8 + 16];
-  const [width, height] = [left + source.length * CELL + 110, top + target.length * CELL + 12];
+  const longest = Math.min(WIDEST, Math.max(50, context.full * 0.22));
+  const widest = (list) => Math.min(longest, Math.max(0, ...list.map((word) => widthOf(word)))) + 2;
+  const [left, top] = [widest(target) + 12 + NULLS, widest(source) * 0.8 + 16];
+  const [width, height] = [left + source.length * CELL + 70, top + target.length * CELL + 12];
   const at = (link) => link.split("-").map(Number);
   const shapes = [
     ["hit", verdict.hits],
@@ -134,10 +136,22 @@ function matrix(example, site, aligner, verdict) {
       .map(at)
       .map(([i, j]) => shape(kind, left + (i + 0.5) * CELL, top + (j + 0.5) * CELL, { "data-link": `${i}-${j}` })),
   );
+  // The words and the null column stay where they are while the matrix is scrolled.
+  const labels = svg(
+    "g",
+    { class: "kept" },
+    svg("rect", { class: "backing", width: left - 1, height }),
+    svg("text", { class: "heading", x: left - NULLS / 2 - 2, y: top - 8, "text-anchor": "middle" }, "null"),
+    target.map((word, j) => targetLabel(word, left, top + (j + 0.5) * CELL, weights[j], longest)),
+  );
   const drawing = svg(
     "svg",
     {
       class: "alignment",
+      role: "img",
+      "aria-label":
+        `${verdict.hits.length} hits, ${verdict.misses.length} misses, ${verdict.falses.length} false links. ` +
+        "The button Table shows them as text.",
       width,
       height,
       viewBox: `0 0 ${width} ${height}`,
@@ -147,18 +161,20 @@ function matrix(example, site, aligner, verdict) {
     },
     grid(source.length, target.length, left, top),
     cells(weights, most, left, top),
-    source.map((word, i) => sourceLabel(word, left + (i + 0.5) * CELL, top)),
-    target.map((word, j) => targetLabel(word, left, top + (j + 0.5) * CELL, weights[j], left + source.length * CELL)),
+    source.map((word, i) => sourceLabel(word, left + (i + 0.5) * CELL, top, longest)),
     shapes,
+    labels,
   );
+  const body = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Links" }, drawing);
+  body.addEventListener("scroll", () => labels.setAttribute("transform", `translate(${body.scrollLeft} 0)`));
   return figure({
     title: "Links and gold",
     wide: true,
     name: "gold",
-    body: el("div", { class: "scroll" }, drawing),
-    note: `Rows are target words, columns source words. Shading is the raw weight, 0 (blank) to ${number(most)}.`,
+    body,
+    note: `Rows are target words, columns source words. Shading is the raw weight, 0 (blank) to ${number(most)}; a mark in the null column: all weights are 0.`,
     table: () => ({
-      columns: ["source word", "", "target word", "", "verdict", "weight"],
+      columns: ["source", "source word", "target", "target word", "verdict", "weight"],
       rows: linkRows(verdict, source, target, weights),
     }),
   });
@@ -169,7 +185,7 @@ function linkRows(verdict, source, target, weights) {
   return Object.entries(groups).flatMap(([kind, links]) =>
     links.map((link) => {
       const [i, j] = link.split("-").map(Number);
-      return [i, source[i], j, target[j], kind, weights[j][i]];
+      return [ordinal(i), source[i], ordinal(j), target[j], kind, weights[j][i]];
     }),
   );
 }
@@ -202,16 +218,16 @@ function cells(weights, most, left, top) {
   );
 }
 
-function sourceLabel(word, x, top) {
+function sourceLabel(word, x, top, longest) {
   return svg(
     "text",
     { class: "token", transform: `translate(${x + 4} ${top - 8}) rotate(-52)` },
     svg("title", {}, visible(word.slice(0, 300))),
-    fit(word, WIDEST),
+    fit(word, longest),
   );
 }
 
-function targetLabel(word, left, y, row, right) {
+function targetLabel(word, left, y, row, longest) {
   const rtl = isRightToLeft(word);
   const empty = row.every((weight) => weight === 0);
   return svg(
@@ -219,16 +235,15 @@ function targetLabel(word, left, y, row, right) {
     {},
     svg(
       "text",
-      { class: "token", x: left - 10, y: y + 5, "text-anchor": rtl ? "start" : "end", direction: rtl ? "rtl" : null },
-      fit(word, WIDEST),
+      { class: "token", x: left - NULLS - 6, y: y + 5, "text-anchor": rtl ? "start" : "end", direction: rtl ? "rtl" : null },
+      fit(word, longest),
     ),
     empty
-      ? svg(
-          "g",
-          {},
-          svg("path", { class: "null-mark", d: `M${right + 12} ${y - 4.5}h9v9h-9zM${right + 12} ${y + 4.5}l9 -9` }),
-          svg("text", { class: "null-word", x: right + 28, y: y + 4 }, "null"),
-        )
+      ? svg("path", {
+          class: "null-mark",
+          d: `M${left - 20} ${y - 4.5}h9v9h-9zM${left - 20} ${y + 4.5}l9 -9`,
+          "data-null": "",
+        })
       : null,
   );
 }
@@ -247,7 +262,7 @@ function scoreCard(scores) {
     name,
     ...[aer, precision, recall].map((value) => value.toFixed(3)),
   ]);
-  const table = tableOf({ columns: ["", "AER", "precision", "recall"], rows });
+  const table = tableOf({ columns: ["over", "AER", "precision", "recall"], rows, numbers: ["AER", "precision", "recall"], label: "Scores" });
   table.classList.add("scores");
   scores.forEach(([, each], i) =>
     Object.assign(table.querySelectorAll("tbody tr")[i].dataset, {
@@ -256,7 +271,7 @@ function scoreCard(scores) {
       recall: each.recall,
     }),
   );
-  return el("section", { class: "figure" }, el("h3", {}, "Alignment error"), table);
+  return el("section", { class: "figure" }, el("h2", { class: "figure-title" }, "Alignment error"), table);
 }
 
 function legendCard(verdict) {
@@ -269,7 +284,7 @@ function legendCard(verdict) {
   return el(
     "section",
     { class: "figure" },
-    el("h3", {}, "Shapes"),
+    el("h2", { class: "figure-title" }, "Shapes"),
     Object.entries(NAMES).map(([kind, text]) =>
       el(
         "p",

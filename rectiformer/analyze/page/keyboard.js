@@ -3,14 +3,7 @@
 import { el } from "./dom.js";
 import { WINDOW } from "./scene.js";
 import { resolve } from "./selection.js";
-
-export const VIEWS = [
-  { value: "attention", text: "Attention" },
-  { value: "heads", text: "Heads" },
-  { value: "gold", text: "Gold links" },
-  { value: "test", text: "Test set" },
-  { value: "compare", text: "Compare" },
-];
+import { viewsOf } from "./views.js";
 
 const HELP = [
   ["\u2191 \u2193", "row before, after"],
@@ -21,16 +14,26 @@ const HELP = [
   ["k", "attention: cross, encoder, decoder"],
   ["w", "words or pieces"],
   ["c", "color by weight or head"],
+  ["e", "all edges, or as many as are readable"],
   ["a", "all heads"],
   ["1 \u2026 5", "views"],
   ["t", "light or dark"],
-  ["Tab", "through all switches"],
+  ["Tab", "through all switches; arrows move within a group"],
   ["?", "this help"],
   ["Esc", "close it"],
 ];
 
 // The list of keys as a dialog.
-export function helpDialog() {
+export function helpDialog(context) {
+  const toggle = el("input", {
+    type: "checkbox",
+    checked: true,
+    on: {
+      change: () => {
+        context.shortcuts = toggle.checked;
+      },
+    },
+  });
   const dialog = el(
     "dialog",
     { class: "help", "aria-label": "Keys" },
@@ -40,6 +43,7 @@ export function helpDialog() {
       {},
       HELP.map(([keys, text]) => [el("dt", {}, keys), el("dd", {}, text)]),
     ),
+    el("p", {}, el("label", {}, toggle, " use letters and digits as keys")),
     el("form", { method: "dialog" }, el("button", { class: "primary" }, "Close")),
   );
   return dialog;
@@ -50,6 +54,7 @@ export function listenToKeys(context, dialog, switchTheme) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog"))
       return;
+    if (scrolls(event, context) || (event.key.length === 1 && !context.shortcuts)) return;
     const act = actions(context, dialog, switchTheme)[event.key];
     if (!act) return;
     event.preventDefault();
@@ -57,10 +62,16 @@ export function listenToKeys(context, dialog, switchTheme) {
   });
 }
 
+// Whether a key should move the page or what is scrolled in it, as it does elsewhere.
+function scrolls({ key, target }, { shown }) {
+  if (key.startsWith("Page")) return !(shown?.rows > shown?.inWindow);
+  return key.startsWith("Arrow") && (!shown?.arrows || Boolean(target.closest(".table, .details")));
+}
+
 function actions(context, dialog, switchTheme) {
   const { store } = context;
   const state = store.get();
-  const views = VIEWS.map(({ value }, i) => [String(i + 1), () => store.set({ view: value })]);
+  const views = viewsOf(context).map(({ value }, i) => [String(i + 1), () => store.set({ view: value })]);
   const row = (by) => () => moveRow(context, by);
   const example = (by) => () => {
     const next = Math.max(0, Math.min((context.books[0]?.examples.length ?? 1) - 1, state.example + by));
@@ -83,6 +94,7 @@ function actions(context, dialog, switchTheme) {
     k: () => nextKind(context),
     w: () => store.set({ unit: state.unit === "word" ? "piece" : "word", row: 0, first: 0, keyFirst: null }),
     c: () => store.set({ color: state.color === "weight" ? "head" : "weight" }),
+    e: () => store.set({ edges: state.edges === "all" ? "auto" : "all", threshold: 0 }),
     a: () => allHeads(context),
   };
 }

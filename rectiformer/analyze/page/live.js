@@ -4,23 +4,54 @@ import { el, svg } from "./dom.js";
 import { Book, Example } from "./model.js";
 import { brief, ordinal } from "./text.js";
 
+const NAMES = new Intl.DisplayNames("en", { type: "language", fallback: "none" });
+
 const LONGEST = 20000;
 
 // The panel above the views, and a switch for each head in them.
 export class Live {
-  constructor(context, names) {
-    Object.assign(this, { context, models: Math.max(1, names.length), off: [], whole: null, busy: false });
-    this.source = field("Source", "Type a sentence to translate");
-    this.target = field("Forced target", "Force this target instead of the model\u2019s own (optional)");
+  constructor(context, { models = [], languages = [], examples = [] }) {
+    Object.assign(this, { context, languages, models: Math.max(1, models.length), off: [], whole: null, busy: false });
+    const inLanguage = (code) => (languageName(code) ? ` in ${languageName(code)}` : "");
+    this.source = field("Source", `Type a sentence${inLanguage(languages[0])} to translate`, languages[0]);
+    this.target = field(
+      "Forced target",
+      `Force this target${inLanguage(languages[1])} instead of the model\u2019s own (optional)`,
+      languages[1],
+    );
+    this.references = new Map(examples);
     this.button = el("button", { type: "submit", class: "primary" }, "Translate");
     this.switches = el("div", { class: "live-off" });
     this.result = el("div", { class: "live-result", "aria-live": "polite" });
+    this.choices = examples.length ? this.offer(examples) : null;
     this.form = el(
       "form",
       { class: "live", on: { submit: (event) => this.submit(event), keydown: (event) => this.enter(event) } },
       el("div", { class: "live-fields" }, this.source, this.target, this.button),
+      this.choices,
       this.switches,
       this.result,
+    );
+  }
+
+  // Validation sentences to click.
+  offer(examples) {
+    const choose = (source) => () => {
+      this.source.value = source;
+      this.target.value = "";
+      this.ask(this.off);
+    };
+    const button = ([source]) =>
+      el(
+        "button",
+        { type: "button", class: "choice", lang: this.languages[0] || null, dir: "auto", on: { click: choose(source) } },
+        brief(source, 160),
+      );
+    return el(
+      "details",
+      { class: "disclosure choices", open: true },
+      el("summary", {}, "Example sentences, from the validation text"),
+      el("div", { class: "choice-list" }, examples.map(button)),
     );
   }
 
@@ -68,6 +99,7 @@ export class Live {
     this.off = off;
     const source = this.source.value;
     if (!off.length) this.whole = { source, answers };
+    if (this.choices && !this.context.books.length) this.choices.open = false; // it has done its work
     answers.forEach(({ record }, model) => {
       const { books } = this.context;
       if (books[model]) books[model].examples.push(new Example(record.examples[0]));
@@ -79,8 +111,9 @@ export class Live {
     const before = off.length && this.whole?.source === source ? this.whole.answers : null;
     this.result.replaceChildren(
       ...answers.map((answer, model) =>
-        translationLine(this.context.books, model, answer, before?.[model].translation),
+        translationLine(this.context.books, model, answer, before?.[model].translation, this.languages[1]),
       ),
+      this.references.has(source) ? referenceLine(this.references.get(source), this.languages[1]) : "",
     );
     this.showSwitches();
     const example = this.context.books[0].examples.length - 1;
@@ -133,8 +166,17 @@ function powerSign() {
   return svg("svg", { width: 12, height: 12, "aria-hidden": "true" }, shape);
 }
 
-function field(label, placeholder) {
-  return el("textarea", { rows: 2, maxlength: LONGEST, dir: "auto", "aria-label": label, placeholder });
+// A code such as "de" in English, or "" for none.
+export function languageName(code) {
+  try {
+    return code ? (NAMES.of(code.replace("_", "-")) ?? code) : "";
+  } catch {
+    return code;
+  }
+}
+
+function field(label, placeholder, code) {
+  return el("textarea", { rows: 2, maxlength: LONGEST, dir: "auto", lang: code || null, "aria-label": label, placeholder });
 }
 
 async function translate(question) {
@@ -147,7 +189,7 @@ async function translate(question) {
 }
 
 // A model's translation; where heads are off, compared with what it was with all of them.
-function translationLine(books, model, { translation, score }, before) {
+function translationLine(books, model, { translation, score }, before, lang) {
   const changed = before !== undefined && before !== translation;
   const name = books.length > 1 ? `${"AB"[model]} \u00b7 ${books[model].name}` : "translation";
   const same = before === translation ? ", unchanged" : "";
@@ -155,18 +197,23 @@ function translationLine(books, model, { translation, score }, before) {
   return el(
     "div",
     { "data-translation": translation, "data-changed": changed ? "1" : "0" },
-    line(name, marked(translation, before), el("span", { class: "note" }, ` score ${score.toFixed(3)}${same}`)),
+    line(name, marked(translation, before, lang), el("span", { class: "note" }, ` score ${score.toFixed(3)}${same}`)),
     changed ? line("with all heads", el("bdi", { class: "note" }, brief(before, 600))) : null,
   );
 }
 
+function referenceLine(text, code) {
+  const shown = el("bdi", { lang: code || null }, brief(text, 600));
+  return el("p", { class: "sentence reference" }, el("span", { class: "label" }, "reference"), shown);
+}
+
 // A translation with the words marked that the one before did not have.
-function marked(text, before = text) {
+function marked(text, before = text, lang = "") {
   const known = new Set(before.split(" "));
   const words = brief(text, 600).split(" ");
   return el(
     "bdi",
-    {},
+    { lang: lang || null },
     words.map((word, i) => [i ? " " : "", known.has(word) ? word : el("mark", {}, word)]),
   );
 }

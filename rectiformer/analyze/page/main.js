@@ -4,13 +4,15 @@ import { attentionView } from "./attention.js";
 import { compareView } from "./compare.js";
 import { dashboardView } from "./dashboards.js";
 import { el, segmented } from "./dom.js";
+import { FRAME, NARROWEST } from "./figure.js";
 import { goldView } from "./gold.js";
-import { helpDialog, listenToKeys, VIEWS } from "./keyboard.js";
-import { Live } from "./live.js";
+import { helpDialog, listenToKeys } from "./keyboard.js";
+import { languageName, Live } from "./live.js";
 import { mapView } from "./map.js";
 import { Book } from "./model.js";
 import { createStore, fromAddress, toAddress } from "./state.js";
 import { brief, plural } from "./text.js";
+import { viewsOf } from "./views.js";
 
 const DRAW = { attention: attentionView, heads: mapView, gold: goldView, test: dashboardView, compare: compareView };
 const CAUTION = "What a head weighs is what it could use, not proof of what it did: attention is no proof of cause.";
@@ -22,11 +24,17 @@ const context = {
   store,
   books: [],
   findings: data.findings ?? [],
+  summary: data.summary ?? null,
   live: null,
+  shortcuts: true, // keys that are letters and digits
+  unfolded: null,
   moved: false,
   shown: null,
   width: 0,
   full: 0,
+  say: (text) => {
+    byId("said").textContent = text;
+  },
 };
 let turn = 0;
 
@@ -34,15 +42,17 @@ function start() {
   document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   context.books = readRecords();
   if (data.live) {
-    context.live = new Live(context, data.models ?? []);
+    context.live = new Live(context, data);
     byId("live").append(context.live.form);
   }
-  const dialog = helpDialog();
+  byId("live").hidden = !data.live;
+  const dialog = helpDialog(context);
   document.body.append(dialog);
   byId("top").append(...heading(dialog));
   byId("foot").append(el("p", { class: "note" }, CAUTION), ...provenance());
   for (const note of data.left_out ?? [])
     byId("notices").append(el("p", { class: "note warn", "data-left-out": "" }, note));
+  byId("notices").hidden = !byId("notices").children.length;
   listenToKeys(context, dialog, switchTheme);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) =>
     setTheme(matches ? "dark" : "light"),
@@ -91,12 +101,14 @@ function heading(dialog) {
       el("span", { class: "note" }, ` ${brief(note, 80)}`),
     ),
   );
+  const skip = () => byId("view").focus();
   return [
+    el("button", { type: "button", class: "skip", on: { click: skip } }, "Skip to the view"),
     el(
       "div",
       { class: "title" },
       el("h1", {}, el("bdi", {}, brief(data.title || "rectiformer", 200))),
-      el("div", { class: "models" }, names),
+      el("div", { class: "models" }, names, languagesOf(data.languages)),
     ),
     el("div", { id: "tabs" }),
     el(
@@ -106,6 +118,13 @@ function heading(dialog) {
       el("button", { type: "button", class: "quiet", id: "help", on: { click: () => dialog.showModal() } }, "Keys ?"),
     ),
   ];
+}
+
+// "German → English", as far as it is known.
+function languagesOf(codes = []) {
+  const known = codes.map(languageName);
+  if (!known.some(Boolean)) return null;
+  return el("span", { class: "note", id: "languages" }, known.map((name) => name || "?").join(" \u2192 "));
 }
 
 // The variants of a model, where its name does not already say them.
@@ -127,7 +146,7 @@ function switchTheme() {
 
 function listExamples(state) {
   const examples = context.books[0]?.examples ?? [];
-  byId("examples").hidden = examples.length < 2 || state.view === "test";
+  byId("examples").hidden = examples.length < 2 || state.view === "test"; // which is about all of them
   const shown = `${state.example} of ${examples.length}`;
   if (byId("examples").dataset.shown === shown) return;
   byId("examples").dataset.shown = shown;
@@ -170,26 +189,35 @@ function focused() {
   const active = document.activeElement;
   const group = active?.closest("[role=group],nav,section,.control-row")?.getAttribute("aria-label");
   if (active?.dataset?.value === undefined) return () => {};
+  const inView = byId("view").contains(active);
   return () => {
     const groups = group ? document.querySelectorAll(`[aria-label="${CSS.escape(group)}"]`) : [document];
     for (const each of groups)
       each.querySelector(`[data-value="${CSS.escape(active.dataset.value)}"]`)?.focus({ preventScroll: true });
+    if (inView && document.activeElement === document.body) byId("view").focus({ preventScroll: true });
   };
+}
+
+// Of the picture that shares the view with a column at its side (as style.css says) or, in a narrow one, has all of it.
+function widthOfPicture(full) {
+  const shared = full - 390;
+  return shared >= 450 ? Math.min(880, shared) : Math.max(NARROWEST, Math.min(880, full - FRAME));
 }
 
 async function render() {
   const mine = (turn += 1);
-  const state = store.get();
   const restore = focused();
-  document.body.dataset.view = state.view;
+  const views = viewsOf(context);
+  const view = views.find(({ value }) => value === store.get().view)?.value ?? "attention";
+  const state = { ...store.get(), view };
+  document.body.dataset.view = view;
   listExamples(state);
-  const views = data.live ? VIEWS.filter(({ value }) => value !== "gold" && value !== "test") : VIEWS;
-  byId("tabs").replaceChildren(segmented("View", views, state.view, (view) => store.set({ view })));
+  byId("tabs").replaceChildren(views.length > 1 ? segmented("View", views, view, (value) => store.set({ view: value })) : "");
   context.full = byId("view").clientWidth;
-  context.width = Math.max(480, Math.min(880, context.full - 390));
+  context.width = widthOfPicture(context.full);
   let drawn;
   try {
-    drawn = await (DRAW[state.view] ?? attentionView)(context);
+    drawn = await DRAW[view](context);
   } catch (error) {
     drawn = {
       element: el("p", { class: "error", role: "alert" }, `This cannot be shown: ${brief(String(error.message), 400)}`),

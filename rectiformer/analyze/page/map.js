@@ -3,12 +3,13 @@
 import { modelControl } from "./controls.js";
 import { weightColor } from "./colors.js";
 import { el, segmented, svg } from "./dom.js";
-import { figure } from "./figure.js";
+import { FRAME, figure } from "./figure.js";
 import { SITES, SITE_TITLES, shares } from "./model.js";
 import { resolve } from "./selection.js";
 import { ordinal, percent, plural } from "./text.js";
 
-const WIDE = 74;
+const WIDEST = 74; // of a cell
+const NARROWEST = 46;
 const HIGH = 56;
 const GAP = 6;
 const LEFT = 62;
@@ -88,6 +89,8 @@ function fromFindings(findings) {
   );
 }
 
+const BADGES = { dead: "\u2205", "always on": "\u25cf" };
+
 function badgeOf({ active }) {
   if (active === 0) return "dead";
   return active === 1 ? "always on" : "";
@@ -96,14 +99,15 @@ function badgeOf({ active }) {
 function panel(context, kind, cells) {
   const layers = Array.from(new Set(cells.map((cell) => cell.layer))).sort((a, b) => a - b);
   const heads = Math.max(...cells.map((cell) => cell.head)) + 1;
-  const [width, height] = [LEFT + heads * (WIDE + GAP), TOP + layers.length * (HIGH + GAP)];
+  const wide = Math.max(NARROWEST, Math.min(WIDEST, Math.floor((context.full - FRAME - LEFT) / heads) - GAP));
+  const [width, height] = [LEFT + heads * (wide + GAP), TOP + layers.length * (HIGH + GAP)];
   const drawing = svg(
     "svg",
     { class: "onoff", width, height, viewBox: `0 0 ${width} ${height}`, "data-kind": kind },
     Array.from({ length: heads }, (_, head) =>
       svg(
         "text",
-        { class: "heading", x: LEFT + head * (WIDE + GAP) + WIDE / 2, y: 20, "text-anchor": "middle" },
+        { class: "heading", x: LEFT + head * (wide + GAP) + wide / 2, y: 20, "text-anchor": "middle" },
         `head ${ordinal(head)}`,
       ),
     ),
@@ -115,7 +119,11 @@ function panel(context, kind, cells) {
       ),
     ),
     cells.map((cell) =>
-      drawCell(context, cell, LEFT + cell.head * (WIDE + GAP), TOP + layers.indexOf(cell.layer) * (HIGH + GAP)),
+      drawCell(context, cell, {
+        x: LEFT + cell.head * (wide + GAP),
+        y: TOP + layers.indexOf(cell.layer) * (HIGH + GAP),
+        wide,
+      }),
     ),
   );
   return figure({
@@ -136,7 +144,7 @@ function summary(cells) {
   return `${plural(cells.length, "head")}: ${number("dead")} dead, ${number("always on")} always on.`;
 }
 
-function drawCell({ store }, cell, x, y) {
+function drawCell({ store }, cell, { x, y, wide }) {
   const { kind, layer, head, active, nonzero } = cell;
   const open = () => store.set({ view: "attention", kind, layer, heads: [head], first: 0, row: 0, keyFirst: null });
   const badge = badgeOf(cell);
@@ -153,7 +161,9 @@ function drawCell({ store }, cell, x, y) {
       "data-active": active,
       "data-nonzero": nonzero,
       "data-badge": badge,
-      "aria-label": `${kind} layer ${ordinal(layer)} head ${ordinal(head)} ${badge}: ${meaning}`,
+      "aria-label":
+        `${kind} layer ${ordinal(layer)} head ${ordinal(head)}: ${percent(active)} ${badge || "active"}, ` +
+        `weighs ${percent(nonzero)} of the keys it sees`,
       on: {
         click: open,
         keydown: (event) => {
@@ -165,22 +175,22 @@ function drawCell({ store }, cell, x, y) {
       },
     },
     svg("title", {}, meaning),
-    svg("rect", { class: "cell-frame", x, y, width: WIDE, height: HIGH, rx: 6 }),
-    svg("rect", { class: "cell-level", x: x + 1, y: y + HIGH - 11 - level, width: WIDE - 2, height: level }),
-    svg("rect", { class: "cell-track", x: x + 7, y: y + HIGH - 7, width: WIDE - 14, height: 3 }),
+    svg("rect", { class: "cell-frame", x, y, width: wide, height: HIGH, rx: 6 }),
+    svg("rect", { class: "cell-level", x: x + 1, y: y + HIGH - 11 - level, width: wide - 2, height: level }),
+    svg("rect", { class: "cell-track", x: x + 7, y: y + HIGH - 7, width: wide - 14, height: 3 }),
     svg("rect", {
       x: x + 7,
       y: y + HIGH - 7,
-      width: (WIDE - 14) * (nonzero || 0),
+      width: (wide - 14) * (nonzero || 0),
       height: 3,
       fill: weightColor(0.7, 1),
     }),
-    svg("text", { class: "cell-number", x: x + WIDE / 2, y: y + 21, "text-anchor": "middle" }, percent(active)),
+    svg("text", { class: "cell-number", x: x + wide / 2, y: y + 21, "text-anchor": "middle" }, percent(active)),
     badge
       ? svg(
           "text",
-          { class: "cell-badge", x: x + WIDE / 2, y: y + 37, "text-anchor": "middle" },
-          badge === "dead" ? "\u2205 dead" : "\u25cf always on",
+          { class: "cell-badge", x: x + wide / 2, y: y + 37, "text-anchor": "middle", "aria-hidden": "true" },
+          `${BADGES[badge]}${wide < WIDEST ? "" : ` ${badge}`}`,
         )
       : null,
   );

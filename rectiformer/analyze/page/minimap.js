@@ -21,7 +21,7 @@ export function drawMinimap({ site, heads, box, move }) {
   const strip = el("canvas", { width: 1, height: rows, class: "strip", title: "share of null rows" });
   const drawn = paint(canvas, pool(site, heads, rows, columns));
   paintNulls(strip, site, heads, rows);
-  const scale = Math.min(20, SIDE / Math.max(rows, columns));
+  const scale = Math.min(20, SIDE / rows, (SIDE - STRIP - 4) / columns);
   size(canvas, columns * scale, rows * scale);
   size(strip, STRIP, rows * scale);
   canvas.dataset.dots = drawn;

@@ -1,11 +1,14 @@
 // What the picture of one site shows: its rows after filtering, the window on them, and the edges in it.
 
 import { headColor, weightColor } from "./colors.js";
+import { count, number } from "./text.js";
 import { membership, rowOfUnit, unitIsNull, unitsOf } from "./units.js";
 
 const WHOLE = 64; // units that are shown without a window
 export const WINDOW = 40;
 const MOST_EDGES = 6000;
+const READABLE = 6; // edges per row that an eye can follow
+const FEW = 3;
 
 export const FILTERS = [
   { value: "all", text: "all rows" },
@@ -75,30 +78,73 @@ function largestOfRow(site, head, query, members, sums) {
   return most;
 }
 
-// The edges of the window that are at least `threshold`, and how many are not drawn.
-export function edgesOf(scene, threshold, color) {
+// How many edges of a row are drawn: the strongest one, some, or all; "auto" draws all where that is readable.
+export const EDGE_RULES = [
+  { value: "auto", text: "auto", title: `all, or where they are many the ${FEW} strongest of each row` },
+  { value: "1", text: "1", title: "the strongest of each row" },
+  { value: String(FEW), text: String(FEW), title: `the ${FEW} strongest of each row` },
+  { value: "all", text: "all", title: "every weight that is not exactly 0" },
+];
+
+// The most edges of a row that pictures draw together, so that they can be compared; Infinity for all.
+export function edgesPerRow(scenes, { edges }, share) {
+  if (edges === "all") return Infinity;
+  if (edges !== "auto") return Math.max(1, Number.parseInt(edges, 10) || FEW);
+  const crowded = scenes.some((scene) => allEdges(scene, share * scene.most).length > READABLE * scene.rows.length);
+  return crowded ? FEW : Infinity;
+}
+
+function allEdges(scene, threshold) {
   const edges = [];
-  let total = 0;
   scene.cells.forEach((byHead, row) =>
-    byHead.forEach(({ keys, weights }, head) => {
-      total += keys.length;
+    byHead.forEach(({ keys, weights }, head) =>
       keys.forEach((key, i) => {
         if (Math.abs(weights[i]) >= threshold) edges.push({ row, key, head, weight: weights[i] });
-      });
-    }),
+      }),
+    ),
   );
-  const kept = strongest(edges);
+  return edges;
+}
+
+// The edges of the window that are at least `threshold`, at most `perRow` of a row, and how many there are in all.
+export function edgesOf(scene, threshold, perRow, color) {
+  const edges = allEdges(scene, threshold);
+  const chosen = ofEachRow(edges, perRow);
+  const kept = strongest(chosen);
   for (const edge of kept) {
     edge.color = color === "head" ? headColor(edge.head) : weightColor(edge.weight, scene.most);
     edge.size = 1 + 3 * Math.min(1, Math.abs(edge.weight) / (scene.most || 1));
   }
-  return { edges: kept, total, hidden: total - kept.length, crowded: kept.length < edges.length };
+  const total = scene.cells.reduce(
+    (sum, byHead) => Array.from(byHead.values()).reduce((all, { keys }) => all + keys.length, sum),
+    0,
+  );
+  const why = [
+    chosen.length < edges.length ? `the ${perRow === 1 ? "strongest" : `${perRow} strongest`} of each row` : "",
+    edges.length < total ? `weights of at least ${number(threshold)}` : "",
+    kept.length < chosen.length ? `the ${count(MOST_EDGES)} strongest of all` : "",
+  ];
+  return { edges: kept, total, hidden: total - kept.length, why: why.filter(Boolean).join(", ") };
+}
+
+const size = (edge) => Math.abs(edge.weight ?? 0);
+
+// The strongest edges of each row, at most `perRow` of them.
+export function ofEachRow(edges, perRow, sizeOf = size) {
+  if (perRow === Infinity) return edges;
+  const taken = new Map();
+  return [...edges]
+    .sort((a, b) => sizeOf(b) - sizeOf(a))
+    .filter(({ row }) => {
+      taken.set(row, (taken.get(row) ?? 0) + 1);
+      return taken.get(row) <= perRow;
+    });
 }
 
 // As many edges as a picture holds, the weakest left out.
 export function strongest(edges) {
   if (edges.length <= MOST_EDGES) return edges;
-  return [...edges].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, MOST_EDGES);
+  return [...edges].sort((a, b) => size(b) - size(a)).slice(0, MOST_EDGES);
 }
 
 // What a query does in a head: "null", "active", or "blind" where it sees no key.

@@ -52,7 +52,7 @@ export function sentenceMap({ example, site, heads }) {
     note:
       `Mean row sum that goes from a sentence (row) to another (column), chosen heads together, up to ${number(most)}; ` +
       "at the right, the share of null rows. Separators and the end are left out.",
-    body: el("div", { class: "scroll" }, draw({ mass, nulls, keys, most })),
+    body: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Sentences" }, draw({ mass, nulls, keys, most })),
     table: () => ({
       columns: ["sentence", ...Array.from({ length: keys }, (_, s) => `to ${s + 1}`), "null"],
       rows: mass.map((row, t) => [t + 1, ...row, nulls[t]]),
@@ -68,7 +68,7 @@ function draw({ mass, nulls, keys, most }) {
     i % every ? null : svg("text", { class: "heading", x, y, "text-anchor": anchor }, String(i + 1));
   return svg(
     "svg",
-    { class: "sentence-map", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "data-most": most },
+    { class: "sentence-map", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Sentence to sentence", "data-most": most },
     Array.from({ length: keys }, (_, s) => label(s, LEFT + (s + 0.5) * cell, 13, "middle")),
     mass.map((row, t) =>
       svg(

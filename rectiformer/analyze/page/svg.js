@@ -20,6 +20,7 @@ const STYLES = [
 // A copy of a drawn <svg> that carries its own styles and background.
 export function standalone(drawing) {
   const copy = drawing.cloneNode(true);
+  for (const kept of copy.querySelectorAll(".kept")) kept.removeAttribute("transform"); // nothing is scrolled in a file
   const [from, to] = [
     [drawing, ...drawing.querySelectorAll("*")],
     [copy, ...copy.querySelectorAll("*")],

@@ -70,7 +70,7 @@ export function percent(share) {
   if (!Number.isFinite(share)) return "\u2013";
   const text = (100 * share).toFixed(1);
   const rounded = text === "0.0" || text === "100.0";
-  return rounded && share !== 0 && share !== 1 ? (share < 0.5 ? "<0.1 %" : ">99.9 %") : `${Number(text)} %`;
+  return rounded && share !== 0 && share !== 1 ? (share < 0.5 ? "<0.1%" : ">99.9%") : `${text}%`;
 }
 
 export function count(value) {

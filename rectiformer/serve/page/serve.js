@@ -23,7 +23,8 @@ async function describe() {
     const model = await request("v1/model");
     aligns = model.aligns;
     const variants = [...new Set(Object.values(model.variants))].join(", ");
-    find("model").textContent = `${model.name} (${variants}), at most ${model.limits.max_sentences} sentences at once`;
+    const named = variants === model.name ? model.name : `${model.name} (${variants})`;
+    find("model").textContent = `${named}, at most ${model.limits.max_sentences} sentences at once`;
   } catch (error) {
     problem.textContent = error.message;
   }
@@ -39,18 +40,20 @@ async function translate() {
   asking = own;
   problem.textContent = "";
   progress.textContent = "Translating\u2026";
+  let done = ""; // for those who hear the page
   button.disabled = true;
   try {
     const body = JSON.stringify({ sentences: lines, alignments: aligns });
     const headers = { "Content-Type": "application/json" };
     const answer = await request("v1/translate", { method: "POST", headers, body, signal: own.signal });
     if (asking === own) show(lines, answer.translations);
+    done = answer.translations.length === 1 ? "1 sentence translated" : `${answer.translations.length} sentences translated`;
   } catch (error) {
     if (asking === own) problem.textContent = error.message;
   } finally {
     if (asking === own) {
       asking = null;
-      progress.textContent = "";
+      progress.textContent = done;
       button.disabled = false;
     }
   }
@@ -116,6 +119,8 @@ function follow(here, there, links, which) {
   };
   here.words.forEach((word, number) => {
     word.tabIndex = number ? -1 : 0;
+    const linked = links.filter((link) => link[which] === number).map((link) => there.words[link[1 - which]].textContent);
+    word.title = linked.length ? `linked to ${linked.join(", ")}` : "linked to no word";
     for (const [name, on] of [["mouseenter", true], ["focus", true], ["mouseleave", false], ["blur", false]]) {
       word.addEventListener(name, () => mark(number, on));
     }

@@ -64,6 +64,39 @@ def eager_table(time: str, direction: str) -> str:
     return markdown(header, map(row, shapes), points)
 
 
+def module_table() -> str:
+    """Modules in training vs. torch's, both passes."""
+    points = read_points("eager-h200", "module")
+    found = {(point["case"]["module"], point["case"]["variant"], point["case"]["pass"]): point for point in points}
+
+    def row(module: str, variant: str) -> list[str]:
+        cells = [f"`{module}`, `{variant}`"]
+        for way in PASSES:
+            us, ratio = (found[module, variant, way][key] for key in ("us", "ratios"))
+            target = 1.0 if variant == "rela-g" else None
+            cells += [number(us["ours"]), number(us["torch"]), speedup(ratio["torch"], target)]
+        return cells
+
+    header = [
+        "module",
+        *(f"{way}: {what}" for way in ("forward", "both") for what in ("ours, us", "torch's", "speedup")),
+    ]
+    return markdown(header, [row(*key) for key in dict.fromkeys(key[:2] for key in found)], points)
+
+
+def packed_eager_table() -> str:
+    """Packed sentences launched one by one, vs. the padded batch and torch's packed attention."""
+    points = read_points("eager-h200", "packed")
+
+    def row(point: Point) -> list[str]:
+        us = point["us"]
+        padded = min(us["padded sdpa"], us["padded cudnn"])
+        times = [number(each) for each in (us["ours"], us["varlen"], padded)]
+        return [point["case"]["attention"], *times, speedup(padded / us["ours"], 1.0)]
+
+    return markdown(["attention", "ours, us", "torch's varlen", "padded SDPA", "speedup"], map(row, points), points)
+
+
 def huggingface_table() -> str:
     points = [p for task in ("train", "generate") for p in read_points("huggingface-h200", task)]
     works = {"train": "training step", "generate": "64 generated tokens"}
@@ -93,17 +126,15 @@ def dense_table(direction: str) -> str:
 
 
 def packed_table() -> str:
-    points = [p for launch in ("python", "graph") for p in read_points("kernels-h200", "short", launch=launch)]
+    points = read_points("kernels-h200", "short", launch="graph")
 
     def row(point: Point) -> list[str]:
         ms = point["ms"]
         padded = min(ms["padded sdpa"], ms["padded cudnn"])
-        graph = point["case"]["launch"] == "graph"
-        target = TARGETS["short"] if graph else 1.0
-        what = [point["case"]["attention"], "CUDA graph" if graph else "eager"]
-        return [*what, number(ms["ours"]), number(ms["varlen"]), number(padded), speedup(padded / ms["ours"], target)]
+        times = [number(each) for each in (ms["ours"], ms["varlen"], padded)]
+        return [point["case"]["attention"], *times, speedup(padded / ms["ours"], TARGETS["short"])]
 
-    header = ["attention", "launched", "ours, ms", "torch's varlen, ms", "padded SDPA, ms", "vs. padded SDPA"]
+    header = ["attention", "ours, ms", "torch's varlen, ms", "padded SDPA, ms", "speedup"]
     return markdown(header, map(row, points), points)
 
 
@@ -143,6 +174,8 @@ def pointwise_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     **{f"eager {time} {way}": lambda time=time, way=way: eager_table(time, way)
        for time, way in product(("host", "wall"), PASSES)},
+    "eager modules": module_table,
+    "eager packed": packed_eager_table,
     "huggingface": huggingface_table,
     "kernels forward": lambda: dense_table("forward"),
     "kernels backward": lambda: dense_table("backward"),

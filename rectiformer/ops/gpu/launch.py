@@ -135,7 +135,7 @@ class PackedArguments:
                 cells[index] = NUMBERS[kind].from_buffer(memory, offset)
                 cells[index].value = value
         self.numbers = cells[begin:end]
-        self.original, self.current = launch.numbers, None if numbers is launch.numbers else numbers
+        self.original, self.current = launch.numbers, numbers
         self.where = ctypes.addressof(self.pointers)
         x, y, z = (*launch.grid, 1, 1)[:3]
         self.shape = (compiled.function, x, y, z, 32 * metadata.num_warps, 1, 1, metadata.shared)
@@ -156,11 +156,11 @@ class PackedArguments:
                 if tensor_map is None:
                     tensor_map = self.made[index, address] = self.fill_map(address, *description, 0)
                 self.pointers[index] = id(tensor_map) + MAP_OFFSET
-            if numbers is not self.current:
-                given = self.original if numbers is None else numbers
-                for cell, (_, number) in zip(self.numbers, typed_numbers(self.kinds, given), strict=True):
+            given = self.original if numbers is None else numbers
+            if given is not self.current and given != self.current:  # the layers of a model differ in nothing
+                for cell, number in zip(self.numbers, flatten_numbers(self.kinds, given), strict=True):
                     cell.value = number
-                self.current = numbers
+                self.current = given
             error = self.call_driver(*self.shape, stream, self.where, None)
             if error == INVALID_CONTEXT:  # a thread's first call: it has no context yet
                 torch.cuda.set_device(self.device)

@@ -241,8 +241,8 @@ EXTRA_TRIED: Mapping[tuple[str, str, str], tuple[tuple[Peak, tuple[int, ...]], .
     ("europarl", "post", "softmax"): ((Peak(8e-4, 2500), (1, 2)), (CLIPPED_HIGHER, (2,))),
     ("europarl", "post", "rela-g"): ((CLIPPED, (2,)), (CLIPPED_HIGHER, (2,))),
 }
-"""What is tried to the end besides, and with which seeds. rela-g trains without clipping too, but what helps one variant
-is tried for the other (docs/log.md, 2026-11-19)."""
+"""What is tried to the end besides, and with which seeds. rela-g trains without clipping too, but what helps one
+variant is tried for the other (docs/log.md, 2026-11-19)."""
 
 
 def choice_of(text: str, norm: str, variant: str) -> Choice:

@@ -401,8 +401,9 @@ SIMPLEX_FEATURES = ["full", "causal", "window", "causal window", "lengths", "neg
 @pytest.mark.parametrize("features", SIMPLEX_FEATURES)
 @pytest.mark.parametrize("variant", SIMPLEX_POWERS)
 def test_kernels_of_the_simplex(variant, features, dtype):
-    # at -0.5 the 1.5-entmax of plain torch, to compare errors with, is NaN in bf16
-    arguments = {"scale": -0.125} if features == "negative scale" else FEATURES[features]
+    # At powers of 2 some scores equal sparsemax's threshold exactly, where gradients jump (63 cells at -0.125); at -0.5
+    # the 1.5-entmax of plain torch, to compare errors with, is NaN in bf16.
+    arguments = {"scale": -0.14} if features == "negative scale" else FEATURES[features]
     check(grid_inputs(2, 4, 2, M, N, 40, 24), dtype, variant, **arguments)
 
 

@@ -37,6 +37,9 @@ GUIDED = [
     "model.hidden_size=64",
     "model.num_heads=2",
     "model.ffn_size=64",
+    "model.dropout=0",
+    "model.attention_dropout=0",
+    "model.ffn_dropout=0",
     "training.guided_alignment=0.2",
     "training.steps=24",
     "training.batch_tokens=400",
@@ -45,7 +48,6 @@ GUIDED = [
     "training.warmup=4",
     "validation.every=24",
     "checkpoint.every=24",
-    "log.every=8",
 ]
 
 
@@ -86,20 +88,25 @@ def test_captured_and_compiled_steps_give_the_losses_of_plain_ones(case, precisi
 
 
 @pytest.mark.parametrize(
-    ("variant", "precision"), [("softmax", "fp32"), ("threshold", "fp32"), ("rela-g", "fp32"), ("rela-g", "bf16")]
+    ("variant", "precision", "every", "compared"),
+    [("softmax", "fp32", 8, 3), ("threshold", "fp32", 1, 2), ("rela-g", "fp32", 8, 3), ("rela-g", "bf16", 8, 3)],
 )
-def test_guided_alignment_is_the_same_captured_and_compiled(variant, precision, tmp_path):
-    """Losses and what one head learns of links; the layer of that head is not compiled, since it is observed."""
+def test_guided_alignment_is_the_same_captured_and_compiled(variant, precision, every, compared, tmp_path):
+    """Losses and what one head learns of links; the layer of that head is not compiled, since it is observed.
+
+    With `threshold` only two updates can be compared: a row that opens is normed to full size, so that a change of 1e-6
+    in the weights becomes one of 1e-3 in the loss after three (of 1e-7 with softmax after 24; measured on a CPU).
+    """
     settings = [*GUIDED, *write_corpus(tmp_path, pairs=600, valid=20)]
-    settings += [f"model.variant={variant}", f"training.precision={precision}"]
+    settings += [f"model.variant={variant}", f"training.precision={precision}", f"log.every={every}"]
     prepare(load_config(None, settings), tmp_path / "data")
     found = {}
     for how in ("no", "capture", "yes"):
         config = load_config(None, [*settings, f"training.compile={how}"])
         train(config, tmp_path / how, data=tmp_path / "data")
         records = [each for each in read_metrics(tmp_path / how / "metrics.jsonl") if "nll" in each]
-        found[how] = [[each[key] for each in records] for key in ("nll", "penalty")]
-    assert found["no"][1][0] > found["no"][1][-1] > 0, "links are learned"
+        found[how] = [[each[key] for each in records][:compared] for key in ("nll", "penalty")]
+    assert records[0]["penalty"] > records[-1]["penalty"] > 0, "links are learned"
     share = 2e-3 if precision == "fp32" else 2e-2
     for how in ("capture", "yes"):
         for values, expected in zip(found[how], found["no"], strict=True):

@@ -198,7 +198,6 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
             expected="below",
             unit="AER, %",
             digits=1,
-            note="The two seeds of rela-g differ by 9 points here.",
         ),
         of_words(
             says="rela-g's layer of least error is higher with normal than with shifted attention: silver-ende",
@@ -344,10 +343,12 @@ def judge(claim: PageClaim, results: Results) -> Judged:
     """The verdict by the interval over seeds, once all seeds are there; why, in one sentence."""
     first, second = claim.values(results)
     found = difference(first, second)
+    if both := first.keys() & second.keys():  # so that the difference is that of the means beside it
+        first, second = ({seed: values[seed] for seed in sorted(both)} for values in (first, second))
     known = dict(zip(claim.sides, (first, second), strict=True))
     sides = " vs. ".join(f"{side} {describe_side(values, claim.digits)}" for side, values in known.items() if values)
     ours = ": ".join(filter(None, (signed(found, claim.digits), f"{sides} ({claim.unit})" if sides else "")))
-    shared = len(first.keys() & second.keys())
+    shared = len(both)
     if shared < claim.seeds:
         return Judged(ours, "open", reason(claim, first, second), waits=True)
     says = verdict(found, Claim(*claim.sides, claim.expected, claim.paper, claim.margin))

@@ -20,8 +20,8 @@ LEGEND = """Which claims of ReLA (Zhang et al. 2021) and ReLUFormer (Shen et al.
 `rectiformer study report docs` makes this page from docs/results; [studies](studies.md) says how to run them."""
 READING = """## How to read the tables
 
-- *ours*: the difference of the two sides, paired over seeds, with its 95 % t interval; then the mean of each side, with
-  the number of seeds in brackets.
+- *ours*: the difference of the two sides, paired over seeds, with its 95 % t interval; then the mean of each side
+  over the seeds that both have, with their number in brackets.
 - *verdict*: agree, if the interval lies where the claim asks for it; disagree, if it lies on the other side; open, if
   neither, or if seeds are missing.
 - *command*: `rectiformer study`, then the study and what stands behind it, then `--scale small --out studies --data

@@ -1,7 +1,7 @@
 """The cost of an update on one GPU and on many: formulas fitted to the points in results/, and their predictions.
 
     python benchmarks/cost_model.py           print the tables
-    python benchmarks/cost_model.py --write   put them into docs/scaling.md and draw docs/images/scaling.png
+    python benchmarks/cost_model.py --write   put them into docs/scaling.md and draw docs/images/scaling-*.svg
 
 What is not measured is an argument: links, memory bandwidth, the share of cuBLAS's speed that layers reach.
 """
@@ -196,27 +196,38 @@ def report(options: argparse.Namespace) -> tuple[str, Machine]:
     return "\n".join(lines), machine
 
 
-def draw(machine: Machine, options: argparse.Namespace, path: Path) -> None:
+def draw(machine: Machine, options: argparse.Namespace, folder: Path) -> None:
     """Seconds per update against the GPUs that share a document, and the share of sending against its length."""
-    from rectiformer.analyze.plots import LOOKS, panels, style
+    from rectiformer.studies.figures import collect_lines, draw_panels
 
     ranks = [2**power for power in range(3, 11)]
     lengths = [2**power for power in range(10, 21)]
-    names = {"rectified": "rectified", "softmax": "ring softmax"}
-    with style():
-        figure, axes = panels(1, 2, height=2.2, share="none")
-        left, right = axes[0]
-        for variant, look in zip(names, LOOKS, strict=True):
-            found = [share_document(machine, options.length, count) for count in ranks]
-            left.plot(ranks, [each.total[variant] for each in found], label=names[variant], **look)
-            near = [share_document(machine, length, machine.node) for length in lengths]
-            share = [each.sending[variant] / (each.sending[variant] + each.compute[variant]) for each in near]
-            right.plot(lengths, share, label=names[variant], **look)
-        left.set(xlabel="GPUs per document", ylabel="seconds per update", xscale="log", yscale="log")
-        right.set(xlabel="tokens per document, shared by 8 GPUs", ylabel="sending / (sending + compute)", xscale="log")
-        left.legend()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, metadata={"Software": None})
+    names = {"softmax": "ring softmax", "rectified": "rectified"}
+    shared = {count: share_document(machine, options.length, count) for count in ranks}
+    near = {length: share_document(machine, length, machine.node) for length in lengths}
+    seconds = collect_lines((said, x, each.total[name]) for name, said in names.items() for x, each in shared.items())
+    draw_panels(
+        folder / "scaling-gpus.svg",
+        ["a document of 1,048,576 tokens"],
+        [seconds],
+        "GPUs per document",
+        "seconds per update",
+        log_x=True,
+        log_y=True,
+    )
+    parts = {
+        x: {name: each.sending[name] / (each.sending[name] + each.compute[name]) for name in names}
+        for x, each in near.items()
+    }
+    sending = collect_lines((said, x, parts[x][name]) for name, said in names.items() for x in parts)
+    draw_panels(
+        folder / "scaling-length.svg",
+        ["a document on 8 GPUs"],
+        [sending],
+        "tokens per document",
+        "share of sending",
+        log_x=True,
+    )
 
 
 def main() -> None:
@@ -236,7 +247,7 @@ def main() -> None:
         before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
         _, _, after = rest.partition(END)
         page.write_text(f"{before}{BEGIN}{text}{END}{after}", encoding="utf-8")
-        draw(machine, options, ROOT / "docs" / "images" / "scaling.png")
+        draw(machine, options, ROOT / "docs" / "images")
 
 
 if __name__ == "__main__":

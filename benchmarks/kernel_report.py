@@ -16,6 +16,8 @@ Point = dict[str, Any]
 LABELS = {"size": "D", "length": "N", "keys": "N", "batch": "B", "heads": "H", "key_heads": "K", "rows": "B"}
 SAID = ("pass", "mask", "variant", "attention", "module", "model", "text", "time")  # whose values speak for themselves
 TARGETS = {"short": 2.0, "decode": 1.3, "entmax": 3.0, "flex": 2.0, "sigmoid": 1.0, "threshold": 1.0}
+DIRECTIONS = ("forward", "backward")
+CONTESTANTS = {"cudnn": "SDPA (cuDNN)", "ours": "rela", "flash": "SDPA (flash)"}
 LONG = 4096  # from this length on the targets of forward and backward are higher
 
 
@@ -114,53 +116,27 @@ def figures(point: Point) -> list[str]:
 
 
 def draw_rates(points: list[Point], path: Path) -> None:
-    """TFLOP/s over lengths, a panel for each head size and mask: forward solid, backward dashed."""
-    import matplotlib
+    """TFLOP/s over lengths without a mask: a panel for each head size and direction, cuBLAS's rate as a line across."""
+    from rectiformer.studies.figures import collect_lines, draw_panels
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
-    import matplotlib.pyplot as plt
-
-    dense = [point for point in points if point["section"] in ("forward", "backward")]
-    found = {(point["case"]["size"], point["case"]["mask"]) for point in dense}
-    panels = sorted(found, key=lambda panel: (panel[0], panel[1] == "causal"))
-    columns = max(1, len({mask for _, mask in panels}))
-    height = max(1, -(-len(panels) // columns))
-    figure, axes = plt.subplots(height, columns, figsize=(4.5 * columns, 3.2 * height), sharey=True, squeeze=False)
+    whole = [point for point in points if point["case"].get("mask") == "full"]
     cublas = [point["tflops"]["cublas"] for point in points if point["section"] == "matmul" and point["ms"]]
-    for axis, (size, mask) in zip(axes.flat, panels, strict=False):
-        for direction, line in (("forward", "-"), ("backward", "--")):
-            own = [p for p in dense if (p["section"], p["case"]["size"], p["case"]["mask"]) == (direction, size, mask)]
-            draw_lines(axis, own, direction, line)
-        if cublas:
-            axis.axhline(cublas[-1], color="0.6", linewidth=1, label="cuBLAS")
-        axis.set_title(f"head size {size}, {mask}", fontsize=10)
-        lengths = sorted({point["case"]["length"] for point in dense})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axis.grid(color="0.92")
-    for axis in axes[-1]:
-        axis.set_xlabel("sequence length")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("TFLOP/s")
-        axis.set_ylim(bottom=0)
-    labels = dict(zip(*reversed(axes[0, 0].get_legend_handles_labels()), strict=True))
-    figure.legend(labels.values(), labels.keys(), loc="lower center", ncols=4, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    titles, lines = [], []
+    for size in sorted({point["case"]["size"] for point in whole if point["section"] in DIRECTIONS}):
+        for direction in DIRECTIONS:
+            own = [p for p in whole if (p["section"], p["case"]["size"]) == (direction, size)]
+            titles.append(f"{direction}, head size {size}")
+            lines.append(collect_lines(rates_of(own)))
+    bands = {"cuBLAS": (cublas[-1] - 3, cublas[-1] + 3)} if cublas else {}
+    draw_panels(path, titles, lines, "sequence length", "TFLOP/s", log_x=True, bands=bands)
 
 
-def draw_lines(axis: Any, points: list[Point], direction: str, line: str) -> None:
-    """One line a contestant."""
-    colors = {"ours": "tab:red", "cudnn": "tab:blue", "flash": "tab:green"}
-    for name, color in colors.items():
-        rates = sorted((p["case"]["length"], p["tflops"][name]) for p in points if name in p["tflops"])
-        if rates:
-            axis.plot(
-                *zip(*rates, strict=True), line, color=color, marker="o", markersize=3, label=f"{name} {direction}"
-            )
+def rates_of(points: list[Point]) -> Iterator[tuple[str, float, float]]:
+    """Contestant, length and rate."""
+    for point in points:
+        for key, name in CONTESTANTS.items():
+            if key in point["tflops"]:
+                yield name, point["case"]["length"], point["tflops"][key]
 
 
 def main() -> None:

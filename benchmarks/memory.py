@@ -1,6 +1,6 @@
 """Device memory of a training step against its length: rectified attention with ReLUFormer's penalties, and peers.
 
-    python benchmarks/memory.py --out benchmarks/results/memory.jsonl --plot docs/images/memory.svg
+    python benchmarks/memory.py --out benchmarks/results/memory.jsonl
 
 The step is forward, backward and Adam on one sentence of N source and N target tokens, without CUDA graphs, so that
 the allocator reports the peak of a step beyond weights and optimizer. Then every variant takes one step at the longest
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from rectiformer import VARIANTS
 from rectiformer.config import Config, ModelConfig, TrainingConfig
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import find_variant
-from rectiformer.studies.figures import draw_panels
 from rectiformer.train.update import Updater
 
 VOCABULARY = 8000
@@ -85,24 +83,11 @@ def measure(name: str, length: int, updater: Updater, options: argparse.Namespac
     append_point(options.out, point | describe_machine("cuda"))
 
 
-def plot(points: Path, path: Path) -> None:
-    lines: dict[str, dict[float, list[float]]] = {}
-    for line in points.read_text(encoding="utf-8").split("\n")[:-1]:
-        point = json.loads(line)
-        if point["contestant"] in CONTESTANTS and "mib" in point:
-            lines.setdefault(point["contestant"], {})[point["length"]] = [point["mib"] / point["length"] * 1024]
-    draw_panels(path, ["device memory of a training step"], [lines], "tokens per side", "KiB per token", log_x=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="none: only all variants at one length")
     add_result_options(parser)
-    parser.add_argument("--plot", type=Path, help="draw the points of --out into this file, and measure nothing")
     options = parser.parse_args()
-    if options.plot is not None:
-        plot(options.out, options.plot)
-        return
     for name, (variant, penalized) in CONTESTANTS.items():
         updater = build(variant, penalized, "cuda")
         for length in options.lengths:

@@ -31,6 +31,8 @@ MOST_LINES = 4
 """More lines in a panel than this are not told apart."""
 MARKED = 8
 """Most points of a line that get a marker; more would run together."""
+MOST_TICKS = 5
+"""Most numbers along an axis; more would run together."""
 ENOUGH = 3
 """Fewer seeds than this are shown one by one, not as an interval: with two it is 13 times as wide as their distance."""
 
@@ -142,7 +144,8 @@ def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[s
     if log_x and panel:
         ticks = sorted({x for line in panel.values() for x in line})
         axis.set_xscale("log")
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=60 if len(ticks) > 5 else 0)
+        named = ticks[:: math.ceil(len(ticks) / MOST_TICKS)]
+        axis.set_xticks(ticks, [f"{tick:,.10g}" if tick in named else "" for tick in ticks])
         axis.minorticks_off()
     else:
         from matplotlib.ticker import MaxNLocator

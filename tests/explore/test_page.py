@@ -102,6 +102,24 @@ def test_scale_prints_the_range_of_raw_weights(show, made_up):
     assert float(page.locator(".legend[data-high]").get_attribute("data-high")) == largest > 1
 
 
+def test_a_scale_of_rows_ends_at_the_largest_weight_of_any_head_in_the_row(show, made_up):
+    """The widths and what a threshold hides follow it; the weights stay raw."""
+    page = show([made_up], at="layer=2&unit=piece&heads=2&edges=all")
+    weights = made_up.examples[0].site("cross", 1).dense()
+    act_and_wait(page, page.get_by_role("group", name="Scale").get_by_role("button", name="row").click)
+    assert drawn_edges(page) == edges_of(weights, heads={1})
+    ends = abs(weights).max((0, 2))
+    widths = page.eval_on_selector_all(
+        ".edge", "all => all.map(e => [+e.dataset.row, +e.dataset.weight, +e.getAttribute('stroke-width')])"
+    )
+    for row, weight, width in widths:
+        assert width == pytest.approx(1 + 3 * abs(weight) / ends[int(row)], abs=0.006)
+    page.get_by_label("Hide weights below").fill("0.5")
+    assert drawn_edges(page) == [edge for edge in edges_of(weights, {1}) if abs(edge[3]) >= 0.25 * ends[edge[1]]]
+    assert "weights of at least 25.0% of the row's largest" in page.locator(".counts").inner_text()
+    assert "scale=row" in page.evaluate("location.hash")
+
+
 def test_pointing_at_a_row_shows_raw_weights_and_sums(show, made_up):
     page = show([made_up], at="layer=2&unit=piece")
     site = made_up.examples[0].site("cross", 1)

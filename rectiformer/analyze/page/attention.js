@@ -10,6 +10,7 @@ import {
   kindControl,
   layerControl,
   modelControl,
+  scaleControl,
   thresholdControl,
   thresholdOf,
   unitControl,
@@ -20,10 +21,10 @@ import { figure } from "./figure.js";
 import { gutterLegend, scaleLegend } from "./legend.js";
 import { drawMinimap, isPooled } from "./minimap.js";
 import { SITE_TITLES } from "./model.js";
-import { countNulls, edgesOf, edgesPerRow, sceneOf, stateOf } from "./scene.js";
+import { countNulls, edgesOf, edgesPerRow, sceneOf, shareInWords, stateOf } from "./scene.js";
 import { resolve } from "./selection.js";
 import { sentenceMap } from "./sentences.js";
-import { brief, count, number, ordinal, plural } from "./text.js";
+import { brief, count, ordinal, plural } from "./text.js";
 import { RULE } from "./units.js";
 
 export const NAMES = {
@@ -94,15 +95,16 @@ function controls(context, now, scene) {
     ),
     disclosure(
       context,
-      "More switches: words, edges, color, rows",
+      "More switches: words, edges, color, scale, rows",
       el(
         "div",
         { class: "control-row" },
         unitControl(store),
         edgeControl(store),
         colorControl(store),
+        scaleControl(store),
         filterControl(store),
-        thresholdControl(store, (state) => number(thresholdOf(state, scene.most))),
+        thresholdControl(store, (state) => shareInWords(scene, thresholdOf(state))),
       ),
     ),
   );
@@ -110,8 +112,8 @@ function controls(context, now, scene) {
 
 function picture(context, now, scene) {
   const state = context.store.get();
-  const threshold = thresholdOf(state, scene.most);
-  const drawn = edgesOf(scene, threshold, edgesPerRow([scene], state, state.threshold ** 2), state.color);
+  const share = thresholdOf(state);
+  const drawn = edgesOf(scene, share, edgesPerRow([scene], state, share), state.color);
   const details = el("div", { class: "details", tabindex: "0", role: "region", "aria-label": "Weights of the row" });
   const cursor = state.row - scene.first;
   const rest = scene.rows[cursor] === undefined ? undefined : { row: cursor };

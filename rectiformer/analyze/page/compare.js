@@ -1,6 +1,15 @@
 // Two models on the same sentence: side by side with one pointer, or as what only one of them weighs.
 
-import { edgeControl, headControl, kindControl, layerControl, thresholdControl, thresholdOf, unitControl } from "./controls.js";
+import {
+  edgeControl,
+  headControl,
+  kindControl,
+  layerControl,
+  scaleControl,
+  thresholdControl,
+  thresholdOf,
+  unitControl,
+} from "./controls.js";
 import { difference } from "./difference.js";
 import { disclosure, el, segmented } from "./dom.js";
 import { sceneOf } from "./scene.js";
@@ -70,13 +79,14 @@ function controls(context, sides, mode, same) {
     ),
     disclosure(
       context,
-      "More switches: words, edges",
+      "More switches: words, edges, scale",
       el(
         "div",
         { class: "control-row" },
         unitControl(store),
         edgeControl(store),
-        thresholdControl(store, (state) => `${percent(thresholdOf(state, 1))} of the largest`),
+        scaleControl(store),
+        thresholdControl(store, (state) => `${percent(thresholdOf(state))} of the largest`),
       ),
     ),
     sides.map((side) =>

@@ -3,7 +3,7 @@
 import { headColor } from "./colors.js";
 import { el, picker, segmented } from "./dom.js";
 import { SITE_NAMES } from "./model.js";
-import { EDGE_RULES, FILTERS } from "./scene.js";
+import { EDGE_RULES, FILTERS, SCALES } from "./scene.js";
 import { count, ordinal, percent, plural } from "./text.js";
 
 export function kindControl({ example, kind }, store) {
@@ -89,6 +89,10 @@ export function colorControl(store) {
   return segmented("Color by", options, store.get().color, (color) => store.set({ color }));
 }
 
+export function scaleControl(store) {
+  return segmented("Scale", SCALES, store.get().scale, (scale) => store.set({ scale }));
+}
+
 export function filterControl(store) {
   return picker("Rows", FILTERS, store.get().filter, (filter) => store.set({ filter, first: 0, row: 0 }));
 }
@@ -111,9 +115,9 @@ export function edgeCount(store, { total, hidden, why }, noun = "edge") {
   );
 }
 
-// The weight below which edges are hidden: finer near zero, where most weights are.
-export function thresholdOf(state, most) {
-  return state.threshold ** 2 * most;
+// The share of the scale's end below which edges are hidden: finer near zero, where most weights are.
+export function thresholdOf(state) {
+  return state.threshold ** 2;
 }
 
 // `describe` says a threshold in words.

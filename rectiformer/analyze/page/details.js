@@ -2,6 +2,7 @@
 
 import { headColor, weightColor } from "./colors.js";
 import { el } from "./dom.js";
+import { strength } from "./scene.js";
 import { brief, count, number, ordinal, plural } from "./text.js";
 
 const TOP = 6;
@@ -23,7 +24,7 @@ export function drawDetails(scene, spot) {
           " on ",
           el("bdi", { class: "quoted" }, brief(scene.keys[spot.key].label, 60)),
         );
-  const lists = Array.from(scene.cells[row], ([head, cell]) => headDetails(scene, head, cell));
+  const lists = Array.from(scene.cells[row], ([head, cell]) => headDetails(scene, row, head, cell));
   return el("div", { "data-row": scene.rows[row] }, title(unit, scene.rows[row], "row"), edge, lists);
 }
 
@@ -47,7 +48,7 @@ function title(unit, index, noun) {
   );
 }
 
-function headDetails(scene, head, cell) {
+function headDetails(scene, row, head, cell) {
   const dot = el("span", { class: "dot" });
   dot.style.background = headColor(head);
   const facts = cell.isNull
@@ -63,17 +64,17 @@ function headDetails(scene, head, cell) {
       ? el(
           "ol",
           {},
-          order.slice(0, TOP).map((i) => bar(scene, cell.keys[i], cell.weights[i])),
+          order.slice(0, TOP).map((i) => bar(scene, row, cell.keys[i], cell.weights[i])),
           more > 0 ? el("li", { class: "note" }, `and ${count(more)} more`) : null,
         )
       : null,
   );
 }
 
-function bar(scene, key, weight) {
+function bar(scene, row, key, weight) {
   const strip = el("span", { class: "bar" });
-  strip.style.width = `${Math.max(2, 70 * Math.min(1, Math.abs(weight) / (scene.most || 1)))}px`;
-  strip.style.background = weightColor(weight, scene.most);
+  strip.style.width = `${Math.max(2, 70 * strength(scene, row, weight))}px`;
+  strip.style.background = weightColor(weight, scene.ends[row]);
   return el(
     "li",
     { class: "weight-line" },

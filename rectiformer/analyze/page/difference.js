@@ -7,7 +7,7 @@ import { edgeCount, thresholdOf } from "./controls.js";
 import { describeRow } from "./details.js";
 import { el } from "./dom.js";
 import { FRAME, NARROWEST, figure } from "./figure.js";
-import { edgesPerRow, ofEachRow, stateOf, strongest } from "./scene.js";
+import { edgesPerRow, ofEachRow, stateOf, strength, strongest } from "./scene.js";
 import { plural } from "./text.js";
 
 const GROUPS = { "only-a": "only A", "only-b": "only B", both: "both" };
@@ -17,8 +17,8 @@ export function difference(context, sides) {
   const state = context.store.get();
   const pairs = comparePairs(sides, state);
   const scenes = sides.map((side) => side.scene);
-  const perRow = edgesPerRow(scenes, state, state.threshold ** 2);
-  const drawn = strongest(ofEachRow(pairs, perRow, (pair) => pair.size));
+  const perRow = edgesPerRow(scenes, state, thresholdOf(state));
+  const drawn = strongest(ofEachRow(pairs, perRow));
   const why = `the ${perRow} pairs of each row that are strongest for a model`;
   const [scene, kind] = [scenes[0], sides[0].kind];
   const picture = drawBipartite({
@@ -74,26 +74,26 @@ function groupColors() {
 
 // Every pair that a model weighs, as an edge; weights are the largest of each model's chosen heads, or 0.
 function comparePairs(sides, state) {
-  const [a, b] = sides.map(({ scene }) => pairsOf(scene, thresholdOf(state, scene.most)));
+  const [a, b] = sides.map(({ scene }) => pairsOf(scene, thresholdOf(state)));
   const colors = groupColors();
   return Array.from(new Set([...a.keys(), ...b.keys()]), (name) => {
     const group = a.has(name) ? (b.has(name) ? "both" : "only-a") : "only-b";
     const weights = [a.get(name)?.weight ?? 0, b.get(name)?.weight ?? 0];
-    const shares = weights.map((weight, side) => Math.abs(weight) / (sides[side].scene.most || 1));
-    const size = 1 + 2.5 * Math.max(...shares);
-    return { ...(a.get(name) ?? b.get(name)), group, weights, color: colors[group], size };
+    const pair = a.get(name) ?? b.get(name);
+    const most = Math.max(...weights.map((weight, side) => strength(sides[side].scene, pair.row, weight)));
+    return { ...pair, group, weights, color: colors[group], strength: most, size: 1 + 2.5 * most };
   });
 }
 
 // A pair is in a model if any of its chosen heads weighs the key.
-function pairsOf(scene, threshold) {
+function pairsOf(scene, share) {
   const found = new Map();
   scene.cells.forEach((byHead, row) =>
     byHead.forEach(({ keys, weights }, head) =>
       keys.forEach((key, i) => {
         const name = `${row} ${key}`;
-        const size = Math.abs(weights[i]);
-        if (size < threshold || size <= Math.abs(found.get(name)?.weight ?? 0)) return;
+        if (strength(scene, row, weights[i]) < share) return;
+        if (Math.abs(weights[i]) <= Math.abs(found.get(name)?.weight ?? 0)) return;
         found.set(name, { row, key, head, weight: weights[i] });
       }),
     ),

@@ -8,8 +8,9 @@ const WIDTH = 150;
 const STEPS = 30;
 
 // A scale from 0 (not drawn) to the largest weight, or from the most negative where there are such.
-export function scaleLegend({ site, most }, unit) {
+export function scaleLegend({ site, most, byRow }, unit) {
   const low = site.hasNegative() ? -most : 0;
+  const end = (value) => (byRow && value ? `${value < 0 ? "-" : ""}the row's largest` : number(value));
   const steps = Array.from({ length: STEPS }, (_, i) => {
     const weight = low + ((most - low) * (i + 0.5)) / STEPS;
     return svg("rect", {
@@ -25,14 +26,16 @@ export function scaleLegend({ site, most }, unit) {
     el(
       "span",
       { class: "scale" },
-      el("span", {}, number(low)),
+      el("span", {}, end(low)),
       svg("svg", { width: WIDTH, height: 8, "aria-hidden": "true" }, steps),
-      el("span", {}, number(most)),
+      el("span", {}, end(most)),
     ),
     el(
       "span",
       { class: "note" },
-      `raw weights of ${unit}s, up to the largest of all heads of this layer here; exact zeros are not drawn`,
+      byRow
+        ? `weights of ${unit}s, each row up to the largest that any head of this layer has in it; exact zeros are not drawn`
+        : `raw weights of ${unit}s, up to the largest of all heads of this layer here; exact zeros are not drawn`,
     ),
   );
 }

@@ -1,7 +1,7 @@
 // What the picture of one site shows: its rows after filtering, the window on them, and the edges in it.
 
 import { headColor, weightColor } from "./colors.js";
-import { count, number } from "./text.js";
+import { count, number, percent } from "./text.js";
 import { membership, rowOfUnit, unitIsNull, unitsOf } from "./units.js";
 
 const WHOLE = 64; // units that are shown without a window
@@ -16,6 +16,13 @@ export const FILTERS = [
   { value: "some-null", text: "rows where a chosen head is null" },
 ];
 
+// What the darkest color stands for. Norms after the heads divide by the size of a whole row, so that a row of small
+// weights may count as much as one of large ones.
+export const SCALES = [
+  { value: "layer", text: "layer", title: "colors up to the largest weight of all heads of this layer here" },
+  { value: "row", text: "row", title: "colors up to the largest weight that any head has in the same row" },
+];
+
 // All that is known before weights are filtered; `site` is loaded.
 export function sceneOf({ example, site, heads }, state) {
   const queries = unitsOf(example, site, "query", state.unit);
@@ -28,8 +35,22 @@ export function sceneOf({ example, site, heads }, state) {
   const cells = rows.map(
     (index) => new Map(heads.map((head) => [head, rowOfUnit(site, head, queries[index], members)])),
   );
-  const scene = { site, heads, queries, keys, members, indices, first, size, rows, cells };
-  return { ...scene, keyWindow: keyWindow(scene, state.keyFirst), most: largestOf(site, queries, members, state.unit) };
+  const scene = { site, heads, queries, keys, members, indices, first, size, rows, cells, byRow: state.scale === "row" };
+  const most = largestOf(site, queries, members, state.unit);
+  const ends = scene.byRow ? rows.map((index) => largestOfQuery(site, queries[index], members)) : rows.map(() => most);
+  return { ...scene, keyWindow: keyWindow(scene, state.keyFirst), most, ends };
+}
+
+// The largest absolute weight that any head has in a row.
+function largestOfQuery(site, query, members) {
+  const sums = new Float64Array(site.keys * 2 + 2);
+  const heads = Array.from({ length: site.heads }, (_, head) => largestOfRow(site, head, query, members, sums));
+  return Math.max(0, ...heads);
+}
+
+// How strong a weight is next to the end of its row's scale: from 0 to 1.
+export function strength({ ends }, row, weight) {
+  return ends[row] > 0 ? Math.min(1, Math.abs(weight) / ends[row]) : 0;
 }
 
 function filtered(site, queries, heads, filter) {
@@ -90,30 +111,32 @@ export const EDGE_RULES = [
 export function edgesPerRow(scenes, { edges }, share) {
   if (edges === "all") return Infinity;
   if (edges !== "auto") return Math.max(1, Number.parseInt(edges, 10) || FEW);
-  const crowded = scenes.some((scene) => allEdges(scene, share * scene.most).length > READABLE * scene.rows.length);
+  const crowded = scenes.some((scene) => allEdges(scene, share).length > READABLE * scene.rows.length);
   return crowded ? FEW : Infinity;
 }
 
-function allEdges(scene, threshold) {
+function allEdges(scene, share) {
   const edges = [];
   scene.cells.forEach((byHead, row) =>
     byHead.forEach(({ keys, weights }, head) =>
       keys.forEach((key, i) => {
-        if (Math.abs(weights[i]) >= threshold) edges.push({ row, key, head, weight: weights[i] });
+        const size = strength(scene, row, weights[i]);
+        if (size >= share) edges.push({ row, key, head, weight: weights[i], strength: size });
       }),
     ),
   );
   return edges;
 }
 
-// The edges of the window that are at least `threshold`, at most `perRow` of a row, and how many there are in all.
-export function edgesOf(scene, threshold, perRow, color) {
-  const edges = allEdges(scene, threshold);
+// The edges of the window that have at least a `share` of the end of the scale, at most `perRow` of a row, and how many
+// there are in all.
+export function edgesOf(scene, share, perRow, color) {
+  const edges = allEdges(scene, share);
   const chosen = ofEachRow(edges, perRow);
   const kept = strongest(chosen);
   for (const edge of kept) {
-    edge.color = color === "head" ? headColor(edge.head) : weightColor(edge.weight, scene.most);
-    edge.size = 1 + 3 * Math.min(1, Math.abs(edge.weight) / (scene.most || 1));
+    edge.color = color === "head" ? headColor(edge.head) : weightColor(edge.weight, scene.ends[edge.row]);
+    edge.size = 1 + 3 * edge.strength;
   }
   const total = scene.cells.reduce(
     (sum, byHead) => Array.from(byHead.values()).reduce((all, { keys }) => all + keys.length, sum),
@@ -121,20 +144,25 @@ export function edgesOf(scene, threshold, perRow, color) {
   );
   const why = [
     chosen.length < edges.length ? `the ${perRow === 1 ? "strongest" : `${perRow} strongest`} of each row` : "",
-    edges.length < total ? `weights of at least ${number(threshold)}` : "",
+    edges.length < total ? `weights of at least ${shareInWords(scene, share)}` : "",
     kept.length < chosen.length ? `the ${count(MOST_EDGES)} strongest of all` : "",
   ];
   return { edges: kept, total, hidden: total - kept.length, why: why.filter(Boolean).join(", ") };
 }
 
-const size = (edge) => Math.abs(edge.weight ?? 0);
+// A share of the end of the scale as people read it: a weight, or a part of each row's largest.
+export function shareInWords({ byRow, most }, share) {
+  return byRow ? `${percent(share)} of the row's largest` : number(share * most);
+}
+
+const size = (edge) => edge.strength ?? 0;
 
 // The strongest edges of each row, at most `perRow` of them.
-export function ofEachRow(edges, perRow, sizeOf = size) {
+export function ofEachRow(edges, perRow) {
   if (perRow === Infinity) return edges;
   const taken = new Map();
   return [...edges]
-    .sort((a, b) => sizeOf(b) - sizeOf(a))
+    .sort((a, b) => size(b) - size(a))
     .filter(({ row }) => {
       taken.set(row, (taken.get(row) ?? 0) + 1);
       return taken.get(row) <= perRow;

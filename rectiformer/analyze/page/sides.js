@@ -18,7 +18,7 @@ export function sideBySide(context, sides, same) {
   const point = (from) => (spot) => panels.forEach((panel, i) => panel.show(i === from ? spot : elsewhere(spot, same)));
   const state = context.store.get();
   const scenes = sides.map(({ scene }) => scene);
-  const perRow = edgesPerRow(scenes, state, state.threshold ** 2); // the same for both, to be compared
+  const perRow = edgesPerRow(scenes, state, thresholdOf(state)); // the same for both, to be compared
   for (const side of sides) panels.push(drawSide(context, side, perRow, point(panels.length)));
   const element = el(
     "div",
@@ -47,7 +47,7 @@ function elsewhere(spot, same) {
 function drawSide(context, side, perRow, hover) {
   const { scene, example, kind } = side;
   const state = context.store.get();
-  const drawn = edgesOf(scene, thresholdOf(state, scene.most), perRow, "weight");
+  const drawn = edgesOf(scene, thresholdOf(state), perRow, "weight");
   const picture = drawBipartite({
     keys: scene.keys,
     rows: scene.rows.map((index) => scene.queries[index]),

@@ -55,8 +55,8 @@ def take_report(page: Page, report: Path) -> None:
     take(page, "null-query", ".stage", 640)
     look(page, address, "view=gold")
     take(page, "gold", ".stage", 520)
-    look(page, address, "view=compare&edges=all")
-    take(page, "compare", "#view", 830)
+    look(page, address, "view=compare&scale=row&edges=all")
+    take(page, "compare", ".pair", 592)
     look(page, address, f"view=heads&example={DEAD - 1}")
     take(page, "dead-head", "#view", 370)
 

@@ -33,7 +33,7 @@ if typing.TYPE_CHECKING:
     from rectiformer.translate.options import SearchOptions
     from rectiformer.translate.translator import Translator
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "MEMORIES",
     "VARIANTS",

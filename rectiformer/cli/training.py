@@ -93,6 +93,11 @@ def train(
         rectiformer train --out runs/tiny
         echo "Der Hund schläft." | rectiformer translate runs/tiny
 
+    Your own languages are two files, line n of one the translation of line n of the other, and two more to validate on:
+
+        rectiformer train --out runs/mine --set data.source=train.de --set data.target=train.en
+        --set data.valid_source=valid.de --set data.valid_target=valid.en
+
     `rectiformer config` prints every key that CONFIG and --set know, with its default; configs/ has examples.
 
     Ctrl-C saves and stops; --resume goes on with the batches that would have come next.

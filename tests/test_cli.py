@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from rectiformer import VARIANTS, __version__
 from rectiformer import __main__ as entry
+from rectiformer.cli import translating
 from rectiformer.cli.options import app
 from rectiformer.terminal import Terminal
 
@@ -326,6 +328,25 @@ def test_streams_and_files_give_the_same(world, rectiformer, tmp_path):
     assert rectiformer("translate", world.run, source, "--out", tmp_path / "out").out == ""
     assert (tmp_path / "out").read_bytes().decode() == piped.out
     assert rectiformer("translate", world.run, source, "--batch-sentences", 1).out == piped.out
+
+
+def test_a_bar_moves_with_every_batch(world, rectiformer, monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setattr(translating, "counting_bar", lambda *_: nullcontext(told.append))
+    how = ["--batch-sentences", 5, "--out", tmp_path / "out"]
+    assert rectiformer("translate", world.run, world.folder / "test.de", *how).code == 0
+    assert told == [5, 10, 12, 12]
+
+
+def test_who_types_the_lines_is_told_how_to_end(world):
+    keyboard, terminal = os.openpty()
+    process = start("translate", world.run, stdin=terminal, stderr=terminal)
+    os.write(keyboard, b"Der Hund.\n\x04")
+    out, _ = process.communicate(timeout=120)
+    assert (process.returncode, out.count(b"\n")) == (0, 1)
+    assert b"type lines to translate; Ctrl-D ends" in os.read(keyboard, 4096)
+    os.close(keyboard)
+    os.close(terminal)
 
 
 def test_lines_that_are_not_utf8_are_skipped_with_a_warning(world, rectiformer):

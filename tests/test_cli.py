@@ -174,6 +174,7 @@ def test_a_mistake_is_one_line_and_the_code_of_the_process():
         ("score run test.de longer.en", 3, "test.de has 12 lines but longer.en has 13; first suspect line: 13"),
         ("variants relu", 2, "unknown variant 'relu'; did you mean 'reluformer'"),
         ("config missing.toml", 2, "cannot read missing.toml: No such file or directory"),
+        ("translate test.de", 4, "test.de is a file, but the first argument is a run folder"),
         ("translate run missing", 3, "cannot read missing: No such file"),
         ("translate run latin1", 3, "latin1:2:4: not UTF-8 (0xF6); repair it, or let `translate --bad-utf8`"),
         ("translate run test.de --out test.de", 2, "--out test.de is also read; it is untouched"),
@@ -294,7 +295,7 @@ def test_prepared_data_is_described_and_trained_on(world, rectiformer, tmp_path)
     arguments = ["train", config, "--data", tmp_path / "ids", "--out", tmp_path / "run", "--set", "training.steps=1"]
     trained = rectiformer(*arguments)
     assert trained.code == 0
-    assert lines(trained.out)[-1].startswith("trained 1 steps; nothing was validated, so the latest weights are taken")
+    assert lines(trained.out)[-1].startswith("trained 1 step; nothing was validated, so the latest weights are taken")
     assert not (tmp_path / "run" / "data").exists()
 
 

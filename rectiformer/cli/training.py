@@ -214,6 +214,6 @@ def training_summary(state: State, metric: str, folder: Path) -> str:
     if state.best is not None:
         found = f"best {METRIC_NAMES[metric]} {abs(state.best):.3f} at step {state.best_step:,}"
     return (
-        f"trained {state.step:,} steps; {found}; the run is in {folder}; "
+        f"trained {state.step:,} {'step' if state.step == 1 else 'steps'}; {found}; the run is in {folder}; "
         f"translate with: rectiformer translate {shlex.quote(str(folder))} FILE"
     )

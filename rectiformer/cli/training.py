@@ -95,7 +95,8 @@ def train(
 
     Your own languages are two files, line n of one the translation of line n of the other, and two more to validate on:
 
-        rectiformer train --out runs/mine --set data.source=train.de --set data.target=train.en
+        rectiformer train --out runs/mine \\
+        --set data.source=train.de --set data.target=train.en \\
         --set data.valid_source=valid.de --set data.valid_target=valid.en
 
     `rectiformer config` prints every key that CONFIG and --set know, with its default; configs/ has examples.

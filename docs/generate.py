@@ -18,7 +18,7 @@ def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def variants_table() -> str:
-    header = ["variant", "weight", "row scale", "output norm", "options", "paper", "when to use", "runs as"]
+    header = ["variant", "weight", "row scale", "output norm", "options", "paper", "when to use", "backends"]
     rows = []
     for variant in VARIANTS.values():
         options = [

@@ -80,7 +80,8 @@ def is_on_all_ranks(error: BaseException) -> bool:
 def unknown_name(kind: str, name: str, known: Iterable[str], section: str = "") -> str:
     """Say that `name` (of a `section`) is no `kind`, and which known names are nearest to it."""
     known = list(known)
-    close = get_close_matches(name, known, n=3) or [each for each in known if name in each.split("_")]
+    longer = [each for each in known if len(name) > 2 and each.startswith(name)]
+    close = longer or get_close_matches(name, known, n=3) or [each for each in known if name in each.split("_")]
     if close:
         return f"unknown {kind} {section + name!r}; did you mean {' or '.join(map(repr, close))}?"
     return f"unknown {kind} {section + name!r}; known are {', '.join(known)}"

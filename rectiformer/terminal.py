@@ -6,7 +6,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,17 @@ def with_progress(items: Iterable[Item], what: str, total: int | None) -> Iterat
     console = open_console(stderr=True)
     hidden = total is None or not console.is_terminal
     return iter(track(items, what, total=total, console=console, transient=True, disable=hidden))
+
+
+@contextmanager
+def counting_bar(what: str, total: int | None) -> Iterator[Callable[[float], None]]:
+    """A function that is told how many are done, for a bar as that of `with_progress`, under the same conditions."""
+    console = open_console(stderr=True)
+    hidden = total is None or not console.is_terminal
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 def count_lines(file: str, out: Path | None) -> int | None:

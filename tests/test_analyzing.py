@@ -74,6 +74,14 @@ def test_the_table_says_what_the_findings_say(world, rectiformer, tmp_path):
     assert f"wrote {tmp_path / 'found.json'}" in lines
 
 
+def test_without_gold_links_no_column_is_empty(world, rectiformer):
+    head = "model    attention  layer  zeros  null rows  dead heads  diversity"
+    for gold, more in (("", ""), ("test.align", "    AER  aligned by")):
+        found = rectiformer("analyze", world / "rela-g", *files(world, gold))
+        (line,) = [line.rstrip() for line in found.out.split("\n") if line.startswith("model ")]
+        assert " ".join(line.split()) == " ".join((head + more).split())
+
+
 def test_the_alignment_error_is_that_of_align(world, rectiformer):
     found = json.loads(rectiformer("analyze", world / "softmax", *files(world), "--json").out)
     translator = Translator.from_run(world / "softmax", device="cpu")

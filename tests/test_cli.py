@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from rectiformer import VARIANTS, __version__
 from rectiformer import __main__ as entry
+from rectiformer.cli import translating
 from rectiformer.cli.options import app
 from rectiformer.terminal import Terminal
 
@@ -170,10 +172,11 @@ def test_a_mistake_is_one_line_and_the_code_of_the_process():
         ("train --out new --set data.source=missing --set data.target=empty", 3, "cannot read missing: No such file"),
         ("train tiny.toml --out run", 4, "run folder run exists; use --resume"),
         ("score run test.de longer.en", 3, "test.de has 12 lines but longer.en has 13; first suspect line: 13"),
-        ("variants relu", 2, "unknown variant 'relu'; did you mean 'relu2'"),
+        ("variants relu", 2, "unknown variant 'relu'; did you mean 'reluformer'"),
         ("config missing.toml", 2, "cannot read missing.toml: No such file or directory"),
+        ("translate test.de", 4, "test.de is a file, but the first argument is a run folder"),
         ("translate run missing", 3, "cannot read missing: No such file"),
-        ("translate run latin1", 3, "latin1:2:4: not UTF-8 (0xF6)"),
+        ("translate run latin1", 3, "latin1:2:4: not UTF-8 (0xF6); repair it, or let `translate --bad-utf8`"),
         ("translate run test.de --out test.de", 2, "--out test.de is also read; it is untouched"),
         ("translate run test.de --out missing/out", 2, "cannot write missing/out: No such file or directory"),
         ("translate run test.de --bad-utf8 ignore", 2, "unknown value of --bad-utf8 'ignore'"),
@@ -292,7 +295,7 @@ def test_prepared_data_is_described_and_trained_on(world, rectiformer, tmp_path)
     arguments = ["train", config, "--data", tmp_path / "ids", "--out", tmp_path / "run", "--set", "training.steps=1"]
     trained = rectiformer(*arguments)
     assert trained.code == 0
-    assert lines(trained.out)[-1].startswith("trained 1 steps; nothing was validated, so the latest weights are taken")
+    assert lines(trained.out)[-1].startswith("trained 1 step; nothing was validated, so the latest weights are taken")
     assert not (tmp_path / "run" / "data").exists()
 
 
@@ -326,6 +329,25 @@ def test_streams_and_files_give_the_same(world, rectiformer, tmp_path):
     assert rectiformer("translate", world.run, source, "--out", tmp_path / "out").out == ""
     assert (tmp_path / "out").read_bytes().decode() == piped.out
     assert rectiformer("translate", world.run, source, "--batch-sentences", 1).out == piped.out
+
+
+def test_a_bar_moves_with_every_batch(world, rectiformer, monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setattr(translating, "counting_bar", lambda *_: nullcontext(told.append))
+    how = ["--batch-sentences", 5, "--out", tmp_path / "out"]
+    assert rectiformer("translate", world.run, world.folder / "test.de", *how).code == 0
+    assert told == [5, 10, 12, 12]
+
+
+def test_who_types_the_lines_is_told_how_to_end(world):
+    keyboard, terminal = os.openpty()
+    process = start("translate", world.run, stdin=terminal, stderr=terminal)
+    os.write(keyboard, b"Der Hund.\n\x04")
+    out, _ = process.communicate(timeout=120)
+    assert (process.returncode, out.count(b"\n")) == (0, 1)
+    assert b"type lines to translate; Ctrl-D ends" in os.read(keyboard, 4096)
+    os.close(keyboard)
+    os.close(terminal)
 
 
 def test_lines_that_are_not_utf8_are_skipped_with_a_warning(world, rectiformer):

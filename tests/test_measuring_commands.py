@@ -8,6 +8,7 @@ from commands import lines, run_main
 from end_to_end.tiny import overrides
 
 from rectiformer.cli import output
+from rectiformer.terminal import counting_bar
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 
@@ -140,3 +141,16 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch, capfd):
     assert "4/4" in shown
     assert "━" in shown
     assert "translating" not in shown
+
+
+def test_a_bar_of_lines_says_of_what(monkeypatch, capfd):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    with counting_bar("translating", 4) as tell:
+        tell(1.5)
+    shown = capfd.readouterr().err
+    assert "translating" in shown
+    assert "1/4" in shown
+    with counting_bar("translating", None) as tell:
+        tell(1)
+    assert capfd.readouterr().err == ""

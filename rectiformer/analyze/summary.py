@@ -22,14 +22,19 @@ class Summary:
 
     data: str
     measures: list[list[str]]
-    """A row of `MEASURES` per attention, all heads of it together."""
+    """A row of `columns` per attention, all heads of it together."""
     distances: list[list[str]]
     """Of documents, a row of `DISTANCES` per cross-attention: how far it reaches."""
     bleu: str
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of `MEASURES` that `measures` has: without gold links none of links."""
+        return MEASURES[: len(self.measures[0])] if self.measures else MEASURES
+
     def to_json(self) -> dict[str, Any]:
         """The summary with the names of its columns, as the page reads it."""
-        columns = {"measure_columns": MEASURES, "distance_columns": DISTANCES, "distances_title": DISTANCES_TITLE}
+        columns = {"measure_columns": self.columns, "distance_columns": DISTANCES, "distances_title": DISTANCES_TITLE}
         return {**asdict(self), **columns}
 
 
@@ -50,9 +55,12 @@ def summarize(
         if shows(site["kind"], site["layer"])
     ]
     cross = [(each, site["layer"]) for each, site in sites if site["kind"] == "cross"]
+    measures, links = [describe_site(*pair) for pair in sites], MEASURES.index("AER")
+    if not any(any(row[links:]) for row in measures):
+        measures = [row[:links] for row in measures]
     return Summary(
         describe_data(found[0]["data"]),
-        [describe_site(*pair) for pair in sites],
+        measures,
         [row for pair in cross for row in describe_distances(*pair)],
         describe_quality(found),
     )

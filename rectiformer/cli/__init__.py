@@ -53,16 +53,17 @@ def variants(name: Annotated[str, typer.Argument(help="Show everything about one
     terminal = Terminal()
     if not name:
         rows = [(each.name, each.formula, each.paper, ", ".join(each.implementations)) for each in VARIANTS.values()]
-        terminal.table(("variant", "weight of a key", "paper", "runs as"), rows)
+        terminal.table(("variant", "weight of a key", "paper", "backends"), rows)
         return terminal.note(
-            "\nx score, n keys the row sees, [.]+ ReLU. `rectiformer variants NAME` shows norm, options and use."
+            "\nx score, n keys the row sees, [.]+ ReLU; backends as in attention(backend=), fused on a GPU. "
+            "`rectiformer variants NAME` shows norm, options and use."
         )
     variant = find_variant(name)
     about = [("weight", variant.formula), ("row scale", variant.scale), ("output norm", variant.output_norm)]
     for key, setting in variant.options.items():
         learned = ", learnable" if setting.learn else ""
         about.append(("option", f"{key} = {setting.default:g}: {setting.about} ({setting.needs}{learned})"))
-    about += [("paper", variant.paper), ("use", variant.use), ("runs as", ", ".join(variant.implementations))]
+    about += [("paper", variant.paper), ("use", variant.use), ("backends", ", ".join(variant.implementations))]
     return terminal.table(("variant", variant.name), about)
 
 

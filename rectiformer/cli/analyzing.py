@@ -207,7 +207,7 @@ def print_findings(
         write_all(map(to_json, contents))
     elif summary := summarize(contents, shows):
         terminal.note(f"{summary.data}\n")
-        terminal.table(MEASURES, summary.measures, numbers=MEASURES[2:8])
+        terminal.table(summary.columns, summary.measures, numbers=MEASURES[2:8])
         if summary.distances:
             terminal.note(f"\n{DISTANCES_TITLE}\n")
             terminal.table(DISTANCES, summary.distances, numbers=DISTANCES[1:])

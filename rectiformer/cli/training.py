@@ -93,6 +93,12 @@ def train(
         rectiformer train --out runs/tiny
         echo "Der Hund schläft." | rectiformer translate runs/tiny
 
+    Your own languages are two files, line n of one the translation of line n of the other, and two more to validate on:
+
+        rectiformer train --out runs/mine \\
+        --set data.source=train.de --set data.target=train.en \\
+        --set data.valid_source=valid.de --set data.valid_target=valid.en
+
     `rectiformer config` prints every key that CONFIG and --set know, with its default; configs/ has examples.
 
     Ctrl-C saves and stops; --resume goes on with the batches that would have come next.
@@ -209,6 +215,6 @@ def training_summary(state: State, metric: str, folder: Path) -> str:
     if state.best is not None:
         found = f"best {METRIC_NAMES[metric]} {abs(state.best):.3f} at step {state.best_step:,}"
     return (
-        f"trained {state.step:,} steps; {found}; the run is in {folder}; "
+        f"trained {state.step:,} {'step' if state.step == 1 else 'steps'}; {found}; the run is in {folder}; "
         f"translate with: rectiformer translate {shlex.quote(str(folder))} FILE"
     )

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.files import remove
 from rectiformer.measure.alignment import Link, Links, check_heuristic, score_with_intervals, symmetrize, write_links
 from rectiformer.model.transformer import sharded_source
-from rectiformer.terminal import Terminal, count_lines, with_progress
+from rectiformer.terminal import Terminal, count_lines, counting_bar
 from rectiformer.text.documents import DocumentLines, split_documents
 from rectiformer.text.lines import is_stream, read_lines, spool, standard_input
 from rectiformer.translate import chunks
@@ -130,6 +131,8 @@ def translate(
             translator = inputs.open_translator(run, checkpoint, own_device, precision)
             align_by = inputs.find_head(translator, asked)
         translator.max_length = max_length or translator.max_length
+        if file == "-" and standard_input().isatty() and sys.stderr.isatty():
+            print("type lines to translate; Ctrl-D ends", file=sys.stderr)
         job = Job(file, bad_utf8, search, as_json, at_once, how, documents, forced, align_by, heads, markup)
         run_job(job, translator, ranks, out, shard_source)
 
@@ -284,16 +287,28 @@ class Job:
     markup: bool = False
     """Whether lines have tags, which are placed as `align_by` links words."""
 
-    def cut(self, translator: Translator, lines: Iterable[str | None]) -> Iterator[chunks.Chunk]:
-        """What is to be done, a chunk at a time; nothing is translated before a chunk is called."""
+    def cut(
+        self, translator: Translator, lines: Iterable[str | None], tell: Callable[[float], None] | None = None
+    ) -> Iterator[chunks.Chunk]:
+        """What is to be done, a chunk at a time; nothing is translated before a chunk is called.
+
+        `tell` is told how many lines are done, after each batch and each chunk.
+        """
         buffer = 1 if self.at_once else 1000
         if self.documents != "none":
             return self.cut_documents(translator, lines, buffer)
-        work = partial(self.write_lines, translator)
+        work = partial(self.write_lines, translator, tell=tell or (lambda _: None))
         return (partial(work, chunk) for chunk in chunks.chunk_lines(lines, buffer, self.prefixes))
 
-    def write_lines(self, translator: Translator, chunk: chunks.LineChunk) -> Iterator[str]:
+    def write_lines(
+        self, translator: Translator, chunk: chunks.LineChunk, tell: Callable[[float], None]
+    ) -> Iterator[str]:
         """A text for each line."""
+        before, count = chunk.first_line - 1, len(chunk.lines)
+
+        def tell_share(done: int, total: int) -> None:
+            tell(before + count * done / total)
+
         size, align = 1 if self.at_once else 64, self.align_by
         if self.markup:
             assert align is not None
@@ -302,10 +317,14 @@ class Job:
             )
             align = None  # the words of a translation with tags are others
         else:
-            found = chunks.translate_line_chunk(translator, chunk, self.options, warn=inputs.warn, **self.how)
-        if not self.as_json:
-            return (format_candidates(each, self.options.nbest) for each in found)
-        return map(to_json, to_records(translator, found, align=align, heads=self.heads, buffer=size))
+            found = chunks.translate_line_chunk(
+                translator, chunk, self.options, warn=inputs.warn, progress=tell_share, **self.how
+            )
+        if self.as_json:
+            yield from map(to_json, to_records(translator, found, align=align, heads=self.heads, buffer=size))
+        else:
+            yield from (format_candidates(each, self.options.nbest) for each in found)
+        tell(before + count)
 
     def cut_documents(self, translator: Translator, lines: Iterable[str | None], buffer: int) -> Iterator[chunks.Chunk]:
         """The lines of whole documents, a chunk at a time."""
@@ -372,9 +391,10 @@ def run_job(job: Job, translator: Translator, ranks: Ranks, out: Path | None, sh
     elif ranks.world_size > 1:
         run_shared(job, translator, ranks, out)
     else:
-        texts = chain.from_iterable(chunk() for chunk in job.cut(translator, read_lines(job.file, job.bad_utf8)))
         total = count_lines(job.file, out) if job.documents == "none" else None
-        write_all(with_progress(texts, "translating", total), out)
+        with counting_bar("translating", total) as tell:
+            found = job.cut(translator, read_lines(job.file, job.bad_utf8), tell)
+            write_all(chain.from_iterable(chunk() for chunk in found), out)
 
 
 def run_shared(job: Job, translator: Translator, ranks: Ranks, out: Path | None) -> None:

@@ -277,7 +277,14 @@ def watch_models() -> None:
 
     @wraps(initialize)
     def initialize_watched(self: PreTrainedModel, *arguments: Any, **options: Any) -> None:
-        initialize(self, *arguments, **options)
+        try:
+            initialize(self, *arguments, **options)
+        except ValueError as error:
+            if "attn_implementation" in str(error):
+                error.add_note(
+                    f"rectiformer has registered {', '.join(map(repr, sorted(NAMES)))}; register() takes more"
+                )
+            raise
         if is_ours(self):
             refuse_own_classes(self)
             watch(self)

@@ -108,6 +108,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = weights.mean(1) if average_attn_weights else weights
         return (out, weights) if batched else (out[0], None if weights is None else weights[0])
 
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}, variant={self.variant!r}"
+
     def _reset_parameters(self) -> None:
         """Draw all parameters anew: torch's as torch does (its constructor calls this), then what the variant adds."""
         self._qkv_same_embed_dim = self.in_proj_weight is not None  # says which projections torch draws

@@ -142,7 +142,7 @@ def shortcut_key(
     `tables` are lengths, masks and the like, None for each that is not given.
     """
     given = [table for table in tables if table is not None]
-    if not on_device(q) or is_intercepted(q, k, v, *given) or transforms_active():
+    if not isinstance(q, Tensor) or not on_device(q) or is_intercepted(q, k, v, *given) or transforms_active():
         return None
     for table in given:
         if is_readable(table) or table.device != q.device or (table.dim() < 4 and not table.is_contiguous()):

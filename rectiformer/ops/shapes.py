@@ -15,6 +15,8 @@ def match_shapes(**named: tuple[Tensor, str]) -> dict[str, int]:
     owner: dict[str, str] = {}
     for name, (tensor, axes) in named.items():
         letters = axes.split()
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(f"{name} is a {type(tensor).__name__}, but it needs to be a tensor")
         if tensor.dim() != len(letters):
             raise ShapeError(f"{name} has {tensor.dim()} axes but needs {len(letters)}; {describe(named)}")
         for letter, size in zip(letters, tensor.shape, strict=True):

@@ -37,6 +37,13 @@ class AttentionStats:
     entropy: Tensor
     """Entropy in nats of the absolute weights divided by their sum; 0 for a row without weights."""
 
+    def __repr__(self) -> str:
+        """In place of four tensors of [B, H, M], what is asked first: their size, and zeros and null rows per head."""
+        shares = (
+            f"{name} {[round(float(each), 4) for each in getattr(self, name)]}" for name in ("sparsity", "null_rate")
+        )
+        return f"AttentionStats({list(self.visible.shape)}, per head: {', '.join(shares)})"
+
     @property
     def null(self) -> Tensor:
         """True where a query sees keys and attends to none of them."""

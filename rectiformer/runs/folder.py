@@ -127,6 +127,10 @@ def is_created(folder: Path) -> bool:
 
 def open_run(folder: Path) -> Run:
     """An existing run folder, its vocabularies and configuration checked against the record of its creation."""
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder} is a file, but the first argument is a run folder, as `rectiformer train` makes"
+        )
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}; `rectiformer train` makes one")
     if (folder / "export.json").is_file():

@@ -126,7 +126,8 @@ def read_request(content: Any) -> TranslateRequest:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         location = ".".join(map(str, first["loc"]))[:80] or "the request"
-        raise RefusalError(INVALID, f"{location!a}: {first['msg']}") from None
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise RefusalError(INVALID, f"{location!a}: {what}") from None
     if (asked.sentences is None) == (asked.documents is None):
         raise RefusalError(INVALID, "give either sentences or documents")
     if asked.markup and (asked.documents is not None or asked.nbest > 1 or asked.heads):

@@ -50,7 +50,7 @@ def check_files(config: DataConfig) -> None:
             raise ConfigError(f'{prefix}target is given, but with data.format = "tsv" {prefix}source holds both sides')
         if config.format == "lines" and len(sources) != len(targets):
             raise ConfigError(
-                f"{prefix}source names {len(sources)} files but {prefix}target {len(targets)}; name one for each"
+                f"{prefix}source names {len(sources)} and {prefix}target {len(targets)} files; name one for each"
             )
     if config.stream and config.source:
         raise ConfigError(

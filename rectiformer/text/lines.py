@@ -29,6 +29,7 @@ DATASET = "hf:"  # before the name of a Hugging Face dataset
 DECOMPRESSORS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 BOM = b"\xef\xbb\xbf"
 SPOOL_BLOCK = 1 << 16  # bytes; as many as a pipe holds
+REMEDY = "repair it, or let `translate --bad-utf8` or, for training, data.bad_utf8 replace or skip such lines"
 MAX_LINE = 16 << 20  # bytes; its subwords as Python integers still fit into the memory of a small machine
 DATASET_OPTIONS = ("column", "split", "config")
 DATASET_FILES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -74,9 +75,7 @@ def replace_bad(error: UnicodeDecodeError, bad_utf8: str, where: str, skipped: i
     if bad_utf8 == "skip":
         return None
     byte = error.start + skipped + 1
-    raise DataError(
-        f'{where}:{byte}: not UTF-8 (0x{line[error.start]:02X}); bad_utf8 can be "replace" or "skip"'
-    ) from None
+    raise DataError(f"{where}:{byte}: not UTF-8 (0x{line[error.start]:02X}); {REMEDY}") from None
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from rectiformer.text.stream import StreamEndedError, StreamPlan, plan_batches
 from rectiformer.train.annealing import Annealing
 from rectiformer.train.fitting import calibration_batches, fit_student
 from rectiformer.train.optimizer import learning_rate
-from rectiformer.train.reporting import Reporter
+from rectiformer.train.reporting import CoreWatch, Reporter
 from rectiformer.train.saving import Saver, State, average_checkpoints
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.teacher import load_teacher
@@ -53,6 +53,7 @@ class Trainer:
         """`fresh`: whether training starts here; otherwise `restore` will be called with a checkpoint."""
         self.run_folder, self.config, self.prepared = run, run.config, prepared
         self.device, self.reporter, self.stop, self.ranks = device, reporter, stop, ranks
+        self.cores = CoreWatch(torch.get_num_threads() if device.type == "cpu" else 1)
         torch.manual_seed(self.config.training.seed)
         self.model = run.build_model().to(device).train()
         if fresh and self.config.training.init_from:
@@ -115,6 +116,7 @@ class Trainer:
         if self.updater.compiled:
             self.reporter.note("compiling for this GPU: the first updates take a minute or two")
         self.since = time.perf_counter()
+        self.cores.start()
         try:
             with self.ranks.error_guard():
                 self._train()
@@ -177,10 +179,14 @@ class Trainer:
         if logging:
             self._log()
         self.reporter.advance(step)
+        if warning := self.cores.look():
+            self.reporter.note(warning)
         if self._validation_due():
             self._validate_and_save()
+            self.cores.start()
         elif is_due(self.config.checkpoint.every, step):
             self._save()
+            self.cores.start()
 
     def _validation_due(self) -> bool:
         return self.validates and is_due(self.config.validation.every, self.state.step)

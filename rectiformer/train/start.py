@@ -65,7 +65,7 @@ def train(
     """
     with init_ranks(lambda: find_device(config.training.device)) as (ranks, device):
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
-        announce(config, folder, resume, reporter)
+        announce(config, folder, resume, reporter, data)
         resume = ranks.on_rank0(lambda: begin(config, folder, data, resume, ranks))
         with StopRequest() as stop, ExitStack() as stack:
             ranks.on_rank0(lambda: stack.enter_context(lock_run(folder, reporter.note)))
@@ -83,12 +83,18 @@ def train(
             return trainer.run()
 
 
-def announce(config: Config, folder: Path, resume: bool, reporter: Reporter) -> None:
+def announce(config: Config, folder: Path, resume: bool, reporter: Reporter, data: Path | None = None) -> None:
     """Warn of what may be a mistake, before anything takes time."""
     if resume and not step_folders(folder / "checkpoints"):
         reporter.note(f"there is no checkpoint in {folder} to resume; training starts anew")
     if config.data.links and not config.guided:
         reporter.note("warning: data.links is given, but training.guided_alignment = 0, so nothing learns the links")
+    own_text = config.data.source or config.data.stream
+    if own_text and data is None and not config.data.valid_source:
+        reporter.note(
+            "warning: no validation text, so the latest weights will be taken as best; name some with "
+            "data.valid_source and data.valid_target"
+        )
     steps, warmup = config.training.steps, config.training.warmup
     if warmup > steps:
         reporter.note(
@@ -153,7 +159,8 @@ def find_newest(folder: Path, reporter: Reporter) -> str:
 
 
 def describe(device: torch.device, ranks: Ranks) -> str:
-    each = f"{device.type}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    each = f"{device.type}, {threads} {'thread' if threads == 1 else 'threads'}"
     return each if ranks.world_size == 1 else f"{ranks.world_size} ranks of {each}"
 
 

@@ -99,6 +99,13 @@ def test_the_report_repeats_what_is_printed(show, made_up):
     assert summary.bleu == "BLEU: measured 31.2 (nrefs:1)"
 
 
+def test_without_gold_links_the_report_has_no_columns_of_links(show, made_up):
+    findings = {**make_findings([("cross", 0)]), "alignment": None}
+    page = show([made_up], [findings], at="view=test")
+    (head, row) = (each.locator("th,td").all_inner_texts() for each in page.locator("#glance tr").all())
+    assert (len(head), head[-1], len(row)) == (7, "diversity", 7)
+
+
 def expect_scrolled(page, tries=40):
     """Soon; not by `wait_for_function`, which evaluates text again and again: the page's policy forbids that."""
     while tries and not page.evaluate("scrollY > 0"):

@@ -125,6 +125,16 @@ def test_other_patterns_are_the_matrix_of_transformers(unusual):
     assert torch.equal(mask(**arguments), sdpa_mask(**{**arguments, "allow_is_causal_skip": False}))
 
 
+def test_a_name_that_is_not_registered_gets_ours_as_a_note():
+    """transformers lists its own alone."""
+    register()
+    with pytest.raises(ValueError, match="is not supported") as caught:
+        AutoModelForCausalLM.from_config(MistralConfig(**LM), attn_implementation="rela-q")
+    (note,) = caught.value.__notes__
+    assert note.startswith("rectiformer has registered ")
+    assert "'rectified', 'rectified-sqrt', 'rela'" in note
+
+
 @torch.no_grad()
 def test_long_windows_and_padding_cost_no_matrix():
     model = AutoModelForCausalLM.from_config(MistralConfig(**LM, sliding_window=64), attn_implementation="rectified")

@@ -419,3 +419,9 @@ def test_a_bias_of_half_precision_in_a_module_of_doubles(case, part):
     del found[f"d_{part}"]
     for name in found:
         assert_same(found[name], expected[name])
+
+
+def test_it_is_printed_with_its_variant():
+    assert repr(MultiheadAttention(8, 2, variant="rela-g")).startswith(
+        "MultiheadAttention(\n  8, num_heads=2, variant="
+    )

@@ -85,6 +85,8 @@ def test_where_tensors_cannot_be_read_a_number_out_of_range_is_nan():
 def test_unknown_variants_name_the_nearest():
     expect_refusal(ArgumentError, "unknown variant 'sofmax'; did you mean 'softmax'", variant="sofmax")
     expect_refusal(ArgumentError, "unknown variant 'relaf'; did you mean 'rela'", variant="relaf")
+    longer = "'reluformer' or 'relu-seqlen' or 'relu2' or 'relu-exp'?"
+    expect_refusal(ArgumentError, f"unknown variant 'relu'; did you mean {longer}", variant="relu")
     expect_refusal(ArgumentError, "unknown variant 'zzz'; known are softmax, sparsemax,", variant="zzz")
 
 
@@ -108,6 +110,12 @@ def test_lengths():
     expect_refusal(
         ArgumentError, "key_lengths holds torch.float32, but lengths are whole numbers", key_lengths=[1.0, 2.0]
     )
+
+
+def test_what_is_no_tensor_is_named():
+    expect_refusal(ArgumentError, "q is a ndarray, but it needs to be a tensor", q=Q.numpy())
+    expect_refusal(ArgumentError, "k is a ndarray, but it needs to be a tensor", k=K.numpy())
+    expect_refusal(ArgumentError, "v is a list, but it needs to be a tensor", v=V.tolist())
 
 
 def test_numbers():

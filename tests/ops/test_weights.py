@@ -57,6 +57,12 @@ def test_statistics_count_what_the_weights_hold(variant):
     assert torch.allclose(stats.null_rate, (dense == 0).all(-1).float().mean((0, 2)))
 
 
+def test_statistics_are_printed_as_shares_per_head():
+    scores = torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
+    stats = attention_stats(scores.reshape(1, 1, 2, 2), torch.eye(2).reshape(1, 1, 2, 2), "rela", scale=1.0)
+    assert repr(stats) == "AttentionStats([1, 1, 2], per head: sparsity [0.75], null_rate [0.5])"
+
+
 def test_entropy_in_closed_form():
     """Equal weights over n keys have entropy log n; one key alone has none; a null row has none."""
     q = torch.ones(1, 1, 3, 1)

@@ -77,6 +77,10 @@ def test_what_is_too_much_or_makes_no_sense_is_refused(server, body, status, cod
     assert refused(server.post(body), status, code)
 
 
+def test_a_key_that_no_request_has_is_named(server):
+    assert server.post({**GOOD, "beem": 4}).content["error"]["message"] == "'beem': unknown key"
+
+
 def test_chunks_are_counted_while_they_arrive(server):
     """No length is announced, the body never ends, and memory does not grow with it."""
     before = server.gauge("process_resident_memory_bytes")

@@ -152,10 +152,13 @@ def test_no_pairs_at_all_is_an_error(tmp_path, content):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"source": ("a",)}, "data.source names 1 files but data.target 0"),
-        ({"target": ("a",)}, "data.source names 0 files but data.target 1"),
-        ({"source": ("a", "b"), "target": ("c",)}, "names 2 files but data.target 1"),
-        ({"source": ("a",), "target": ("b",), "valid_source": ("c",)}, "data.valid_source names 1 files"),
+        ({"source": ("a",)}, "data.source names 1 and data.target 0 files; name one for each"),
+        ({"target": ("a",)}, "data.source names 0 and data.target 1 files"),
+        ({"source": ("a", "b"), "target": ("c",)}, "names 2 and data.target 1 files"),
+        (
+            {"source": ("a",), "target": ("b",), "valid_source": ("c",)},
+            "data.valid_source names 1 and data.valid_target 0 files",
+        ),
         ({"source": ("a",), "target": ("b",), "format": "tsv"}, "data.source holds both sides"),
         ({"source": ("a",), "target": ("b",), "documents": "column"}, 'needs data.format = "tsv"'),
         ({"source": ("-",), "target": ("-",)}, "named more than once"),

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from rectiformer.config import TrainingConfig
+from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import CheckpointError, ConfigError
 from rectiformer.runs.folder import adopt_vocabularies, load_model, open_run, weights_of
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.reporting import Reporter
-from rectiformer.train.start import announce, describe_new_length, train
+from rectiformer.train.start import announce, describe, describe_new_length, train
 
 SETTINGS = [
     "data.grammar=documents",
@@ -164,6 +165,28 @@ def test_a_warm_up_longer_than_the_training_is_warned_of(tmp_path, schedule, war
         "40% of its peak; make one smaller or the other larger"
     )
     assert notes.lines == [line] * warned
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "warned"),
+    [
+        ([], None, False),
+        (["data.source=a", "data.target=b"], None, True),
+        (["data.stream=true"], None, True),
+        (["data.source=a", "data.target=b"], "prepared", False),
+        (["data.source=a", "data.target=b", "data.valid_source=c", "data.valid_target=d"], None, False),
+    ],
+)
+def test_text_of_ones_own_without_validation_is_warned_of(tmp_path, changes, data, warned):
+    notes = Notes()
+    announce(load_config(None, ["training.steps=9", "training.warmup=1", *changes]), tmp_path, False, notes, data)
+    assert [line.partition(", ")[0] for line in notes.lines] == ["warning: no validation text"] * warned
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "cpu, 1 thread"), (2, "cpu, 2 threads")])
+def test_threads_are_counted(monkeypatch, threads, said):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert describe(torch.device("cpu"), Ranks()) == said
 
 
 def test_the_warning_comes_before_the_text_is_prepared(tmp_path):

@@ -66,7 +66,7 @@ def notebook_page(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, b
             if "image/png" in data:
                 file = f"{name}-{len(images) + 1}.png"
                 images[file] = base64.b64decode(data["image/png"])
-                blocks.append(f'<div class="drawn"><img src="{file}" alt="What the code above draws"></div>')
+                blocks.append(f"![What the code above draws]({file})")
             elif text := "".join(output.get("text", data.get("text/plain", ""))).strip("\n"):
                 blocks.append(f"``` {{.text .printed}}\n{text}\n```")
     return "\n\n".join(blocks) + "\n", images

@@ -20,19 +20,19 @@ CLAIMS = {
         min(right.values()) > 0.98
         zeros["rela-g"] > 0.7 and zeros["softmax"] == 0
         null_listed["rela-g"] < 0.02
-        null_missing["rela-g"] > 0.6 and null_missing["softmax"] == 0
+        null_missing["rela-g"] > 0.5 and null_missing["softmax"] == 0
     """,
     "huggingface": """
         abs(losses["softmax"] - losses["rectified"]) < 0.2
         losses["swapped"] > losses["softmax"] + 0.3 and losses["tuned"] < losses["softmax"] + 0.1
         all(text.startswith("<s> The tired ") for text in written.values())
         0.2 < min(zeros.values()) and 0.05 < min(nulls.values())
-        len(set(nulls.values())) == 8
+        max(nulls.values()) > 1.3 * min(nulls.values())
     """,
     "translator": """
         right > 0.95
         error < 0.05
-        [source_of[position] for position in range(1, 8)] == [1, 2, 3, 0, 4, 5, 6]
+        0 in source_of and [source_of[position] for position in range(1, 8)] == [1, 2, 3, 0, 4, 5, 6]
         (record.examples[0].site("cross", 1).null == 1).any()
     """,
     "convert": """
@@ -61,6 +61,8 @@ def printed(cell):
     for output in cell["outputs"]:
         data = output.get("data", {})
         text = "".join(output.get("text", data.get("text/plain", "")))
+        if output.get("name") == "stderr" and "building the font cache" in text:
+            continue  # matplotlib, the first time on a machine
         shown.append((output.get("name", output["output_type"]), sorted(data), text))
     return shown
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long bench docs site hub-kernel dist clean
+.PHONY: help demo test test-long bench docs tutorials site hub-kernel dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test-long  install, then the tests that take minutes each: soaks, many kills, large files"
 	@echo "make bench      install, then time every variant vs. PyTorch's SDPA on this CPU"
 	@echo "make docs       install, then rewrite the tables of docs/ from code and measured points"
+	@echo "make tutorials  install, then run the notebooks of docs/tutorials/ and save what they print and draw"
 	@echo "make site       install MkDocs, then build the pages of docs/ as a site: open site/index.html"
 	@echo "make hub-kernel build/hub-kernel, from which Hugging Face's kernels package loads the attention"
 	@echo "make dist       install build and twine, then make and check the wheel and the sdist in dist/"
@@ -57,6 +58,9 @@ bench: .venv/translate
 
 docs: .venv/translate
 	$(BIN)/python docs/generate.py
+
+tutorials: .venv/test
+	$(BIN)/python docs/run_tutorials.py
 
 site: .venv/made
 	$(PIP) -e '.[docs]'

@@ -1,15 +1,18 @@
 """What `make site` does to pages that GitHub does by itself; mkdocs.yml names this file.
 
-README.md is the first page, and pages of studies are found. Links to files that are not on the site, such as code,
-become their paths. Lists and tables may follow a line of text directly, and "[a] [b]" is no link, as on GitHub.
+README.md is the first page, pages of studies are found, and notebooks become pages with what they print and draw. Links
+to files that are not on the site, such as code, become their paths. Lists and tables may follow a line of text, and
+"[a] [b]" is no link, as on GitHub.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # neither the tests of this file nor anything else needs MkDocs
     from mkdocs.config.defaults import MkDocsConfig
@@ -37,7 +40,36 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, INDEX, content=readme))
+    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(notebook)
+        page = Path(notebook.src_uri).with_suffix(".md")
+        text, images = notebook_page(json.loads(notebook.content_string), page.stem)
+        files.append(File.generated(config, page.as_posix(), content=text))
+        for name, image in images.items():
+            files.append(File.generated(config, page.with_name(name).as_posix(), content=image))
     return files
+
+
+def notebook_page(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its images by the names that the Markdown has for them."""
+    blocks: list[str] = []
+    images: dict[str, bytes] = {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            blocks.append(source)
+            continue
+        language = "sh" if source.startswith("%%sh") else "python"
+        blocks.append(f"```{language}\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                file = f"{name}-{len(images) + 1}.png"
+                images[file] = base64.b64decode(data["image/png"])
+                blocks.append(f"![What the code above draws]({file})")
+            elif text := "".join(output.get("text", data.get("text/plain", ""))).strip("\n"):
+                blocks.append(f"``` {{.text .printed}}\n{text}\n```")
+    return "\n\n".join(blocks) + "\n", images
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -65,7 +97,7 @@ def change_link(link: re.Match[str], source: Path, uri: str, known: set[str]) ->
     if "://" in target or target.startswith("mailto:") or not path.exists():
         return link[0]
     name = path.relative_to(ROOT).as_posix()
-    on_site = INDEX if name == "README.md" else name.removeprefix("docs/")
+    on_site = INDEX if name == "README.md" else re.sub(r"\.ipynb$", ".md", name.removeprefix("docs/"))
     if on_site in known:
         return f"{image}[{words}]({os.path.relpath(on_site, os.path.dirname(uri) or '.')}{anchor})"
     return f"`{name}`" if Path(name).name in words else f"{words} (`{name}`)"

@@ -30,7 +30,9 @@ RECENT = 20  # reports of training from which the time left is estimated
 
 def open_console(stderr: bool = False) -> Console:
     """Standard output or standard error. Lines are wrapped for a terminal or where COLUMNS is set, never for a pipe."""
-    console = Console(stderr=stderr, highlight=False)
+    # Jupyter sets FORCE_COLOR for the commands in its cells, and rich then takes their pipes for terminals.
+    watched = (sys.stderr if stderr else sys.stdout).isatty() or "TTY_COMPATIBLE" in os.environ
+    console = Console(stderr=stderr, highlight=False, force_terminal=None if watched else False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = UNLIMITED
     return console

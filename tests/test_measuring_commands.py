@@ -8,7 +8,7 @@ from commands import lines, run_main
 from end_to_end.tiny import overrides
 
 from rectiformer.cli import output
-from rectiformer.terminal import counting_bar
+from rectiformer.terminal import Terminal, counting_bar
 from rectiformer.toml import load_config
 from rectiformer.train.start import train
 
@@ -131,7 +131,7 @@ def test_a_long_evaluation_says_now_and_then_how_far_it_is(world, rectiformer, m
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch, capfd):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich take any stream for a terminal
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # makes rich take any stream for a terminal
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(output, "SECONDS", 0.0)
     with output.counting("translating") as tell:
@@ -144,7 +144,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch, capfd):
 
 
 def test_a_bar_of_lines_says_of_what(monkeypatch, capfd):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "60")
     with counting_bar("translating", 4) as tell:
         tell(1.5)
@@ -154,3 +154,18 @@ def test_a_bar_of_lines_says_of_what(monkeypatch, capfd):
     with counting_bar("translating", None) as tell:
         tell(1)
     assert capfd.readouterr().err == ""
+
+
+def test_a_cell_of_a_notebook_gets_plain_lines(monkeypatch, capfd):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does for commands, whose output is piped
+    monkeypatch.setattr(output, "SECONDS", 0.0)
+    with output.counting("translating") as tell:
+        tell(1, 4)
+        tell(4, 4)
+    with Terminal() as terminal:
+        terminal.begin(0, 4)
+        terminal.advance(1)
+        terminal.table(["a"], [["b"]])
+    out, err = capfd.readouterr()
+    assert "translating" in err
+    assert "\x1b" not in out + err

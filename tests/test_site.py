@@ -28,6 +28,7 @@ def pages(tmp_path_factory):
 
 def test_every_page_is_there(pages):
     expected = {path.name.replace(".md", ".html") for path in (ROOT / "docs").glob("*.md")}
+    expected |= {f"tutorials/{path.stem}.html" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb")}
     assert expected | {"index.html"} <= pages.keys()
     assert "Attention without softmax" in pages["index.html"]
 
@@ -55,7 +56,7 @@ def test_the_reference_has_every_public_name(pages):
 def test_links_of_pages_become_those_of_the_site():
     from site_hooks import CODE_OR_BRACKETS, LINK, change_link
 
-    known = {"index.md", "variants.md", "studies/a.md", "images/compare.png"}
+    known = {"index.md", "variants.md", "tutorials/attention.md", "studies/a.md", "images/compare.png"}
 
     def changed(text, source="docs/variants.md", uri="variants.md"):
         return LINK.sub(lambda link: change_link(link, ROOT / source, uri, known), text)
@@ -64,6 +65,39 @@ def test_links_of_pages_become_those_of_the_site():
     assert changed("[`base`](../configs/base.toml)") == "`base` (`configs/base.toml`)"
     assert changed("[configs/base.toml](../configs/base.toml)") == "`configs/base.toml`"
     assert changed("[a](missing.md) [b](https://arxiv.org)") == "[a](missing.md) [b](https://arxiv.org)"
+    assert changed("[a](tutorials/a.ipynb)") == "[a](tutorials/a.ipynb)"  # there is none
+    assert changed("[a](tutorials/attention.ipynb)") == "[a](tutorials/attention.md)"
     assert changed("![a](docs/images/compare.png)", "README.md", "index.md") == "![a](images/compare.png)"
     assert changed("[a](../variants.md)", "docs/studies/a.md", "studies/a.md") == "[a](../variants.md)"
     assert CODE_OR_BRACKETS.findall("`[a] [b]` [c] [d]") == ["`[a] [b]`", "]"]
+
+
+def test_notebooks_become_pages_with_what_they_print_and_draw():
+    from site_hooks import notebook_page
+
+    def code(source, *outputs):
+        return {"cell_type": "code", "source": source, "outputs": list(outputs)}
+
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        code("print(1)\n2", {"name": "stdout", "text": ["1\n"]}, {"data": {"text/plain": "2"}}),
+        code("%%sh\nls", {"data": {"image/png": "cG5n", "text/plain": "<Figure>"}}),
+    ]
+    text, images = notebook_page({"cells": cells}, "name")
+    assert text.split("\n\n") == [
+        "# Title\ntext",
+        "```python\nprint(1)\n2\n```",
+        "``` {.text .printed}\n1\n```",
+        "``` {.text .printed}\n2\n```",
+        "```sh\n%%sh\nls\n```",
+        "![What the code above draws](name-1.png)\n",
+    ]
+    assert images == {"name-1.png": b"png"}
+
+
+def test_a_tutorial_shows_its_drawings_and_links_to_pages(pages):
+    page = pages["tutorials/attention.html"]
+    assert '<img alt="What the code above draws" src="attention-1.png"' in page
+    assert 'href="huggingface.html"' in page
+    assert 'class="printed highlight"' in page
+    assert '<a href="tutorials/attention.html">' in pages["index.html"]

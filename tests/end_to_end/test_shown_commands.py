@@ -36,8 +36,9 @@ SHORT = [
 SHOWN = [
     ("README.md", [1]),
     ("docs/translator.md", [1]),
-    ("docs/translator.md", [3]),
+    ("docs/translator.md", [2]),
     ("docs/translator.md", [4]),
+    ("docs/translator.md", [5]),
     ("docs/alignment.md", [1, 2, 3, 4]),
     ("docs/instrument.md", [3]),
     ("docs/convert.md", [1]),
@@ -82,6 +83,8 @@ def folder(tmp_path, texts, monkeypatch):
         for file in (*data.source, *data.target, *data.valid_source, *data.valid_target):
             put(tmp_path / file, kept[re.findall(r"\.(de|en)\b", str(file))[-1]])
     for kind, lines in sentences.items():
+        put(tmp_path / f"train.{kind}", lines)
+        put(tmp_path / f"valid.{kind}", lines[20:40])
         put(tmp_path / f"test.{kind}", lines[:20])
         put(tmp_path / f"test.{kind}.xz", texts[kind][:20])
         put(tmp_path / f"input.{kind}", lines[:5])

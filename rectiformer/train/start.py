@@ -37,6 +37,7 @@ from rectiformer.text.vocabulary import Vocabulary, load_named
 from rectiformer.train.annealing import Annealing
 from rectiformer.train.loop import Trainer
 from rectiformer.train.loss import require_weights
+from rectiformer.train.optimizer import learning_rate
 from rectiformer.train.reporting import Reporter
 from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
@@ -51,6 +52,8 @@ UNFINISHED = re.compile(
 
 FALLING = ("linear", "cosine", "wsd")
 """Schedules whose learning rate depends on `training.steps`."""
+SMALL_FACTOR = 0.05
+"""Below this a factor of the Noam schedule is more likely to be meant as a rate."""
 
 
 def train(
@@ -94,6 +97,13 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter, dat
         reporter.note(
             "warning: no validation text, so the latest weights will be taken as best; name some with "
             "data.valid_source and data.valid_target"
+        )
+    factor = config.training.learning_rate
+    if config.training.schedule == "noam" and factor < SMALL_FACTOR:
+        peak = learning_rate(config.training, config.model.hidden_size, config.training.warmup)
+        reporter.note(
+            f'warning: with training.schedule = "noam", training.learning_rate = {factor:g} is a factor, and the '
+            f"highest rate is {peak:.1g}; if {factor:g} is meant to be the highest, name another schedule, such as linear"
         )
     steps, warmup = config.training.steps, config.training.warmup
     if warmup > steps:

@@ -164,7 +164,7 @@ def test_a_warm_up_longer_than_the_training_is_warned_of(tmp_path, schedule, war
         "warning: training.warmup = 5 is more than training.steps = 2: the learning rate rises to the end and gets to "
         "40% of its peak; make one smaller or the other larger"
     )
-    assert notes.lines == [line] * warned
+    assert [each for each in notes.lines if "warmup" in each] == [line] * warned
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,21 @@ def test_text_of_ones_own_without_validation_is_warned_of(tmp_path, changes, dat
     notes = Notes()
     announce(load_config(None, ["training.steps=9", "training.warmup=1", *changes]), tmp_path, False, notes, data)
     assert [line.partition(", ")[0] for line in notes.lines] == ["warning: no validation text"] * warned
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rate", "warned"), [("noam", 4e-3, True), ("noam", 0.5, False), ("linear", 4e-3, False)]
+)
+def test_a_factor_that_is_meant_as_a_rate_is_warned_of(tmp_path, schedule, rate, warned):
+    settings = [f"training.schedule={schedule}", f"training.learning_rate={rate}", "training.warmup=2"]
+    notes = Notes()
+    announce(
+        load_config(None, [*SETTINGS, *settings, "training.steps=4", "model.hidden_size=64"]), tmp_path, False, notes
+    )
+    assert [line.partition(";")[0] for line in notes.lines] == [
+        'warning: with training.schedule = "noam", training.learning_rate = 0.004 is a factor, and the highest rate is '
+        "0.0004"
+    ] * warned
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "cpu, 1 thread"), (2, "cpu, 2 threads")])

@@ -103,7 +103,7 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter, dat
         peak = learning_rate(config.training, config.model.hidden_size, config.training.warmup)
         reporter.note(
             f'warning: with training.schedule = "noam", training.learning_rate = {factor:g} is a factor, and the '
-            f"highest rate is {peak:.1g}; if {factor:g} is meant to be the highest, name another schedule, such as linear"
+            f"highest rate is {peak:.1g}; if {factor:g} is to be the highest, name another schedule, such as linear"
         )
     steps, warmup = config.training.steps, config.training.warmup
     if warmup > steps:

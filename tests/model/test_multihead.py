@@ -419,3 +419,15 @@ def test_a_bias_of_half_precision_in_a_module_of_doubles(case, part):
     del found[f"d_{part}"]
     for name in found:
         assert_same(found[name], expected[name])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_autocast_gives_what_torch_gives(case):
+    theirs = torch_module(torch.float32, **CASES[case])
+    ours = MultiheadAttention(WIDTH, HEADS, variant="softmax", **CASES[case])
+    ours.load_state_dict(theirs.state_dict())
+    inputs = [torch.randn(B, M, width) for width in (WIDTH, theirs.kdim, theirs.vdim)]
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = (module(*inputs) for module in (theirs, ours))
+    for theirs_part, part in zip(expected, found, strict=True):
+        torch.testing.assert_close(part, theirs_part, atol=2e-2, rtol=2e-2)

@@ -30,6 +30,7 @@ from rectiformer.errors import ArgumentError, DataError
 from rectiformer.model.attention import Observation, RectifiedAttention
 from rectiformer.model.multihead import MultiheadAttention
 from rectiformer.model.transformer import Transformer
+from rectiformer.ops.call import shown_by
 from rectiformer.ops.variants import find_variant
 
 INTEGRATION = "rectiformer.integrations.transformers"
@@ -253,7 +254,9 @@ def real_lengths(observation: Observation, kind: str) -> tuple[list[int], list[i
     A decoder's are all taken: cross-attention is not told how many of its queries are real.
     """
     (batch, _, M, _), N = observation.q.shape, observation.k.shape[2]
-    given, mask = observation.call.get("key_lengths"), observation.call.get("attn_mask")
+    given, mask, bias = (observation.call.get(name) for name in ("key_lengths", "attn_mask", "attn_bias"))
+    if mask is None and bias is not None:  # torch's encoders turn the mask of their padding into numbers
+        mask = shown_by(bias)
     keys = None
     if kind != "decoder" and given is not None:
         keys = [int(length) for length in given]

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from rectiformer.errors import ArgumentError
 from rectiformer.integrations.reach import NAMES, OBSERVERS
-from rectiformer.model.imitation import ModuleCall, divergence, recording, relative_error
+from rectiformer.model.imitation import divergence, recording, relative_error
 
 IGNORED = -100
 """The label of tokens that do not count, in transformers."""
@@ -121,20 +121,20 @@ Pairs = Mapping[str, tuple[nn.Module, nn.Module]]
 """Student and teacher of each attention, by its path."""
 
 
-def losses_of_sites(pairs: Pairs, teacher: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+def losses_of_sites(pairs: Pairs, teacher: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """How far each attention is off, given what goes into its teacher's."""
     with torch.no_grad(), recording(theirs for _, theirs in pairs.values()) as calls:
         teacher(**batch, use_cache=False)
-    return {path: site_error(path, ours, calls[theirs], batch) for path, (ours, theirs) in pairs.items()}
-
-
-def site_error(path: str, module: nn.Module, call: ModuleCall, batch: Mapping[str, Any]) -> Tensor:
-    real = real_positions(batch, "decoder" if "decoder" in path.split(".") else "encoder", call.output)
-    return relative_error(call.repeat(module), call.output, real)
+    two_sided = teacher.config.is_encoder_decoder  # the only stack of a causal model may be called "decoder" too
+    errors = {}
+    for path, (ours, theirs) in pairs.items():
+        call, side = calls[theirs], "decoder" if two_sided and "decoder" in path.split(".") else "encoder"
+        errors[path] = relative_error(call.repeat(ours), call.output, real_positions(batch, side, call.output))
+    return errors
 
 
 @torch.no_grad()
-def site_errors(pairs: Pairs, teacher: nn.Module, batch: Mapping[str, Any]) -> dict[str, float]:
+def site_errors(pairs: Pairs, teacher: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, float]:
     return {path: error.item() for path, error in losses_of_sites(pairs, teacher, batch).items()}
 
 

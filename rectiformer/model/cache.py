@@ -23,6 +23,7 @@ class KeyValueCache:
     def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
         self.length = 0
         self._buffers: list[Tensor] | None = None
+        self._borrowed = keys is not None  # what the caller holds as well is never written to
         if keys is not None and values is not None:
             self.keys, self.values, self.length, self._buffers = keys, values, keys.shape[2], [keys, values]
 
@@ -38,6 +39,7 @@ class KeyValueCache:
         """Let sequence b continue what was sequence rows[b]: a beam search's choice of parents."""
         if self._buffers is not None:
             self._hold([self._moved(buffer, rows) for buffer in self._buffers])
+            self._borrowed = False
 
     def _hold(self, buffers: list[Tensor]) -> None:
         self._buffers = buffers
@@ -45,7 +47,7 @@ class KeyValueCache:
 
     def _moved(self, held: Tensor, rows: Tensor) -> Tensor:
         """In the same buffer where it suffices: copying what is held, back and forth, is cheaper than a new buffer."""
-        if len(rows) > len(held):
+        if self._borrowed or len(rows) > len(held):
             return held.index_select(0, rows)
         written = held[:, :, : self.length].index_select(0, rows)
         held = held[: len(rows)]

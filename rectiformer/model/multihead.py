@@ -192,8 +192,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         products = [F.linear(t, w, b) for t, w, b in zip((x, keys, values), weights, biases, strict=False)]
         q, k, v = (part for product in products for part in product.split(E, -1))
         if self.bias_k is not None and self.bias_v is not None:
-            k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, -1)], 1)
-            v = torch.cat([v, self.bias_v.expand(v.shape[0], 1, -1)], 1)
+            # Under autocast the products are of 16 bits, and joined to float32 they would not stay so.
+            k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, -1).to(k.dtype)], 1)
+            v = torch.cat([v, self.bias_v.expand(v.shape[0], 1, -1).to(v.dtype)], 1)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)

@@ -19,6 +19,8 @@ def drop_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
         return torch.randint(1 << 62, (1,), device=device)
     if isinstance(seed, Tensor):
         return seed.to(device=device, dtype=torch.int64).reshape(1)
+    if seed >= 1 << 63:  # torch's own seeds have 64 bits without a sign
+        seed -= 1 << 64
     return torch.tensor([seed], dtype=torch.int64, device=device)
 
 

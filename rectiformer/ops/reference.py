@@ -3,6 +3,8 @@
 Whatever is faster elsewhere is compared with this file, value and gradients, over the whole table.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,12 @@ from rectiformer.ops.dropout import keep_cells
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """16-bit inputs are computed in float32; wider ones in their own dtype."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, operations keep the dtypes of their inputs, on devices that have no autocast, such as meta, as well."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 def repeat_heads(kv: Tensor, heads: int) -> Tensor:
@@ -39,7 +47,7 @@ def reference_weights(q: Tensor, k: Tensor, call: AttentionCall, precision: torc
     if call.variant.difference_of:
         return run_views(lambda q, k, view: reference_weights(q, k, view, precision), q, k, call)
     k = repeat_heads(clear_padding(k, call.visibility), q.shape[1])
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return weigh(call.variant.score(q.to(precision), k.to(precision)) * call.scale, call)
 
 
@@ -66,7 +74,7 @@ def reference_attention(
 def mix_values(weights: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """The values as `weights` [B, H, M, N] mix them, after dropout: [B, H, M, Dv] in the dtype of the weights."""
     v = repeat_heads(clear_padding(v, call.visibility), weights.shape[1]).to(weights.dtype)
-    with torch.autocast(weights.device.type, enabled=False):
+    with without_autocast(weights.device):
         return call.variant.mix(weights, v, dropout_factor(call, weights))
 
 

@@ -14,7 +14,14 @@ from rectiformer.ops.attention import WEIGHT_ARGUMENTS, Window, check_call, tran
 from rectiformer.ops.call import AttentionCall
 from rectiformer.ops.gpu import row_sums_obstacle
 from rectiformer.ops.plain import by_rows
-from rectiformer.ops.reference import clear_padding, mix_values, reference_weights, scale_rows, working_dtype
+from rectiformer.ops.reference import (
+    clear_padding,
+    mix_values,
+    reference_weights,
+    scale_rows,
+    without_autocast,
+    working_dtype,
+)
 from rectiformer.ops.variants import find_variant
 
 Statistics = TypeVar("Statistics", "AttentionStats", "RowStatistics")
@@ -134,7 +141,7 @@ def head_scores(q: Tensor, k: Tensor, head: int, variant: str = "rela", **argume
             alone[name] = cells[..., head : head + 1, :, :]
     q, k = q[:, head : head + 1], k[:, head // group : head // group + 1]
     call = _check(q, k, variant, **alone)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         dtype = working_dtype(q.dtype)
         x = row.score(q.to(dtype), clear_padding(k, call.visibility).to(dtype)) * call.scale
     if call.attn_bias is not None:

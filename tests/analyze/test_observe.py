@@ -250,6 +250,12 @@ def test_the_drop_in_is_observed_inside_of_torchs_layers():
     sizes = {"encoder": (6, 6), "decoder": (4, 4), "cross": (4, 6)}
     assert shapes == {(kind, layer): size for kind, size in sizes.items() for layer in range(2)}
     assert len(seen.record().examples[0].sites) == 6
+    lengths = torch.tensor([6, 3])
+    padding = torch.arange(6) >= lengths[:, None]
+    with observe(model) as seen:  # without gradients the encoder would make nested tensors of its padding
+        masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+        model(torch.randn(2, 6, 8), torch.randn(2, 4, 8), **masks)
+    assert [len(example.source.pieces) for example in seen.record().examples] == lengths.tolist()
     alone = swap(nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1))
     with observe(alone) as seen:
         alone(torch.randn(2, 4, 8), torch.randn(2, 6, 8))

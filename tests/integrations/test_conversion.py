@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 import torch
-from integrations.small_models import CONFIGS, build
-from transformers import AutoModelForCausalLM
+from integrations.small_models import BODY, CONFIGS, SPECIAL, build, draw_ids
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from rectiformer.errors import ArgumentError
 from rectiformer.integrations.conversion import convert_attention
@@ -61,6 +61,18 @@ def test_a_converted_model_predicts_what_its_softmax_did(kind, modules):
     assert apart(model, teacher, held_out) < apart(swapped, teacher, held_out) / 3
     assert len(found) == modules
     assert fmean(each.error for each in found) < fmean(each.swapped for each in found)
+
+
+def test_padding_of_a_causal_model_does_not_count_though_its_stack_is_called_decoder():
+    sizes = {**BODY, **SPECIAL, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 32}
+    model = AutoModelForCausalLM.from_config(OPTConfig(**sizes), attn_implementation="sdpa")
+    ids, other = draw_ids(3, 8), draw_ids(3, 8)
+    real = torch.arange(8) < torch.tensor([[8], [5], [3]])
+    first, second = (
+        convert_attention(copy.deepcopy(model), "rectified", [{"input_ids": each, "attention_mask": real.long()}])
+        for each in (ids, torch.where(real, ids, other))
+    )
+    assert [each.swapped for each in first] == pytest.approx([each.swapped for each in second], rel=1e-6)
 
 
 def test_what_does_not_fit_is_refused():

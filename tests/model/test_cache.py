@@ -207,3 +207,13 @@ def test_a_larger_cache_takes_over_what_some_hypotheses_would_continue():
     assert torch.equal(larger.buffer[:, :, :, 4:], torch.zeros(2, 2, 1, 4, 2))
     larger.reorder(torch.tensor([3]))
     assert torch.equal(follow(larger.buffer[0], larger.ancestors)[:, :, :3], expected)
+
+
+def test_reordering_leaves_the_tensors_that_a_cache_was_made_of_alone():
+    keys, rows = torch.randn(3, 2, 4, 5), torch.tensor([2, 0])
+    for given in (keys, keys[:1].expand(3, -1, -1, -1)):
+        before, cache = given.clone(), KeyValueCache(given, -given)
+        cache.reorder(rows)
+        assert torch.equal(given, before)
+        assert torch.equal(cache.keys, before[rows])
+        assert torch.equal(cache.values, -before[rows])

@@ -425,3 +425,15 @@ def test_it_is_printed_with_its_variant():
     assert repr(MultiheadAttention(8, 2, variant="rela-g")).startswith(
         "MultiheadAttention(\n  8, num_heads=2, variant="
     )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_autocast_gives_what_torch_gives(case):
+    theirs = torch_module(torch.float32, **CASES[case])
+    ours = MultiheadAttention(WIDTH, HEADS, variant="softmax", **CASES[case])
+    ours.load_state_dict(theirs.state_dict())
+    inputs = [torch.randn(B, M, width) for width in (WIDTH, theirs.kdim, theirs.vdim)]
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = (module(*inputs) for module in (theirs, ours))
+    for theirs_part, part in zip(expected, found, strict=True):
+        torch.testing.assert_close(part, theirs_part, atol=2e-2, rtol=2e-2)

@@ -85,3 +85,8 @@ def test_a_seed_may_be_a_tensor():
     assert torch.equal(
         attention(q, k, v, dropout_p=0.5, seed=torch.tensor(9)), attention(q, k, v, dropout_p=0.5, seed=9)
     )
+
+
+def test_any_seed_of_64_bits_will_do():
+    for seed in (1 << 63, (1 << 64) - 1):
+        assert torch.equal(drop_seed(seed, CPU), drop_seed(seed - (1 << 64), CPU))

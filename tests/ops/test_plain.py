@@ -4,7 +4,7 @@ import pytest
 import torch
 from closeness import assert_matches_reference, grid_inputs
 
-from rectiformer import VARIANTS, attention
+from rectiformer import VARIANTS, attention, attention_weights
 from rectiformer.errors import ArgumentError
 from rectiformer.ops import plain
 from rectiformer.ops.attention import BACKENDS
@@ -74,3 +74,13 @@ def test_a_call_that_would_hold_too_much_goes_by_rows():
     seen = Visibility(4096, 4096)
     assert plain.rows_at_once(q, q, AttentionCall(VARIANTS["inhibitor"], seen, {}, 1.0)) == 4096 // 128
     assert plain.rows_at_once(q, q, AttentionCall(VARIANTS["softmax"], seen, {}, 1.0)) == 4096 // 2
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_meta_device_gives_shapes(variant):
+    q, k = torch.empty(2, 4, 5, 8, device="meta", requires_grad=True), torch.empty(2, 2, 7, 8, device="meta")
+    out = attention(q, k, k, variant, causal=True)
+    out.sum().backward()
+    assert out.shape == q.grad.shape == q.shape
+    if VARIANTS[variant].has_weights:
+        assert attention_weights(q, k, variant).shape == (2, 4, 5, 7)

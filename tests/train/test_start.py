@@ -80,6 +80,16 @@ def test_what_is_resumed_goes_on_from_its_own_checkpoint(first, tmp_path):
     assert any(not torch.equal(tensor, half[name]) for name, tensor in weights(tmp_path / "run").items())
 
 
+def test_resuming_a_finished_run_keeps_all_of_its_log(tmp_path):
+    changes = ["training.steps=3", "validation.every=2", "checkpoint.every=1", "training.average_checkpoints=2"]
+    config = load_config(None, [*SETTINGS, *changes])
+    train(config, tmp_path / "run")
+    log = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if "weights" in record] == [3]
+    train(config, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == log
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

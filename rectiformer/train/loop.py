@@ -143,7 +143,7 @@ class Trainer:
         require_space(self.run_folder.path / "checkpoints", size, size)  # two checkpoints have to fit
 
     def _train(self) -> None:
-        if self._validation_due() and self.state.validated < self.state.step:
+        if self._validation_due() and self.state.validated < self.state.step and not self.state.finished:
             self._validate_and_save()  # stopped before it could
         try:
             while self.state.step < self.config.training.steps and not self.state.stopped_early:

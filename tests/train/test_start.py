@@ -7,6 +7,7 @@ import torch
 
 from rectiformer.config import TrainingConfig
 from rectiformer.errors import CheckpointError, ConfigError
+from rectiformer.runs.checkpoint import best_checkpoint
 from rectiformer.runs.folder import adopt_vocabularies, load_model, open_run, weights_of
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import prepare
@@ -88,6 +89,14 @@ def test_resuming_a_finished_run_keeps_all_of_its_log(tmp_path):
     assert [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if "weights" in record] == [3]
     train(config, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_finished_run_keeps_its_averaged_weights_though_validations_are_due_at_other_steps_now(tmp_path):
+    changes = ["training.steps=3", "checkpoint.every=1", "training.average_checkpoints=2", "validation.metric=loss"]
+    for every in (2, 3):
+        config = load_config(None, [*SETTINGS, *changes, "training.learning_rate=1e-2", f"validation.every={every}"])
+        train(config, tmp_path, resume=every == 3)
+        assert best_checkpoint(tmp_path).holds("averaged")
 
 
 @pytest.mark.parametrize(

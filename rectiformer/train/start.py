@@ -16,7 +16,7 @@ from rectiformer.distributed.pulse import Pulse
 from rectiformer.distributed.ranks import Ranks, init_ranks, torchrun_store
 from rectiformer.distributed.sharding import require_ranks
 from rectiformer.errors import CheckpointError, ConfigError
-from rectiformer.files import remove
+from rectiformer.files import put_in_place, remove
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import find_checkpoint, open_checkpoint, step_folders
 from rectiformer.runs.folder import (
@@ -45,7 +45,7 @@ from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
 UNFINISHED = re.compile(
-    r"(data|data\.again)\.tmp-[0-9]+|data\.again"
+    r"(data|data\.again)\.tmp-[0-9]+|data\.again|data\.old"
     r"|(source\.model|target\.model|config\.toml|run\.json|metrics\.jsonl|diverged\.json)\.tmp"
 )
 
@@ -190,8 +190,7 @@ def open_data(config: Config, folder: Path, data: Path | None, progress: Progres
         fresh = prepare(config, again, progress)
         if fresh.hash != found.hash and is_created(folder):
             return fresh  # refused by the run, with both hashes named
-        shutil.rmtree(own)
-        again.rename(own)
+        put_in_place(again, own)
         return Prepared.open(own)
     finally:
         shutil.rmtree(again, ignore_errors=True)

@@ -1,9 +1,12 @@
 """How a training starts: anew, from another run with its weights and subwords, and what does not fit."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
 import torch
+from train.linked import write_corpus
 
 from rectiformer.config import TrainingConfig
 from rectiformer.errors import CheckpointError, ConfigError
@@ -189,3 +192,29 @@ def test_the_warning_comes_before_the_text_is_prepared(tmp_path):
     notes = Notes()
     train(load_config(None, [*SETTINGS, "training.steps=1", "training.warmup=4"]), tmp_path / "run", reporter=notes)
     assert "training.warmup = 4 is more than training.steps = 1" in notes.lines[0]
+
+
+def test_a_kill_while_prepared_data_is_replaced_leaves_a_run_that_resumes(tmp_path, monkeypatch):
+    own = [*SETTINGS[1:], *write_corpus(tmp_path, 100, 10)[:4], "training.steps=1"]
+    config, folder = load_config(None, own), tmp_path / "run"
+    train(config, folder)
+    os.utime(tmp_path / "train.de")  # so that it is prepared again, and compared
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(path, *args, **options):
+        """Ends where the first folder of data is half removed, as a kill does, which runs no `finally` either."""
+        if Path(path).parent == folder and Path(path).name in ("data", "data.again", "data.old"):
+            for ids in Path(path).rglob("source.ids"):
+                ids.unlink()
+            raise KilledError
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KilledError):
+        train(config, folder, resume=True)
+    monkeypatch.undo()
+    notes = Notes()
+    train(config, folder, resume=True, reporter=notes)
+    assert "resumed at step 1" in notes.lines
+    assert {path.name for path in folder.iterdir() if "data" in path.name} == {"data"}

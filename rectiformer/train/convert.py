@@ -75,8 +75,8 @@ def convert(
     """
     run, reporter = open_run(run_folder), reporter or Reporter()
     if resume and is_created(out):
-        config = override_config(open_run(out).config, overrides)
-        require_same_conversion(config, run_folder, variant, out)
+        config = override_config(open_run(out).config, map(as_toml, overrides))
+        require_same_conversion(config, run_folder, variant, keep_softmax, out)
     else:
         config = conversion_config(run, variant, keep_softmax, overrides)
     own = run.path / "data"
@@ -126,12 +126,19 @@ def as_toml(setting: str) -> str:
     return f'{setting}""' if setting.endswith("=") else setting
 
 
-def require_same_conversion(config: Config, run_folder: Path, variant: str, out: Path) -> None:
+def require_same_conversion(
+    config: Config, run_folder: Path, variant: str, keep_softmax: Collection[str], out: Path
+) -> None:
     """CheckpointError where `out` is not this conversion, and cannot go on as such."""
     teacher, own = config.distillation.teacher, config.model.variant
     if not teacher or Path(teacher).resolve() != run_folder.resolve() or own != variant:
         what = f"a conversion of {teacher} to {own!r}" if teacher else "not a conversion"
         raise CheckpointError(f"cannot resume {out}: it is {what}; name that run and variant, or another --out")
+    if changed := [site for site in keep_softmax if config.model.variant_at(site) != "softmax"]:
+        raise CheckpointError(
+            f"cannot resume {out} with --keep-softmax {changed[0]}: its {changed[0]} attention is converted already; "
+            "leave that out, or name another --out"
+        )
 
 
 def measure_heads(run: Run, prepared: Prepared, reporter: Reporter) -> list[HeadComparison]:

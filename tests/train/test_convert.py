@@ -116,6 +116,11 @@ def test_a_site_can_keep_its_softmax(softmax, tmp_path, rectiformer):
     assert (again.code, "run folder" in again.err and "exists; use --resume" in again.err) == (4, True)
     other = rectiformer("convert", softmax, "--variant", "rela", "--out", tmp_path / "out", "--resume")
     assert (other.code, "to 'rela-g'; name that run and variant" in other.err) == (4, True)
+    resume = ("convert", softmax, "--variant", "rela-g", "--out", tmp_path / "out", "--resume")
+    kept = rectiformer(*resume, "--keep-softmax", "encoder")
+    words = "with --keep-softmax encoder: its encoder attention is converted already; leave that out"
+    assert (kept.code, words in kept.err) == (4, True)
+    assert rectiformer(*resume, "--keep-softmax", "cross", "--set", "training.init_from=").code == 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from rectiformer.config import SITES, Config
 from rectiformer.distributed.ranks import is_rank0
 from rectiformer.errors import ArgumentError, CheckpointError
@@ -145,7 +147,9 @@ def measure_heads(run: Run, prepared: Prepared, reporter: Reporter) -> list[Head
     """What each head of the teacher became in the best weights of `run`."""
     device = find_device(run.config.training.device)
     teacher, (student, _) = load_teacher(run, device), load_model(run, device=device, notice=reporter.note)
-    swapped = replace(run, config=without_changes(run.config)).build_model().to(device).eval()
+    with torch.random.fork_rng(devices=[]):  # a norm that the teacher lacks is drawn, whatever was drawn before alike
+        torch.manual_seed(run.config.training.seed)
+        swapped = replace(run, config=without_changes(run.config)).build_model().to(device).eval()
     inherit(swapped, teacher)
     return compare_heads(teacher, swapped, student, some_batches(prepared, symbols_of(prepared), device))
 

@@ -87,6 +87,11 @@ def test_the_report_is_in_the_folder(converted):
     assert report["resisting_sites"] == converted[1].resisting
 
 
+def test_a_conversion_that_is_resumed_at_its_end_says_the_same(softmax, converted):
+    out, found = converted
+    assert convert(softmax, "relu-exp", out, overrides=SHORT, resume=True).heads == found.heads
+
+
 def test_metrics_tell_both_phases_apart(converted):
     records = [record for record in read_metrics(converted[0] / "metrics.jsonl") if "loss" in record]
     assert [("nll" in record) for record in records] == [False] * 3 + [True] * 3

@@ -20,6 +20,7 @@ from rectiformer.files import put_in_place, remove
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import find_checkpoint, open_checkpoint, step_folders
 from rectiformer.runs.folder import (
+    BEFORE_RECORD,
     Run,
     adopt_vocabularies,
     create_run,
@@ -163,6 +164,16 @@ def remove_unfinished(folder: Path, reporter: Reporter) -> None:
         if UNFINISHED.fullmatch(path.name):
             remove(path)
             reporter.note(f"removed {path}, left by a killed process")
+
+
+def require_configured(folder: Path) -> None:
+    """CheckpointError for what a process left that ended before the run was made: nothing in it says how to go on."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if names and all(name in BEFORE_RECORD or UNFINISHED.fullmatch(name) for name in names):
+        raise CheckpointError(
+            f"{folder} was left before its configuration was saved; name its CONFIG with --resume, or remove {folder} "
+            "and train anew"
+        )
 
 
 def report_or_stop(reporter: Reporter, stop: StopRequest, stage: str, count: int) -> None:

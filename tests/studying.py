@@ -48,7 +48,7 @@ def play_trainings(folder, monkeypatch, script):
 def lay_out(task, **files):
     """The folder of a training that is to be played, with its text prepared and its result under another name."""
     folder = task.folder
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     describe(task).write(folder)
     (folder / "result.json").rename(folder / "result")
     for name, text in files.items():

@@ -270,6 +270,17 @@ def test_resume_without_a_file_goes_on_with_the_runs_own(world, rectiformer, tmp
     assert [line.split(":")[0] for line in lines(found.out) if line.startswith("step")] == ["step 32 of 32"]
 
 
+@pytest.mark.parametrize("left", ["data.tmp-123", "data", "config.toml"])
+def test_what_was_killed_before_it_was_a_run_is_told_how_to_go_on(rectiformer, tmp_path, left):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("run.lock", left):
+        (run / name).touch()
+    found = rectiformer("train", "--resume", "--out", run)
+    words = f"{run} was left before its configuration was saved; name its CONFIG with --resume, or remove {run} and"
+    assert (found.code, found.err.startswith(f"rectiformer: {words}")) == (4, True)
+
+
 def test_a_damaged_configuration_is_not_resumed_with(world, rectiformer, tmp_path):
     config = shutil.copytree(world.run, tmp_path / "run") / "config.toml"
     config.write_text(config.read_text().replace("beta1 = 0.9\n", "beta1 = 0.1\n"))

@@ -108,6 +108,7 @@ def train(
         torchrun --nproc-per-node 2 -m rectiformer train --out runs/tiny --set training.grad_accumulation=2
     """
     if resume and config is None:
+        start.require_configured(out)
         settings = override_config(open_run(out).config, overrides or [])
     else:
         settings = load_config(config, overrides or [])

@@ -60,6 +60,8 @@ FREE_KEYS = (
 
 RUNS_NAMED, TENSORS_NAMED, KEYS_NAMED = 8, 3, 3
 """At most so many are named in an error."""
+BEFORE_RECORD = ("run.lock", "data", "config.toml", "source.model", "target.model")
+"""What may be in a folder before run.json is, which makes it a run."""
 RECORD_FORMAT = 2
 RECORD_LIMIT = 2**26  # bytes of run.json; ours have some thousands, and one for each letter of a file name
 IDENTITY = ("config", "data", "source_vocabulary", "target_vocabulary")
@@ -103,7 +105,7 @@ def known_by(config: ModelConfig) -> dict[str, Any]:
 
 def create_run(folder: Path, config: Config, source: Vocabulary, target: Vocabulary, data_hash: str) -> Run:
     """Write a new run folder; CheckpointError where something is in it that an unfinished creation would not leave."""
-    refuse_existing(folder, but=("run.lock", "data", "config.toml", "source.model", "target.model"))
+    refuse_existing(folder, but=BEFORE_RECORD)
     run = Run(folder, config, source, target, data_hash)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 from rectiformer.config import Config, DataConfig, Files
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.files import parse_object, read_regular
-from rectiformer.runs.folder import adopt_vocabularies, changed_keys, is_created, value_of
+from rectiformer.runs.folder import adopt_vocabularies, changed_keys, value_of
 from rectiformer.studies.results import RESULT, Results, Table
 from rectiformer.toml import load_config
 
@@ -175,7 +175,7 @@ class Task:
         """
         if self.start is None:
             return self.config
-        if not is_created(self.start / RUN):
+        if not (self.start / COST).exists():
             study, key = self.config.training.init_from.split("/")
             raise ArgumentError(
                 f"it starts from {key} of {study}, which is not trained in {self.out}; first run "

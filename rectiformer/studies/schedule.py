@@ -45,7 +45,7 @@ def list_left(chosen: Sequence[Task], every: Sequence[Task]) -> list[Task]:
 
     left = [task for task in chosen if not is_done(task)]
     starts, undone = {task.start for task in left}, {task.folder for task in left}
-    missing = [task for task in every if task.folder in starts - undone and not is_created(task.run)]
+    missing = [task for task in every if task.folder in starts - undone and not task.is_trained]
     tiers = {task.folder: task.training.tier for task in missing + left}
     for task in left:
         if task.start in tiers:

@@ -50,21 +50,22 @@ def read_lines(path: str, bad_utf8: str = "error") -> Iterator[str | None]:
         yield from read_column(path.removeprefix(DATASET))
         return
     with open_text(path) as file:
-        line = file.readline(MAX_LINE + 1)
-        skipped = len(BOM) if line.startswith(BOM) else 0
-        line = line[skipped:]
-        number = 1
+        line, number = file.readline(MAX_LINE + 1), 1
         while line:
             if len(line) > MAX_LINE and not line.endswith(b"\n"):
                 raise DataError(
                     f"{display_name(path)}:{number}: line is longer than {MAX_LINE:,} bytes; split or remove it"
                 )
+            skipped = len(BOM) if number == 1 and line.startswith(BOM) else 0
+            line = line[skipped:]
+            if not line:
+                return  # a byte order mark was all there was
             try:
                 yield line.removesuffix(b"\n").decode()
             except UnicodeDecodeError as error:
                 yield replace_bad(error, bad_utf8, f"{display_name(path)}:{number}", skipped)
             line = file.readline(MAX_LINE + 1)
-            number, skipped = number + 1, 0
+            number += 1
 
 
 def replace_bad(error: UnicodeDecodeError, bad_utf8: str, where: str, skipped: int = 0) -> str | None:

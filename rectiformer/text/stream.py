@@ -181,10 +181,11 @@ class StreamPlan:
         for line in lines:
             self._lines += 1
             where = f"stdin:{self._lines}"
+            skipped = len(BOM) if self._lines == 1 and line.startswith(BOM) else 0
             try:
-                text: str | None = (line.removeprefix(BOM) if self._lines == 1 else line).decode()
+                text: str | None = line[skipped:].decode()
             except UnicodeDecodeError as error:
-                text = replace_bad(error, self.config.bad_utf8, where)
+                text = replace_bad(error, self.config.bad_utf8, where, skipped)
             if text is None:
                 self.counts.bad_utf8 += 1
                 continue

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from rectiformer.config import SITES, Config
 from rectiformer.distributed.ranks import is_rank0
 from rectiformer.errors import ArgumentError, CheckpointError
@@ -75,8 +77,8 @@ def convert(
     """
     run, reporter = open_run(run_folder), reporter or Reporter()
     if resume and is_created(out):
-        config = override_config(open_run(out).config, overrides)
-        require_same_conversion(config, run_folder, variant, out)
+        config = override_config(open_run(out).config, map(as_toml, overrides))
+        require_same_conversion(config, run_folder, variant, keep_softmax, out)
     else:
         config = conversion_config(run, variant, keep_softmax, overrides)
     own = run.path / "data"
@@ -126,19 +128,28 @@ def as_toml(setting: str) -> str:
     return f'{setting}""' if setting.endswith("=") else setting
 
 
-def require_same_conversion(config: Config, run_folder: Path, variant: str, out: Path) -> None:
+def require_same_conversion(
+    config: Config, run_folder: Path, variant: str, keep_softmax: Collection[str], out: Path
+) -> None:
     """CheckpointError where `out` is not this conversion, and cannot go on as such."""
     teacher, own = config.distillation.teacher, config.model.variant
     if not teacher or Path(teacher).resolve() != run_folder.resolve() or own != variant:
         what = f"a conversion of {teacher} to {own!r}" if teacher else "not a conversion"
         raise CheckpointError(f"cannot resume {out}: it is {what}; name that run and variant, or another --out")
+    if changed := [site for site in keep_softmax if config.model.variant_at(site) != "softmax"]:
+        raise CheckpointError(
+            f"cannot resume {out} with --keep-softmax {changed[0]}: its {changed[0]} attention is converted already; "
+            "leave that out, or name another --out"
+        )
 
 
 def measure_heads(run: Run, prepared: Prepared, reporter: Reporter) -> list[HeadComparison]:
     """What each head of the teacher became in the best weights of `run`."""
     device = find_device(run.config.training.device)
     teacher, (student, _) = load_teacher(run, device), load_model(run, device=device, notice=reporter.note)
-    swapped = replace(run, config=without_changes(run.config)).build_model().to(device).eval()
+    with torch.random.fork_rng(devices=[]):  # a norm that the teacher lacks is drawn, whatever was drawn before alike
+        torch.manual_seed(run.config.training.seed)
+        swapped = replace(run, config=without_changes(run.config)).build_model().to(device).eval()
     inherit(swapped, teacher)
     return compare_heads(teacher, swapped, student, some_batches(prepared, symbols_of(prepared), device))
 

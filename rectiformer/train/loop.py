@@ -137,13 +137,15 @@ class Trainer:
         return self.state
 
     def _open_log(self) -> None:
-        done = {"valid_loss": self.state.validated == self.state.step, "weights": self.state.finished}
-        self.metrics.rewind(self.state.step, [key for key in done if not done[key]])
+        undone: list[str] = []  # what will be logged anew for this very step
+        if not self.state.finished:
+            undone = ["weights"] if self.state.validated == self.state.step else ["weights", "valid_loss"]
+        self.metrics.rewind(self.state.step, undone)
         size = 4 * 4 * self.parameters
         require_space(self.run_folder.path / "checkpoints", size, size)  # two checkpoints have to fit
 
     def _train(self) -> None:
-        if self._validation_due() and self.state.validated < self.state.step:
+        if self._validation_due() and self.state.validated < self.state.step and not self.state.finished:
             self._validate_and_save()  # stopped before it could
         try:
             while self.state.step < self.config.training.steps and not self.state.stopped_early:

@@ -16,10 +16,11 @@ from rectiformer.distributed.pulse import Pulse
 from rectiformer.distributed.ranks import Ranks, init_ranks, torchrun_store
 from rectiformer.distributed.sharding import require_ranks
 from rectiformer.errors import CheckpointError, ConfigError
-from rectiformer.files import remove
+from rectiformer.files import put_in_place, remove
 from rectiformer.model.transformer import Transformer
 from rectiformer.runs.checkpoint import find_checkpoint, open_checkpoint, step_folders
 from rectiformer.runs.folder import (
+    BEFORE_RECORD,
     Run,
     adopt_vocabularies,
     create_run,
@@ -46,7 +47,7 @@ from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
 UNFINISHED = re.compile(
-    r"(data|data\.again)\.tmp-[0-9]+|data\.again"
+    r"(data|data\.again)\.tmp-[0-9]+|data\.again|data\.old"
     r"|(source\.model|target\.model|config\.toml|run\.json|metrics\.jsonl|diverged\.json)\.tmp"
 )
 
@@ -182,6 +183,16 @@ def remove_unfinished(folder: Path, reporter: Reporter) -> None:
             reporter.note(f"removed {path}, left by a killed process")
 
 
+def require_configured(folder: Path) -> None:
+    """CheckpointError for what a process left that ended before the run was made: nothing in it says how to go on."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if names and all(name in BEFORE_RECORD or UNFINISHED.fullmatch(name) for name in names):
+        raise CheckpointError(
+            f"{folder} was left before its configuration was saved; name its CONFIG with --resume, or remove {folder} "
+            "and train anew"
+        )
+
+
 def report_or_stop(reporter: Reporter, stop: StopRequest, stage: str, count: int) -> None:
     """Report progress of the preparation; StoppedError where a stop was requested, and nothing of it is kept."""
     reporter.preparing(stage, count)
@@ -207,8 +218,7 @@ def open_data(config: Config, folder: Path, data: Path | None, progress: Progres
         fresh = prepare(config, again, progress)
         if fresh.hash != found.hash and is_created(folder):
             return fresh  # refused by the run, with both hashes named
-        shutil.rmtree(own)
-        again.rename(own)
+        put_in_place(again, own)
         return Prepared.open(own)
     finally:
         shutil.rmtree(again, ignore_errors=True)

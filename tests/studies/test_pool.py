@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from studying import lay_out, play_trainings
 
+from rectiformer.errors import ArgumentError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, Task, seeded
 from rectiformer.studies.results import Results, save_results
@@ -151,3 +152,14 @@ def test_a_model_to_start_from_is_trained_though_its_result_is_known_and_nobody_
     said, journal = play(first, second, jobs=2, only="second/")
     assert journal.index("is trained first/a-seed1") < journal.index("begins second/b-seed1")
     assert said[-1].endswith("(2 of 2)")
+
+
+def test_a_model_to_start_from_that_was_stopped_is_trained_to_its_end_first(play, tmp_path):
+    first, second = study("first", ["a"]), study("second", ["b"], start="first/a-seed1")
+    (half,) = list_tasks([(first, SMOKE)], tmp_path)
+    half.run.mkdir(parents=True)
+    (half.run / "run.json").touch()
+    with pytest.raises(ArgumentError, match="starts from a-seed1 of first, which is not trained"):
+        list_tasks([(second, SMOKE)], tmp_path)[0].locate_start()
+    _, journal = play(first, second, jobs=2, only="second/")
+    assert journal.index("is trained first/a-seed1") < journal.index("begins second/b-seed1")

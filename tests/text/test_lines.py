@@ -119,6 +119,8 @@ def test_a_line_beyond_the_limit_is_named(tmp_path, monkeypatch, end):
     assert list(read_lines(write(tmp_path, b"a\n" + b"x" * 10 + end))) == ["a", "x" * 10]
     with pytest.raises(DataError, match=r"text\.txt:2: line is longer than 10 bytes"):
         list(read_lines(write(tmp_path, b"a\n" + b"x" * 11 + end)))
+    with pytest.raises(DataError, match=r"text\.txt:1: line is longer than 10 bytes"):  # and not cut into two
+        list(read_lines(write(tmp_path, b"\xef\xbb\xbf" + b"x" * 12 + end)))
 
 
 def test_a_pipe_is_spooled_once_and_read_often(tmp_path):

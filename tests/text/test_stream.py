@@ -157,11 +157,12 @@ def test_memory_is_bounded_by_the_window(vocabulary, monkeypatch):
 BAD = [
     ("a\tb\nnothing\n", {}, r"stdin:2: 1 column, but 2 are needed"),
     (b"a\tb\n\n\tx\na\t\xff\n", {}, r"stdin:4:3: not UTF-8 \(0xFF\)"),
+    (b"\xef\xbb\xbfa\t\xff\n", {}, r"stdin:1:6: not UTF-8 \(0xFF\)"),
     (b"a\tb\n\na b c d e f\tg\n", {"max_length": 3, "too_long": "error"}, r"stdin:3 has \d+ subwords on a side"),
 ]
 
 
-@pytest.mark.parametrize(("content", "data", "message"), BAD, ids=["column", "utf-8", "long"])
+@pytest.mark.parametrize(("content", "data", "message"), BAD, ids=["column", "utf-8", "mark", "long"])
 def test_a_bad_line_is_named_by_its_number(vocabulary, content, data, message):
     content = content if isinstance(content, bytes) else content.encode()
     with pytest.raises(DataError, match=message):

@@ -87,6 +87,11 @@ def test_the_report_is_in_the_folder(converted):
     assert report["resisting_sites"] == converted[1].resisting
 
 
+def test_a_conversion_that_is_resumed_at_its_end_says_the_same(softmax, converted):
+    out, found = converted
+    assert convert(softmax, "relu-exp", out, overrides=SHORT, resume=True).heads == found.heads
+
+
 def test_metrics_tell_both_phases_apart(converted):
     records = [record for record in read_metrics(converted[0] / "metrics.jsonl") if "loss" in record]
     assert [("nll" in record) for record in records] == [False] * 3 + [True] * 3
@@ -116,6 +121,11 @@ def test_a_site_can_keep_its_softmax(softmax, tmp_path, rectiformer):
     assert (again.code, "run folder" in again.err and "exists; use --resume" in again.err) == (4, True)
     other = rectiformer("convert", softmax, "--variant", "rela", "--out", tmp_path / "out", "--resume")
     assert (other.code, "to 'rela-g'; name that run and variant" in other.err) == (4, True)
+    resume = ("convert", softmax, "--variant", "rela-g", "--out", tmp_path / "out", "--resume")
+    kept = rectiformer(*resume, "--keep-softmax", "encoder")
+    words = "with --keep-softmax encoder: its encoder attention is converted already; leave that out"
+    assert (kept.code, words in kept.err) == (4, True)
+    assert rectiformer(*resume, "--keep-softmax", "cross", "--set", "training.init_from=").code == 0
 
 
 @pytest.mark.parametrize(

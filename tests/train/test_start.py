@@ -1,13 +1,17 @@
 """How a training starts: anew, from another run with its weights and subwords, and what does not fit."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
 import torch
+from train.linked import write_corpus
 
 from rectiformer.config import TrainingConfig
 from rectiformer.distributed.ranks import Ranks
 from rectiformer.errors import CheckpointError, ConfigError
+from rectiformer.runs.checkpoint import best_checkpoint
 from rectiformer.runs.folder import adopt_vocabularies, load_model, open_run, weights_of
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.text.prepared import prepare
@@ -79,6 +83,24 @@ def test_what_is_resumed_goes_on_from_its_own_checkpoint(first, tmp_path):
     assert "resumed at step 2" in notes.lines
     assert not [line for line in notes.lines if line.startswith("started from")]
     assert any(not torch.equal(tensor, half[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+def test_resuming_a_finished_run_keeps_all_of_its_log(tmp_path):
+    changes = ["training.steps=3", "validation.every=2", "checkpoint.every=1", "training.average_checkpoints=2"]
+    config = load_config(None, [*SETTINGS, *changes])
+    train(config, tmp_path / "run")
+    log = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if "weights" in record] == [3]
+    train(config, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_finished_run_keeps_its_averaged_weights_though_validations_are_due_at_other_steps_now(tmp_path):
+    changes = ["training.steps=3", "checkpoint.every=1", "training.average_checkpoints=2", "validation.metric=loss"]
+    for every in (2, 3):
+        config = load_config(None, [*SETTINGS, *changes, "training.learning_rate=1e-2", f"validation.every={every}"])
+        train(config, tmp_path, resume=every == 3)
+        assert best_checkpoint(tmp_path).holds("averaged")
 
 
 @pytest.mark.parametrize(
@@ -208,3 +230,29 @@ def test_the_warning_comes_before_the_text_is_prepared(tmp_path):
     notes = Notes()
     train(load_config(None, [*SETTINGS, "training.steps=1", "training.warmup=4"]), tmp_path / "run", reporter=notes)
     assert "training.warmup = 4 is more than training.steps = 1" in notes.lines[0]
+
+
+def test_a_kill_while_prepared_data_is_replaced_leaves_a_run_that_resumes(tmp_path, monkeypatch):
+    own = [*SETTINGS[1:], *write_corpus(tmp_path, 100, 10)[:4], "training.steps=1"]
+    config, folder = load_config(None, own), tmp_path / "run"
+    train(config, folder)
+    os.utime(tmp_path / "train.de")  # so that it is prepared again, and compared
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(path, *args, **options):
+        """Ends where the first folder of data is half removed, as a kill does, which runs no `finally` either."""
+        if Path(path).parent == folder and Path(path).name in ("data", "data.again", "data.old"):
+            for ids in Path(path).rglob("source.ids"):
+                ids.unlink()
+            raise KilledError
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KilledError):
+        train(config, folder, resume=True)
+    monkeypatch.undo()
+    notes = Notes()
+    train(config, folder, resume=True, reporter=notes)
+    assert "resumed at step 1" in notes.lines
+    assert {path.name for path in folder.iterdir() if "data" in path.name} == {"data"}

@@ -263,6 +263,11 @@ WRONG = {
         ["--out", "{}/test.en"],
         "{}/test.en is named twice, or is also read; it is untouched; name another file",
     ),
+    "one file for two runs": (
+        2,
+        ["--compare", "{}/softmax", "--out", "{}/x.json", "--record", "{}/x-2.json"],
+        "{}/x-2.json is named twice",
+    ),
     "one file for two": (2, ["--out", "{}/x", "--record", "{}/x"], "{}/x is named twice"),
     "unknown format": (2, ["--format", "moses"], "unknown value of --format 'moses'"),
 }

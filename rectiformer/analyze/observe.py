@@ -243,7 +243,7 @@ def describe_sites(kind: str, variant: str, sites: Sequence[SiteRecord]) -> str:
     where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     visible = sum(int(site.visible.sum(dtype=np.int64)) for site in sites)
     rows = sum(int((site.visible > 0).sum()) for site in sites)
-    zeros = 1 - sum(len(site.weights) for site in sites) / max(1, visible)
+    zeros = (visible - sum(len(site.weights) for site in sites)) / max(1, visible)
     null = sum(int(site.null.sum()) for site in sites) / max(1, rows)
     return f"{kind:<8}{where}, {sites[0].heads} heads, {variant}: {zeros:.1%} zeros, {null:.1%} null rows"
 

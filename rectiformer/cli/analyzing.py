@@ -74,8 +74,9 @@ def analyze_command(
     """
     asked = tuple(dict.fromkeys(sites.split(","))) if sites else None
     view = View(asked, parse_layers(layers), examples, seed, tokenized)
-    check_outputs([report, record, out], [source, target, gold])
     runs = [run] if compare is None else [run, compare]
+    per_run = [numbered(path, number) for path in (record, out) if path for number in range(len(runs))]
+    check_outputs([report, *per_run], [source, target, gold])
     with inputs.join_ranks(device) as (ranks, own_device), inputs.only_rank0_prints(ranks):
         inputs.refuse_pipes(ranks, source, target, gold)
         if not source:

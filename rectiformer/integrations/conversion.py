@@ -72,7 +72,12 @@ def convert_attention(
     trained = model.training
     teacher = copy.deepcopy(model).eval().requires_grad_(False)
     model.set_attn_implementation(name)
-    paths = find_attentions(model.eval(), batches[0])
+    try:
+        paths = find_attentions(model.eval(), batches[0])
+    except Exception:
+        model.set_attn_implementation(own)
+        model.train(trained)
+        raise
     pairs = {path: (model.get_submodule(path), teacher.get_submodule(path)) for path in paths}
     swapped = site_errors(pairs, teacher, batches[-1])
     optimizer = torch.optim.Adam(model.parameters())

@@ -24,7 +24,7 @@ from rectiformer.model.projection import (
 from rectiformer.model.rotary import NO_ROTARY, SentenceRotary, apply_rotary
 from rectiformer.ops.activations import dot_scores
 from rectiformer.ops.attention import Window, attention, check_call
-from rectiformer.ops.call import shown_by
+from rectiformer.ops.call import HIDING, shown_by
 from rectiformer.ops.decode import decode_attention
 from rectiformer.ops.distributed import ContextGroup, attention_to_shards, context_parallel_attention
 from rectiformer.ops.norm import OutputNorm
@@ -342,4 +342,5 @@ class RectifiedAttention(nn.Module):
             return attn_bias
         shown = shown_by(attn_bias)  # what hides a key hides it whatever it is scaled with
         scaled = torch.where(shown, attn_bias, 0) * self.score_scales()[:, None, None].to(attn_bias.dtype)
+        scaled = scaled.clamp_min(0.99 * HIDING)  # and what hides none must not begin to
         return torch.where(shown, scaled, -torch.inf)

@@ -323,7 +323,11 @@ def check_window(window_size: Window | None, causal: bool) -> tuple[int, int]:
     """How many keys before and after its own position a query sees."""
     if window_size is None:
         return UNBOUNDED, 0 if causal else UNBOUNDED
-    left, right = (window_size, window_size) if isinstance(window_size, int) else window_size
+    sides = (window_size, window_size) if isinstance(window_size, int) else window_size
+    pair = isinstance(sides, tuple | list) and len(sides) == 2
+    if not pair or any(side is None or isinstance(side, float) for side in sides):
+        raise ArgumentError(f"window_size = {window_size}, but it must be a whole number or two of them, (left, right)")
+    left, right = sides
     if left < 0 or right < 0:
         raise ArgumentError(f"window_size = {window_size}, but a query cannot see a negative number of keys to a side")
     return left, 0 if causal else right

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops.activations import Value, subtract
-from rectiformer.ops.attention import Window, check_options, check_window, run, shortcut_key, transform_obstacle
+from rectiformer.ops.attention import (
+    Window,
+    check_number,
+    check_options,
+    check_window,
+    run,
+    shortcut_key,
+    transform_obstacle,
+)
 from rectiformer.ops.call import UNBOUNDED, AttentionCall, Visibility
 from rectiformer.ops.gpu import cached_products_suit, decode_obstacle, wants_gradients
 from rectiformer.ops.gpu.plans import PlanCache
@@ -74,7 +82,7 @@ def decode_attention(
     left, _ = check_window(window_size, causal=True)
     visibility = Visibility(Q, capacity, left, UNBOUNDED, key_lengths, first=capacity - Q)
     row.check_head_size(q.shape[3])
-    scale = (q.shape[3] // row.views) ** -0.5 if scale is None else scale
+    scale = (q.shape[3] // row.views) ** -0.5 if scale is None else check_number("scale", scale)
     call = AttentionCall(row, visibility, check_options(row, options, q.shape[1], decode_attention), scale)
     view_q, keys, view = call.views(q, k_cache)[0] if row.difference_of else (q, k_cache, call)
     if decode_obstacle(view_q, keys, v_cache, view) or transform_obstacle():
@@ -139,6 +147,8 @@ def check_decoding(
         raise ShapeError(f"new key has {sizes['1']} positions, but one is written at a time; {describe(named)}")
     if key_lengths.shape not in ((sizes["R"],), (1,)):
         raise ShapeError(f"key_lengths is {list(key_lengths.shape)}, but it needs [{sizes['R']}], one per row, or [1]")
+    if key_lengths.is_floating_point() or key_lengths.dtype == torch.bool:
+        raise ArgumentError(f"key_lengths holds {key_lengths.dtype}, but lengths are whole numbers")
 
 
 def plain_decoding(

@@ -121,14 +121,15 @@ def run_packed(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, packing: Pa
 
 def check_cu_seqlens(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> None:
     """Refuse what are not whole numbers from 0 to the total that never fall, nor rise by more than `max_seqlen`."""
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
+    whole = not (cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool)
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or not whole:
         raise ShapeError(
             f"cu_seqlens_{side} is {list(cu_seqlens.shape)} of {cu_seqlens.dtype}; it needs whole numbers, "
             "[sequences + 1]"
         )
     if torch.compiler.is_compiling() or cu_seqlens.device.type != "cpu":
         return
-    first, last, lengths = cu_seqlens[0], cu_seqlens[-1], cu_seqlens.diff()
+    first, last, lengths = cu_seqlens[0], cu_seqlens[-1], cu_seqlens.long().diff()
     if first != 0 or last != total or (lengths < 0).any():
         raise ArgumentError(
             f"cu_seqlens_{side} runs from {first} to {last}; it must rise from 0 to the {total} rows packed"

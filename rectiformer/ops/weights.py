@@ -59,7 +59,8 @@ class AttentionStats:
     @property
     def sparsity(self) -> Tensor:
         """Share of exact zeros among the visible cells of each head: [H]."""
-        return 1 - self.nonzero.sum((0, 2)) / self.visible.sum((0, 2)).clamp_min(1)
+        visible = self.visible.sum((0, 2))
+        return (visible - self.nonzero.sum((0, 2))) / visible.clamp_min(1)
 
     @property
     def null_rate(self) -> Tensor:

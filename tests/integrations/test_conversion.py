@@ -83,6 +83,10 @@ def test_what_does_not_fit_is_refused():
     ]:
         with pytest.raises(ArgumentError, match=words):
             convert_attention(model, *given)
+    model.train()
+    with pytest.raises(ValueError, match="input_ids"):
+        convert_attention(model, "rectified", [{"labels": batch["labels"]}])
+    assert (model.config._attn_implementation, model.training) == ("sdpa", True)
     model.set_attn_implementation("rectified")
     with pytest.raises(ArgumentError, match="the model attends by 'rectified' already"):
         convert_attention(model, "rela", [batch])

@@ -123,3 +123,13 @@ def test_a_bias_that_hides_keys_hides_them_whatever_gamma_is():
         module(x, attn_bias=torch.full((5, 5), -torch.inf).triu(1)).sum(), module.learned.raw
     )
     assert slope.isfinite().all()
+
+
+def test_a_bias_that_hides_no_key_hides_none_whatever_gamma_is():
+    """A low bias that is divided by a small gamma would otherwise change how many keys are counted."""
+    x, low = tokens(2, 5), torch.full((5, 5), -3e3).double().triu(1)
+    module = build("reluformer", option_init=0.5)
+    fixed = build("reluformer", option_sharing="fixed", option_init=0.5)
+    fixed.load_state_dict(module.state_dict(), strict=False)
+    fixed.options["gamma"] = module.learned()
+    assert_same(module(x, attn_bias=low), fixed(x, attn_bias=low))

@@ -368,6 +368,14 @@ def test_what_does_not_fit_is_named(given, error, message):
         )
 
 
+def test_scale_and_lengths_are_checked_as_those_of_attention():
+    tensors = [torch.ones(3, 2, 4, 4)] * 3
+    with pytest.raises(ArgumentError, match="scale = nan, but it must be a finite number"):
+        decode_attention(*tensors, key_lengths=torch.tensor([4]), scale=float("nan"))
+    with pytest.raises(ArgumentError, match=r"key_lengths holds torch.float32, but lengths are whole numbers"):
+        decode_attention(*tensors, key_lengths=torch.tensor([4.0]))
+
+
 OBSTACLES = [
     ("sparsemax", (1, 2, 2, 1, 9, 4, 4), torch.float32, "variant 'sparsemax' has no fused kernel"),
     ("rela", (1, 2, 2, 1, 9, 4, 4), torch.float64, "it takes one of float32, bfloat16 and float16"),

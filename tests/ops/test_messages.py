@@ -128,6 +128,9 @@ def test_numbers():
         "window_size = (-1, 2), but a query cannot see a negative number of keys to a side",
         window_size=(-1, 2),
     )
+    for wrong in (1.5, (1.5, 0), (1, 2, 3), (None, 0)):
+        words = f"window_size = {wrong}, but it must be a whole number or two of them, (left, right)"
+        expect_refusal(ArgumentError, words, window_size=wrong)
 
 
 def test_masks_and_biases_that_do_not_broadcast():

@@ -70,6 +70,11 @@ def test_wrong_bounds_are_named():
         attention_varlen(q, k, v, good, torch.tensor([0, 1, 3, 5]))
     with pytest.raises(ShapeError, match=r"cu_seqlens_q is \[3\] of torch.float32; it needs whole numbers"):
         attention_varlen(q, k, v, good.float(), good)
+    with pytest.raises(ShapeError, match=r"cu_seqlens_q is \[2\] of torch.bool; it needs whole numbers"):
+        attention_varlen(q[:1], k, v, torch.tensor([False, True]), torch.tensor([0, 5]))
+    falling = torch.tensor([0, 4, 3, 5], dtype=torch.uint8)  # whose differences are without a sign too
+    with pytest.raises(ArgumentError, match="cu_seqlens_q runs from 0 to 5; it must rise"):
+        attention_varlen(q, k, v, falling, torch.tensor([0, 1, 3, 5]))
     with pytest.raises(ShapeError, match=r"v has N = 4 but k has N = 5; q \[M H D\] is \[5, 4, 8\]"):
         attention_varlen(q, k, v[:4], good, good)
 

@@ -78,6 +78,8 @@ def test_a_query_that_sees_no_key_is_not_null():
     stats = attention_stats(torch.randn(2, 1, 3, 4), -torch.rand(2, 1, 5, 4), "rela", key_lengths=[5, 0])
     assert not stats.null[1].any()
     assert (stats.visible[1] == 0).all()
+    blind = attention_stats(torch.randn(2, 1, 3, 4), torch.randn(2, 1, 5, 4), "rela", key_lengths=[0, 0])
+    assert blind.sparsity.tolist() == blind.null_rate.tolist() == [0]
 
 
 def test_statistics_of_a_long_document_never_hold_all_weights():

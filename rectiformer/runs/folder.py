@@ -42,7 +42,10 @@ from rectiformer.toml import build, load_config, to_toml
 FREE_KEYS = (
     "log.",
     "checkpoint.",
-    "validation.",
+    "validation.every",
+    "validation.sentences",
+    "validation.beam",
+    "validation.patience",
     "training.steps",
     "training.device",
     "training.compile",
@@ -56,7 +59,8 @@ FREE_KEYS = (
     "vocabulary.source_model",
     "vocabulary.target_model",
 )
-"""Keys, or sections with a dot after them, that a resumed run may change. Files are judged by what is in them."""
+"""Keys, or sections with a dot after them, that a resumed run may change. Files are judged by what is in them. What is
+best so far was found by one metric, and another could not be compared with it."""
 
 RUNS_NAMED, TENSORS_NAMED, KEYS_NAMED = 8, 3, 3
 """At most so many are named in an error."""

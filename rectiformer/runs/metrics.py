@@ -18,12 +18,10 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, tensorboard: bool = False) -> None:
-        self.path = path
+        self.path, self.tensorboard = path, tensorboard
         self.writer: Any = None
         if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # seconds to import
-
-            self.writer = SummaryWriter(str(path.with_name("tensorboard")))
+            import torch.utils.tensorboard  # noqa: F401  seconds to import; where it is missing, nothing has begun yet
 
     def write(self, record: dict[str, Any], prefix: str = "train") -> None:
         """Append `record`; floats that are not finite, which JSON lacks, become "nan", "inf" or "-inf".
@@ -33,7 +31,8 @@ class MetricsLog:
         line = json.dumps(spell_non_finite(record), allow_nan=False).encode() + b"\n"
         with writing(self.path), open(self.path, "ab") as file:
             file.write(line)
-        if self.writer is not None:
+        if self.tensorboard:
+            self.writer = self.writer or open_writer(self.path)
             for name, value in record.items():
                 if name != "step" and isinstance(value, int | float):
                     self.writer.add_scalar(f"{prefix}/{name}", value, record["step"])
@@ -45,11 +44,20 @@ class MetricsLog:
         Args:
             undone: keys of records that will be written anew for `step` itself; those with one of them are dropped.
         """
+        if self.tensorboard:
+            self.writer = open_writer(self.path, purge_step=step + 1)  # what it has of later steps is shown no more
         if not os.path.lexists(self.path):
             return
         kept = [line for line, record in parse_lines(self.path) if not after(record, step, undone)]
         with writing(self.path):
             replace_file(self.path, b"".join(line + b"\n" for line in kept))
+
+
+def open_writer(path: Path, purge_step: int | None = None) -> Any:
+    """A writer of TensorBoard events in a folder next to the log."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(path.with_name("tensorboard")), purge_step=purge_step)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ RATIO = 0.7
 class Annealing:
     """The power that attention has at each update: a function of the step alone, so resuming needs nothing more.
 
-    ConfigError where a power is to fall that no attention of `model` has, or that is no larger than its final one.
+    ConfigError where a power is to fall that no attention of `model` has, or that is no larger than its final one, or
+    in less than one update.
     """
 
     def __init__(self, model: Transformer, config: TrainingConfig) -> None:
@@ -35,6 +36,11 @@ class Annealing:
             raise ConfigError(
                 f"training.anneal_from = {config.anneal_from} is not above the power of the model, {final}; raise it, "
                 "or set it to 0"
+            )
+        if config.anneal_fraction * config.steps < 1:
+            raise ConfigError(
+                f"training.anneal_fraction = {config.anneal_fraction:g} of training.steps = {config.steps:,} is less "
+                "than one update, so no power would ever fall; raise it, or set training.anneal_from = 0"
             )
         self.powers = falling(config.anneal_from, final)
 

@@ -128,8 +128,8 @@ class Trainer:
             shapes = [f"{pairs} x {length}" for pairs, length in self.plan.shapes()]
             raise DeviceMemoryError(
                 f"step {self.state.step + 1}: the device has no memory left; batches are {', '.join(shapes)} tokens; "
-                "lower training.batch_tokens and raise training.grad_accumulation as much; checkpoints are untouched, "
-                "go on with --resume"
+                "checkpoints are untouched: go on with --resume where other processes held some of it, else train "
+                "another run with lower training.batch_tokens and training.grad_accumulation raised as much"
             ) from error
         finally:
             self.saver.close()
@@ -206,8 +206,8 @@ class Trainer:
             replace_file(path, json.dumps({"step": bad, "pairs": pairs}).encode())
         raise DivergedError(
             f"step {bad}: loss or gradient is not a finite number; nothing was updated with it, its pairs are in "
-            f"{path}, the last checkpoint is kept; lower training.learning_rate or set training.clip_grad_norm, then "
-            "--resume"
+            f"{path}, the last checkpoint is kept; train another run with a lower training.learning_rate or with "
+            "training.clip_grad_norm"
         )
 
     def _log(self) -> None:

@@ -91,6 +91,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(launcher, s
     [
         ({"model_num_heads": 4}, "model.num_heads = 4 (was 2); undo this"),
         ({"vocabulary_size": 280}, "vocabulary.size = 280 (was 300); undo this"),
+        ({"validation_metric": "loss"}, "validation.metric = 'loss' (was 'bleu'); undo this"),
         (
             {"data_seed": 2, "training_learning_rate": 0.5},
             "data.seed = 2 (was 1), training.learning_rate = 0.5 (was 1.0); undo this",

@@ -110,3 +110,15 @@ def test_a_full_disk_is_named_and_rewinding_keeps_the_log(log):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert log.path.read_bytes() == before
     assert os.listdir(log.path.parent) == [log.path.name]
+
+
+def test_tensorboard_shows_no_step_twice_after_rewinding(tmp_path):
+    shown = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for steps, reached in (((1, 2, 3), 0), ((2, 3, 4), 1)):
+        log = MetricsLog(tmp_path / "metrics.jsonl", tensorboard=True)
+        log.rewind(reached)
+        for step in steps:
+            log.write({"step": step, "loss": reached + step})
+        log.writer.close()
+    events = shown.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1), (2, 3), (3, 4), (4, 5)]

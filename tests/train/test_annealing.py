@@ -83,6 +83,10 @@ def test_a_stopped_run_ends_as_one_that_was_not(tmp_path):
     ("changes", "words"),
     [
         ({"model_variant": "relu-exp", "training_anneal_from": 2}, "is not above the power of the model, 2"),
+        (
+            {**ANNEALED, "training_anneal_fraction": 0.05},
+            "training.anneal_fraction = 0.05 of training.steps = 12 is less than one update",
+        ),
         ({"training_anneal_from": 16}, "no attention of this model has a power that can fall.*relu-exp"),
         (
             {"model_attention_power": 3},

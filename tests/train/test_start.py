@@ -10,7 +10,7 @@ from train.linked import write_corpus
 
 from rectiformer.config import TrainingConfig
 from rectiformer.distributed.ranks import Ranks
-from rectiformer.errors import CheckpointError, ConfigError
+from rectiformer.errors import CheckpointError, ConfigError, DeviceMemoryError, DivergedError
 from rectiformer.runs.checkpoint import best_checkpoint
 from rectiformer.runs.folder import adopt_vocabularies, load_model, open_run, weights_of
 from rectiformer.runs.metrics import read_metrics
@@ -174,6 +174,23 @@ def test_resuming_where_nothing_is_says_that_it_starts_anew(tmp_path):
         notes = Notes()
         train(config, folder, resume=True, reporter=notes)
         assert [line for line in notes.lines if "anew" in line] == expected
+
+
+def test_no_advice_is_to_resume_with_what_a_resumed_run_may_not_change(tmp_path, monkeypatch):
+    with pytest.raises(DivergedError, match="train another run with a lower training") as caught:
+        train(load_config(None, [*SETTINGS, "training.learning_rate=9e29"]), tmp_path / "diverged")
+    assert "--resume" not in str(caught.value)
+
+    def fill(*arguments):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("rectiformer.train.update.Updater.update", fill)
+    words = "go on with --resume where other processes held some of it, else train another run with lower training"
+    with pytest.raises(DeviceMemoryError, match=words):
+        train(load_config(None, SETTINGS), tmp_path / "full")
+    changed = load_config(None, [*SETTINGS, "training.batch_tokens=150", "training.grad_accumulation=2"])
+    with pytest.raises(CheckpointError, match=r"cannot resume .* with training.batch_tokens = 150"):
+        train(changed, tmp_path / "full", resume=True)
 
 
 @pytest.mark.parametrize(("warmup", "warned"), [(1, False), (2, False), (5, True)])

@@ -107,6 +107,15 @@ class InterruptedLines(io.RawIOBase):
         return len(line)
 
 
+@pytest.fixture
+def _interruptible():
+    """Ctrl-C is heard, also where the tests were started in the background of a shell, which ignores it there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_interrupting_leaves_the_old_file(tiny_run, folder, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(InterruptedLines())))
     before = files(folder)

@@ -358,6 +358,23 @@ def adopt_vocabularies(config: Config) -> Config:
     return dataclasses.replace(config, vocabulary=vocabulary)
 
 
+def keep_vocabularies(config: Config, folder: Path) -> Config:
+    """The same for the run that `folder` has already: where a vocabulary it was given is gone, such as that of a run
+    which was removed since, its own copy."""
+    other = config.training.init_from or config.distillation.teacher
+    if not other or (Path(other) / "source.model").exists():
+        config = adopt_vocabularies(config)
+    named = config.vocabulary.source_model, config.vocabulary.target_model
+    if other and not any(named):
+        named = other, "" if config.vocabulary.shared else other
+    source, target = (
+        str(folder / own) if name and not Path(name).is_file() else name
+        for own, name in zip(("source.model", "target.model"), named, strict=True)
+    )
+    vocabulary = dataclasses.replace(config.vocabulary, source_model=source, target_model=target)
+    return dataclasses.replace(config, vocabulary=vocabulary)
+
+
 def require_fit(config: Config, source: Vocabulary | None, target: Vocabulary | None) -> None:
     """CheckpointError where the run in `training.init_from` does not fit, before anything is made or prepared.
 

@@ -25,6 +25,7 @@ from rectiformer.runs.folder import (
     adopt_vocabularies,
     create_run,
     is_created,
+    keep_vocabularies,
     open_run,
     refuse_existing,
     require_fit,
@@ -138,7 +139,7 @@ def open_together(
 
     def make() -> None:
         remove_unfinished(folder, reporter)
-        own = adopt_vocabularies(config)
+        own = keep_vocabularies(config, folder) if is_created(folder) else adopt_vocabularies(config)
         prepared = open_data(own, folder, data, lambda stage, count: report_or_stop(reporter, stop, stage, count))
         require_validation(own, prepared.valid is not None)
         opened.append((open_or_create(own, folder, prepared, reporter), prepared))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,17 @@ def test_mixed_segments_are_of_every_length_and_validation_is_not_mixed(first, t
     assert separators[0] == separators[1] > 0  # the first document is cut at the longest limit
     with pytest.raises(ConfigError, match=r"data\.mixed = true, but data\.segment_length = 0"):
         prepare(load_config(None, [*SETTINGS, "data.mixed=true"]), tmp_path / "sentences")
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["as it was", "by a configuration"])
+def test_a_run_resumes_when_the_run_it_started_from_is_gone(first, tmp_path, named):
+    base = shutil.copytree(first, tmp_path / "base")
+    config = settings(base, "training.steps=6")
+    train(config, tmp_path / "run")
+    shutil.rmtree(base)
+    found = config if named else open_run(tmp_path / "run").config
+    longer = dataclasses.replace(found, training=dataclasses.replace(found.training, steps=8))
+    assert train(longer, tmp_path / "run", resume=True).step == 8
 
 
 def test_resuming_where_nothing_is_says_that_it_starts_anew(tmp_path):

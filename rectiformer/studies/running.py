@@ -69,8 +69,10 @@ def run_studies(
             )
     every = list_tasks(plans, out)
     chosen = choose(every, only)
-    for task in chosen:
-        refuse_changed(task)
+    used = {folder for task in chosen for folder in (task.folder, task.start)}
+    for task in every:
+        if task.folder in used:
+            refuse_changed(task)
     left = list_left(chosen, every)
     with ExitStack() as stack:
         for root in dict.fromkeys(task.root for task in (*chosen, *left)):

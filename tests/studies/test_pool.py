@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from studying import lay_out, play_trainings
 
-from rectiformer.errors import ArgumentError
+from rectiformer.errors import ArgumentError, CheckpointError
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.plan import Scale, Task, seeded
 from rectiformer.studies.results import Results, save_results
 from rectiformer.studies.running import list_tasks, run_studies
 from rectiformer.studies.single import describe
+from rectiformer.toml import to_toml
 
 SMOKE, SEARCH = Scale("smoke"), STUDIES["reluformer-search"]
 CONFIG = SEARCH.trainings(SMOKE)[0].config
@@ -163,3 +164,13 @@ def test_a_model_to_start_from_that_was_stopped_is_trained_to_its_end_first(play
         list_tasks([(second, SMOKE)], tmp_path)[0].locate_start()
     _, journal = play(first, second, jobs=2, only="second/")
     assert journal.index("is trained first/a-seed1") < journal.index("begins second/b-seed1")
+
+
+def test_a_model_to_start_from_that_was_trained_otherwise_is_refused(play, tmp_path):
+    first, second = study("first", ["a"]), study("second", ["b"], start="first/a-seed1")
+    (other,) = list_tasks([(first, SMOKE)], tmp_path)
+    other.run.mkdir(parents=True)
+    longer = replace(CONFIG, training=replace(CONFIG.training, steps=CONFIG.training.steps + 1))
+    (other.run / "config.toml").write_text(to_toml(longer))
+    with pytest.raises(CheckpointError, match=r"a-seed1 was made with .*training\.steps = "):
+        play(first, second, jobs=2, only="second/")

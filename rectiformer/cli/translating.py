@@ -116,12 +116,10 @@ def translate(
     )  # fmt: skip
     refuse_parts(as_json, alignments, heads, markup, nbest)
     refuse_input(out, [file, prefix])
-    how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences}
-    if documents == "none":
-        how["too_long"] = too_long
-    else:
+    how: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_sentences": batch_sentences, "too_long": too_long}
+    if documents != "none":
         lines_only = {"prefix": prefix, "alignments": alignments, "heads": heads, "markup": markup}
-        inputs.refuse_line_options(**lines_only, too_long=too_long != "split")
+        inputs.refuse_line_options(**lines_only, too_long=how.pop("too_long") != "split")
         how |= {"limit": segment, "overlap": overlap}
     at_once = batch_sentences == 1 or (file == "-" and standard_input().isatty())
     forced = inputs.read_text(prefix) if prefix else None
@@ -131,8 +129,6 @@ def translate(
             translator = inputs.open_translator(run, checkpoint, own_device, precision)
             align_by = inputs.find_head(translator, asked)
         translator.max_length = max_length or translator.max_length
-        if file == "-" and standard_input().isatty() and sys.stderr.isatty():
-            print("type lines to translate; Ctrl-D ends", file=sys.stderr)
         job = Job(file, bad_utf8, search, as_json, at_once, how, documents, forced, align_by, heads, markup)
         run_job(job, translator, ranks, out, shard_source)
 
@@ -391,6 +387,8 @@ def run_job(job: Job, translator: Translator, ranks: Ranks, out: Path | None, sh
     elif ranks.world_size > 1:
         run_shared(job, translator, ranks, out)
     else:
+        if job.file == "-" and standard_input().isatty() and sys.stderr.isatty():
+            print("type lines to translate; Ctrl-D ends", file=sys.stderr)
         total = count_lines(job.file, out) if job.documents == "none" else None
         with counting_bar("translating", total) as tell:
             found = job.cut(translator, read_lines(job.file, job.bad_utf8), tell)

@@ -45,7 +45,7 @@ class AttentionStats:
     """Entropy in nats of the absolute weights divided by their sum; 0 for a row without weights."""
 
     def __repr__(self) -> str:
-        """In place of four tensors of [B, H, M], what is asked first: their size, and zeros and null rows per head."""
+        """What people ask first instead of four whole tensors: [B, H, M], and the zeros and null rows of each head."""
         shares = (
             f"{name} {[round(float(each), 4) for each in getattr(self, name)]}" for name in ("sparsity", "null_rate")
         )

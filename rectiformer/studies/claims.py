@@ -343,7 +343,7 @@ def judge(claim: PageClaim, results: Results) -> Judged:
     """The verdict by the interval over seeds, once all seeds are there; why, in one sentence."""
     first, second = claim.values(results)
     found = difference(first, second)
-    if both := first.keys() & second.keys():  # so that the difference is that of the means beside it
+    if both := first.keys() & second.keys():  # so that the difference shown is that of the means shown
         first, second = ({seed: values[seed] for seed in sorted(both)} for values in (first, second))
     known = dict(zip(claim.sides, (first, second), strict=True))
     sides = " vs. ".join(f"{side} {describe_side(values, claim.digits)}" for side, values in known.items() if values)

@@ -64,7 +64,7 @@ def test_a_claim_without_all_seeds_is_open_and_says_why():
 
 
 def test_the_means_on_the_page_are_of_the_seeds_that_are_compared():
-    """Otherwise the difference beside them would not be theirs."""
+    """Otherwise the difference shown with them would not be theirs."""
     assert judged(relu=[36.0, 39.0, 39.0], softmax=[35.0]).ours == "+1.00: ReLU 36.00 [1] vs. softmax 35.00 [1] (BLEU)"
 
 

@@ -10,6 +10,7 @@ This file needs no Triton; the plans themselves are next to their kernels.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -58,7 +59,7 @@ def is_intercepted(*tensors: Tensor) -> bool:
 Gradients = tuple[Tensor | None, ...]
 
 
-class KernelPlan:
+class KernelPlan(ABC):
     """The launches of an operator and of its gradient, for one layout of the tensors that its inputs begin with.
 
     A plan is called with `held`, those of the tensors that are not None; `numbers` are the other inputs, the same for
@@ -82,12 +83,16 @@ class KernelPlan:
         """Where a tensor is among `held`."""
         self.results = [self.gradient_of.get(name) for name in present]
 
+    @abstractmethod
     def forward(self, held: Sequence[Tensor]) -> Tensor:
-        raise NotImplementedError
+        """What the operator returns."""
 
     def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
-        """What the backward operator returns, with None for the gradient of what is not there."""
-        raise NotImplementedError
+        """What the backward operator returns, with None for the gradient of what is not there.
+
+        Decoding has none: calls that want gradients never come to its plans.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no gradient")
 
     def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         """`backward` by the operator, which knows its own gradient."""

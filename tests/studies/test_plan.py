@@ -165,7 +165,7 @@ def test_recipes_are_the_shipped_ones_with_softmax(settings, file):
 @pytest.mark.parametrize(
     ("file", "study", "name"),
     [
-        ("europarl.toml", "translation-quality", "europarl-en-de-post-rela-g-0.0008-2500"),
+        ("europarl.toml", "translation-quality", "europarl-en-de-post-rela-g-0.0012-2500-clip1"),
         ("europarl-documents.toml", "document-length", "rela-g-1024"),
     ],
 )

@@ -157,7 +157,8 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
         translated(
             WORDS,
             "Europarl en-de in words, post-norm",
-            note="Without clipping, at 8e-4, one of three seeds of softmax trained (27.14 BLEU) and all of rela-g (26.96).",
+            note="Without clipping, at 8e-4, one of three seeds of softmax trained (27.14 BLEU) "
+            "and all of rela-g (26.96).",
         ),
         translated("europarl-en-de-words-pre", "the same text, pre-norm", paper="pre-norm is not in the paper"),
         translated("europarl-en-de-post", "Europarl en-de as it is written, post-norm"),

@@ -71,10 +71,10 @@ def assert_matches_reference(inputs: list[Tensor], dtype: torch.dtype, backend: 
         assert_no_worse(f"{variant} {name}", fast[name], eager[name], exact[name])
 
 
-def assert_beta_gets_its_gradients(inputs: list[Tensor], **arguments) -> None:
-    """First and second derivatives through `threshold` by the fused kernels against the reference in float64."""
+def assert_beta_gets_its_gradients(inputs: list[Tensor], backend: str = "fused", **arguments) -> None:
+    """First and second derivatives through `threshold` by a backend against the reference in float64."""
     found = []
-    for how, dtype in (("fused", torch.float32), ("reference", torch.float64)):
+    for how, dtype in ((backend, torch.float32), ("reference", torch.float64)):
         q, k, v, upstream = (tensor.to(dtype).requires_grad_() for tensor in inputs)
         beta = torch.linspace(0.1, 0.5, q.shape[1], dtype=dtype).requires_grad_()
         out = attention(q, k, v, "threshold", beta=beta, backend=how, **arguments)

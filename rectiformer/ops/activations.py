@@ -67,7 +67,7 @@ class Pointwise:
     """Weights that are a function of their own score alone: function(x - shift of the row) ** power."""
 
     function: str
-    """A key of `FUNCTIONS` and, for the kernels, of `DEVICE_FUNCTIONS` in gpu/pointwise.py."""
+    """A key of `FUNCTIONS`, of those in cpu.py and, for the kernels, of `DEVICE_FUNCTIONS` in gpu/pointwise.py."""
     power: int | str = 1
     """A whole number, or the name of the option that holds it."""
     shift: RowShift | None = None

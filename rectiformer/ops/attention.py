@@ -196,7 +196,7 @@ def choose_fused(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | 
 BACKENDS = (
     Backend("fused", choose_fused, "one kernel on the GPU, scores never leave it"),
     Backend("sdpa", choose_sdpa, "softmax in torch's own kernels"),
-    Backend("blocked", choose_blocked, "a rectified variant on the CPU, in blocks of scores that fit the cache"),
+    Backend("blocked", choose_blocked, "a pointwise variant on the CPU, in blocks of scores that fit the cache"),
     Backend(
         "products", choose_products, "two matrix products on the GPU, with the scores in device memory", plain=True
     ),

@@ -1,21 +1,23 @@
-"""Rectified attention on the CPU, one block of scores at a time, forward and backward.
+"""Pointwise variants on the CPU, one block of scores at a time, forward and backward.
 
-A rectified row has no maximum and no sum to carry, so a block of scores is two matrix products with a ReLU between, and
-the backward pass rebuilds the block instead of keeping it. No more than `SCORE_BYTES` of scores exist at once. To
-`torch.compile` either pass is one operator, `rectiformer::rectified` and its backward.
+A row whose weights are a function of their own score has no maximum and no sum to carry, so a block of scores is two
+matrix products with that function between, and the backward pass rebuilds the block instead of keeping it. No more than
+`SCORE_BYTES` of scores exist at once. To `torch.compile` either pass is one operator, `rectiformer::pointwise` and its
+backward.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from rectiformer.ops.activations import Pointwise
+from rectiformer.ops.activations import Pointwise, cosine_scores, unit_rms
 from rectiformer.ops.autograd import operator, recall, register_derivative, second_derivatives
 from rectiformer.ops.call import AttentionCall, Run, Visibility, spans
 from rectiformer.ops.dropout import keep_cells
@@ -27,6 +29,49 @@ SCORE_BYTES = 4 << 20
 ALONE = 512 * 1024
 """Cells from which a matrix gets a block of its own: its products fill all threads by themselves."""
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a block of scores, one of `FUNCTIONS` in activations.py, with as few new tensors as it takes."""
+
+    weigh: Callable[[Tensor], Tensor]
+    """f(x), in the place of x where the slope can do without x."""
+    pull_back: Callable[[Tensor, Tensor, Tensor], object]
+    """Multiplies d by f'(x) in place: given d, f(x), and x unless `weigh` has overwritten it."""
+    homogeneous: bool = False
+    """f(c x) = c f(x) for c > 0: a positive scale costs nothing outside."""
+    closes: bool = False
+    """`pull_back` gives exactly 0 where f(x) is 0, so hidden and dropped cells need not be zeroed again."""
+    unit_slope: bool = False
+    """f'(x) = 1 wherever f(x) is not 0."""
+    at_zero: float = 0.0
+    """f(0)."""
+
+
+aten = torch.ops.aten
+FUNCTIONS = {
+    "identity": Function(lambda x: x, lambda d, *_: d, homogeneous=True, unit_slope=True),
+    "relu": Function(
+        torch.relu_,
+        lambda d, f, _: aten.threshold_backward.grad_input(d, f, 0, grad_input=d),
+        homogeneous=True,
+        closes=True,
+        unit_slope=True,
+    ),
+    "leaky-relu": Function(
+        lambda x: F.leaky_relu_(x, 0.01),
+        lambda d, f, _: aten.leaky_relu_backward.grad_input(d, f, 0.01, True, grad_input=d),
+        homogeneous=True,
+    ),
+    "gelu": Function(F.gelu, lambda d, _, x: aten.gelu_backward.grad_input(d, x, grad_input=d)),
+    "sigmoid": Function(
+        torch.sigmoid_,
+        lambda d, f, _: aten.sigmoid_backward.grad_input(d, f, grad_input=d),
+        closes=True,
+        at_zero=0.5,
+    ),
+}
 
 
 class Block(NamedTuple):
@@ -41,21 +86,34 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """Everything that turns queries and keys into rectified scores; recomputed alike by both passes."""
+    """Everything that turns queries and keys into f(x); both passes compute it alike."""
 
     q: Tensor  # [B * H, M, D]
     k: Tensor  # [B * H, N, D]
     call: AttentionCall
-    """Its mask hides what the bias hides and, where padding would not come out as 0, the padding."""
+    """Its mask also hides the padding where that would not come out as 0."""
     batch: int
     heads: int
     inner: float
     outer: float
-    """Weights are (outer [inner q k + bias]+) ** power. A positive scale goes outside, where it costs nothing."""
+    """Weights are (outer f(inner q k + bias)) ** power."""
 
     @property
     def visibility(self) -> Visibility:
         return self.call.visibility
+
+    @property
+    def row(self) -> Pointwise:
+        assert self.call.variant.pointwise is not None
+        return self.call.variant.pointwise
+
+    @property
+    def function(self) -> Function:
+        return FUNCTIONS[self.row.function]
+
+    @property
+    def power(self) -> int:
+        return self.row.find_power({})  # a number here: `flatten` has looked it up
 
     def blocks(self, buffers: int) -> Iterator[Block]:
         """All blocks that hold a visible cell, sized so that `buffers` of them fit in `SCORE_BYTES`."""
@@ -75,18 +133,41 @@ class Scores:
                 for key in range(first_key, last_key, columns):
                     yield Block(batch, heads, queries, slice(key, min(key + columns, last_key)), flat)
 
-    def rectified(self, block: Block, buffer: Tensor, transposed: bool = False) -> Tensor:
-        """[x]+ of one block with hidden and dropped cells exactly 0: [b * h, m, n], or [b * h, n, m]."""
+    def evaluate(self, block: Block, buffer: Tensor, transposed: bool = False) -> tuple[Tensor, Tensor]:
+        """f(x) of one block, with hidden and dropped cells exactly 0, and x unless f(x) has taken its place.
+
+        Both are [b * h, m, n], or [b * h, n, m].
+        """
         rows, columns = self.q[block.flat, block.queries], self.k[block.flat, block.keys]
         factors = (columns, rows) if transposed else (rows, columns)
         bias = self.call.attn_bias
-        scores = self.rectified_product(*factors, buffer) if bias is None else product(*factors, buffer)
-        cells = self.cells(scores, block, transposed)
-        if bias is not None:
-            # Two roundings in this order, as in the reference: a score that is exactly 0 there is exactly 0 here.
-            torch.add(over_block(bias, block), cells, alpha=self.inner, out=cells).relu_()
-        self.hide(cells, block)
-        return scores
+        if bias is None and self.row.function == "relu":
+            x = value = self.rectified_product(*factors, buffer)
+        else:
+            x = product(*factors, buffer)
+            if bias is not None:
+                cells = self.cells(x, block, transposed)
+                # Two roundings in this order, as in the reference: a score that is exactly 0 there is exactly 0 here.
+                torch.add(over_block(bias, block), cells, alpha=self.inner, out=cells)
+            elif self.inner != 1:
+                x.mul_(self.inner)
+            value = self.function.weigh(x)
+        self.hide(self.cells(value, block, transposed), block)
+        return value, x
+
+    def differentiate(self, block: Block, d_weights: Tensor, value: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient of the scores but for constant factors, and the weights f(x) ** power, of a block [n, m].
+
+        Given what `evaluate` returned; both results overwrite what was given. Cells where f(x) was set to 0 have none.
+        """
+        function, power = self.function, self.power
+        if power > 1:
+            d_weights.mul_(value if power == 2 else value.pow(power - 1))
+        if power == 1 or not function.unit_slope:
+            function.pull_back(d_weights, value, x)
+        if power == 1 and not function.closes:
+            self.hide(self.cells(d_weights, block, transposed=True), block)
+        return d_weights, value.pow_(power) if power > 1 else value
 
     def rectified_product(self, a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
         """[a b^T]+. oneDNN's ReLU comes for free but makes 0 of NaN: it is taken where no product can be NaN."""
@@ -105,8 +186,8 @@ class Scores:
         return (scores.mT if transposed else scores).unflatten(0, (block.batch.stop - block.batch.start, -1))
 
     def hide(self, cells: Tensor, block: Block) -> None:
-        """Zero the cells that are not visible or were dropped. Padding needs nothing unless `prepare` says so: its
-        keys are zero, so their scores are."""
+        """Zero the cells that are not visible or were dropped. Padding has keys of zeros; `prepare` masks it where that
+        is not enough."""
         seen, (rows, columns) = self.visibility, cells.shape[2:]
         corner = seen.first + block.queries.start - block.keys.start
         last_seen_by_all = corner + seen.right
@@ -159,26 +240,20 @@ def over_block(broadcast: Tensor, block: Block) -> Tensor:
 def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Scores, Tensor]:
     """Flatten sequences and heads, repeat grouped heads, clear padding: the scores to be, and values [B * H, N, Dv]."""
     B, H = q.shape[:2]
-    visibility, bias = call.seen, call.attn_bias
+    visibility, bias = call.visibility, call.attn_bias
     mask, lengths = visibility.attn_mask, visibility.key_lengths
     k, v = (repeat_heads(clear_padding(kv, visibility), H).flatten(0, 1) for kv in (k, v))
     if bias is not None:
         bias = bias.to(q.dtype)
-    if lengths is not None and (bias is not None or not q.isfinite().all()):
+    scores = Scores(q.flatten(0, 1), k, replace(call, attn_bias=bias), B, H, inner=call.scale, outer=1.0)
+    if bias is None and scores.function.homogeneous:
+        scores = replace(scores, inner=1.0, outer=call.scale)
+    if lengths is not None and (bias is not None or scores.function.at_zero or not q.isfinite().all()):
         # A bias could lift padding above zero, and infinity times zero is NaN, so padding joins the mask.
         real = (torch.arange(visibility.keys) < lengths[:, None])[:, None, None]
-        mask = real if mask is None else real & mask
-    inner, outer = (1.0, call.scale) if bias is None else (call.scale, 1.0)
-    call = replace(call, attn_bias=bias, visibility=replace(visibility, attn_mask=mask))
-    return Scores(q.flatten(0, 1), k, call, B, H, inner, outer), v
-
-
-def through_relu(d_weights: Tensor, positive: Tensor, power: int) -> tuple[Tensor, Tensor]:
-    """Gradient of the scores (but for constants) and the weights, each in place. Dropped cells are 0 in `positive`."""
-    if power == 1:
-        torch.ops.aten.threshold_backward.grad_input(d_weights, positive, 0, grad_input=d_weights)
-        return d_weights, positive
-    return d_weights.mul_(positive if power == 2 else positive.pow(power - 1)), positive.pow_(power)
+        visibility = replace(visibility, attn_mask=real if mask is None else real & mask)
+        scores = replace(scores, call=replace(scores.call, visibility=visibility))
+    return scores, v
 
 
 def product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
@@ -227,76 +302,98 @@ def grow_buffer(block: Block, buffer: Tensor) -> Tensor:
 
 
 ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? key_lengths, Tensor? seed, int power, "
-    "float scale, float dropout_p, SymInt window_left, SymInt window_right, SymInt query_origin, SymInt key_origin"
+    "Tensor q, Tensor k, Tensor v, Tensor? attn_bias, Tensor? attn_mask, Tensor? key_lengths, Tensor? seed, "
+    "str function, int power, float scale, float dropout_p, SymInt window_left, SymInt window_right, "
+    "SymInt query_origin, SymInt key_origin"
 )
-"""Of both operators. The origin is where query 0 and key 0 lie in the dropout pattern of a packed batch."""
-NO_GRADIENT = [None] * 10
+"""Of both operators. The mask hides what a bias hides, too, and the bias holds the shifts of rows. The origin is where
+query 0 and key 0 lie in the dropout pattern of a packed batch."""
+NO_GRADIENT = [None] * 11
 """Of the arguments from attn_mask on."""
 
 
 def choose_blocked(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run | str:
     """`blocked_attention`, or why it cannot take this call."""
-    if not call.variant.rectified:
-        return f"variant {call.variant.name!r} is not rectified"
+    if call.variant.pointwise is None:
+        return f"weights of {call.variant.name!r} depend on more than their own score"
     return blocked_attention if q.device.type == "cpu" else f"it runs on the CPU, and q is on {q.device}"
 
 
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-    """`reference_attention` for rectified variants, without ever holding M x N scores."""
+    """`reference_attention` for pointwise variants, without ever holding M x N scores."""
     dtype = q.dtype
     if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         q, k, v = q.float(), k.float(), v.float()
-    if call.scale < 0:  # a positive scale leaves the ReLU, a negative one must not
-        q, call = -q, replace(call, scale=-call.scale)
-    return scale_rows(rectified(q, k, v, *flatten(call)), call).to(dtype)
+    if call.variant.score is cosine_scores:
+        q, k = unit_rms(q), unit_rms(clear_padding(k, call.visibility))
+    scale = call.scale
+    if scale < 0:  # a positive scale leaves the ReLU, a negative one must not
+        q, scale = -q, -scale
+    # Hidden before the shift of its row is added: what hides a key is the bias that was given.
+    shifted = replace(call, visibility=call.seen, attn_bias=add_shift(call, q.dtype), scale=scale)
+    return scale_rows(pointwise(q, k, v, *flatten(shifted)), call).to(dtype)
+
+
+def add_shift(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
+    """The bias less the shifts of rows, which are a bias with one key: [B|1, H|1, M, 1] where no other is given."""
+    assert call.variant.pointwise is not None
+    shift, bias = call.variant.pointwise.shift, call.attn_bias
+    if shift is None:
+        return bias
+    wide = torch.promote_types(dtype, torch.float32)
+    count = call.seen.counts(torch.device("cpu")).clamp_min(1).to(wide)[..., None]
+    shifts = shift(count, call.options)
+    return -shifts if bias is None else bias - shifts
 
 
 def flatten(call: AttentionCall) -> tuple[Any, ...]:
     """The operators' arguments after q, k and v."""
-    seen = call.visibility
+    assert call.variant.pointwise is not None
+    seen, row = call.visibility, call.variant.pointwise
     tensors = call.attn_bias, seen.attn_mask, seen.key_lengths, call.seed
-    return *tensors, call.variant.power, call.scale, call.dropout_p, seen.left, seen.right, *call.origin
+    numbers = row.function, row.find_power(call.options), call.scale, call.dropout_p
+    return *tensors, *numbers, seen.left, seen.right, *call.origin
 
 
 def unflatten(q: Tensor, k: Tensor, arguments: Sequence[Any]) -> AttentionCall:
-    """The call that an operator's arguments stand for; its variant has the right power and no row scale."""
-    attn_bias, attn_mask, key_lengths, seed, power, scale, dropout_p, left, right, *origin = arguments
+    """The call that an operator's arguments stand for; its variant has the function and power, and no row scale."""
+    attn_bias, attn_mask, key_lengths, seed, function, power, scale, dropout_p, left, right, *origin = arguments
     M, N = q.shape[2], k.shape[2]
     visibility = Visibility(M, N, left, right, key_lengths, attn_mask, first=N - M)
-    variant = replace(VARIANTS["rela"], pointwise=Pointwise("relu", power))
+    variant = replace(VARIANTS["rela"], pointwise=Pointwise(function, power))
     return AttentionCall(variant, visibility, {}, scale, attn_bias, dropout_p, seed, tuple(origin))
 
 
-@operator(f"rectified({ARGUMENTS}) -> Tensor")
-def rectified(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
-    """sum over visible keys of [scale q k + attn_bias]+ ** power v: [B, H, M, Dv]. The scale is not negative."""
+@operator(f"pointwise({ARGUMENTS}) -> Tensor")
+def pointwise(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
+    """sum over visible keys of f(scale q k + attn_bias) ** power v: [B, H, M, Dv]. The scale is not negative."""
     call = unflatten(q, k, arguments)
     scores, values = prepare(q, k, v, call)
-    power = call.variant.power
+    power = scores.power
     factor = scores.outer**power / (1 - call.dropout_p)
     out = q.new_zeros(values.shape[0], q.shape[2], v.shape[3])
     buffer = q.new_empty(0)
     for block in scores.blocks(buffers=1):
         buffer = grow_buffer(block, buffer)
-        weights = scores.rectified(block, buffer)
+        weights, x = scores.evaluate(block, buffer)
         if power > 1:
             weights.pow_(power)
         add_product(out[block.flat, block.queries], weights, values[block.flat, block.keys], factor)
-        del weights  # so that the next block takes its memory, still in the cache
+        del weights, x  # so that the next block takes their memory, still in the cache
     return out.view(*q.shape[:3], v.shape[3])
 
 
-@operator(f"rectified_backward(Tensor d_out, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
-def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Gradients of `rectified` for q, k, v and the bias (empty without one). Needs nothing but its inputs.
+@operator(f"pointwise_backward(Tensor d_out, {ARGUMENTS}, bool wants_bias) -> (Tensor, Tensor, Tensor, Tensor)")
+def pointwise_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Gradients of `pointwise` for q, k, v and the bias (empty unless wanted). Needs nothing but its inputs.
 
     Blocks are [n, m] here, keys first: four of the five matrix products then read them without a transpose.
     """
-    call = unflatten(q, k, arguments)
+    *described, wants_bias = arguments
+    call = unflatten(q, k, described)
     scores, values = prepare(q, k, v, call)
     d_out = d_out.flatten(0, 1)
-    power = call.variant.power
+    power = scores.power
     factor = scores.outer**power / (1 - call.dropout_p)
     # Sums over blocks are kept in float32 at least; within a block the matrix product itself sums wide. A row of d_q
     # is one block's alone where blocks span all keys, as they do in 16 bits.
@@ -304,15 +401,15 @@ def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *argument
     # Contiguous, as the operator's fake implementation promises: zeros_like would keep the strides of the inputs.
     d_q = q.new_zeros(scores.q.shape)
     d_k, d_v = (q.new_zeros(tensor.shape, dtype=wide) for tensor in (scores.k, values))
-    d_bias = None if call.attn_bias is None else q.new_zeros(call.attn_bias.shape, dtype=wide)
+    d_bias = q.new_zeros(call.attn_bias.shape, dtype=wide) if wants_bias and call.attn_bias is not None else None
     buffer = other = q.new_empty(0)
     for block in scores.blocks(buffers=2):
         buffer, other = grow_buffer(block, buffer), grow_buffer(block, other)
         rows, keys = (block.flat, block.queries), (block.flat, block.keys)
         d_rows = d_out[rows]
-        positive = scores.rectified(block, buffer, transposed=True)
+        value, x = scores.evaluate(block, buffer, transposed=True)
         d_weights = product(values[keys], d_rows, other)
-        d_scores, weights = through_relu(d_weights, positive, power)
+        d_scores, weights = scores.differentiate(block, d_weights, value, x)
         add_product(d_v[keys], weights, d_rows, factor)
         add_product(d_k[keys], d_scores, scores.q[rows], factor * power * scores.inner)
         add_product(d_q[rows], d_scores.mT, scores.k[keys], factor * power * scores.inner)
@@ -321,36 +418,37 @@ def rectified_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *argument
             cells = scores.cells(d_scores, block, transposed=True)
             target.add_(cells.to(wide).sum_to_size(target.shape), alpha=factor * power)
             del cells
-        del positive, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
+        del value, x, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
     d_bias = q.new_zeros(0) if d_bias is None or call.attn_bias is None else d_bias.to(call.attn_bias.dtype)
     d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
     return d_q.view(q.shape), d_k, d_v, d_bias
 
 
-@torch.library.register_fake("rectiformer::rectified")
+@torch.library.register_fake("rectiformer::pointwise")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty(*q.shape[:3], v.shape[3])
 
 
-@torch.library.register_fake("rectiformer::rectified_backward")
-def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, *_: object) -> tuple[Tensor, ...]:
-    d_bias = q.new_empty(0) if attn_bias is None else attn_bias.new_empty(attn_bias.shape)
+@torch.library.register_fake("rectiformer::pointwise_backward")
+def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    d_bias = q.new_empty(0) if attn_bias is None or not rest[-1] else attn_bias.new_empty(attn_bias.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_bias
 
 
 # autograd calls the next functions with a context of its own, whose type torch does not publish.
 def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
-    inputs = recall(ctx)
-    d_q, d_k, d_v, d_bias = rectified_backward(d_out.contiguous(), *inputs)
-    return d_q, d_k, d_v, None if inputs[3] is None else d_bias, *NO_GRADIENT
+    wants_bias = ctx.needs_input_grad[3]
+    d_q, d_k, d_v, d_bias = pointwise_backward(d_out.contiguous(), *recall(ctx), wants_bias)
+    return d_q, d_k, d_v, d_bias if wants_bias else None, *NO_GRADIENT
 
 
 def _differentiate_twice(ctx, *cotangents):  # type: ignore[no-untyped-def]
-    d_out, q, k, v, attn_bias, *rest = recall(ctx)
+    d_out, q, k, v, attn_bias, *rest, wants_bias = recall(ctx)
     leaves = [d_out, q, k, v, attn_bias, None]
+    cotangents = cotangents if wants_bias else (*cotangents[:3], None)
     second = second_derivatives(lambda _: unflatten(q, k, [None, *rest]), leaves, cotangents)
-    return *second[:5], *NO_GRADIENT
+    return *second[:5], *NO_GRADIENT, None
 
 
-register_derivative(rectified, _differentiate)
-register_derivative(rectified_backward, _differentiate_twice)
+register_derivative(pointwise, _differentiate)
+register_derivative(pointwise_backward, _differentiate_twice)

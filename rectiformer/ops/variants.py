@@ -128,7 +128,7 @@ class Variant:
         products = ("products",) if self.score is dot_scores and self.mix is weighted_sum else ()
         sdpa = ("sdpa",) if self.name == "softmax" else ()
         fused = ("fused",) if self.pointwise is not None or self.rowwise or sdpa else ()
-        return ("reference", *products, *(("blocked",) if self.rectified else ()), *sdpa, *fused)
+        return ("reference", *products, *(("blocked",) if self.pointwise is not None else ()), *sdpa, *fused)
 
     @cached_property
     def can_attend_to_nothing(self) -> bool:

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from closeness import assert_matches_reference, grid_inputs, peak_allocation
+from closeness import assert_beta_gets_its_gradients, assert_matches_reference, grid_inputs, peak_allocation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rectiformer.ops.cpu as cpu
 from rectiformer import VARIANTS, attention
-from rectiformer.ops.activations import Pointwise
+from rectiformer.ops.activations import FUNCTIONS, Pointwise
 
-RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
+POINTWISE = [name for name, variant in VARIANTS.items() if "blocked" in variant.implementations]
+RECTIFIED = [name for name in POINTWISE if VARIANTS[name].rectified]
 FEATURES = {
     "full": {},
     "causal": {"causal": True},
@@ -33,7 +34,7 @@ def block_size(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("block_size")
-@pytest.mark.parametrize("variant", RECTIFIED)
+@pytest.mark.parametrize("variant", POINTWISE)
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_blocks_match_the_reference(variant, features, dtype):
@@ -41,20 +42,55 @@ def test_blocks_match_the_reference(variant, features, dtype):
 
 
 @pytest.mark.usefixtures("block_size")
-@pytest.mark.parametrize("power", [3, 4])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("power", [1, 3, 4])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_new_row_may_have_any_power(power, bias, monkeypatch):
-    """As CONTRIBUTING.md promises; the rows of the table have 1 and 2."""
-    cubed = replace(VARIANTS["relu2"], name="cubed", pointwise=Pointwise("relu", power=power))
-    monkeypatch.setitem(VARIANTS, "cubed", cubed)
+def test_a_new_row_may_have_any_function_and_power(function, power, bias, monkeypatch):
+    """As CONTRIBUTING.md promises; the rows of the table have few of these pairs."""
+    row = replace(VARIANTS["relu2"], name="new", pointwise=Pointwise(function, power=power))
+    monkeypatch.setitem(VARIANTS, "new", row)
     features = {"attn_bias": torch.randint(-3, 4, (2, 4, 13, 17)) / 4} if bias else {"causal": True, "dropout_p": 0.25}
-    assert_matches_reference(grid_inputs(2, 4, 2, 13, 17, 8, 5), torch.float32, "blocked", "cubed", seed=11, **features)
+    features |= {"key_lengths": torch.tensor([17, 6]), "seed": 11}
+    assert_matches_reference(grid_inputs(2, 4, 2, 13, 17, 8, 5), torch.float32, "blocked", "new", **features)
+
+
+def test_functions_are_those_of_the_table():
+    assert set(cpu.FUNCTIONS) == set(FUNCTIONS)
+    x = torch.linspace(-3, 3, 25, dtype=torch.float64)
+    for name, function in cpu.FUNCTIONS.items():
+        exact = FUNCTIONS[name]
+        assert torch.equal(function.weigh(x.clone()), exact(x)), name
+        assert function.at_zero == exact(torch.zeros(())).item(), name
+        assert function.homogeneous == torch.allclose(exact(3 * x), 3 * exact(x)), name
+
+
+@pytest.mark.usefixtures("block_size")
+@pytest.mark.parametrize("features", [{}, {"causal": True, "key_lengths": [17, 6]}], ids=["full", "causal, padded"])
+def test_a_learned_shift_gets_its_gradients(features):
+    assert_beta_gets_its_gradients(grid_inputs(2, 4, 2, 13, 17, 8, 5), "blocked", **features)
+
+
+def test_only_what_wants_a_gradient_has_its_sum_over_keys(monkeypatch):
+    """The shift of sigmoid's rows is a bias without a gradient."""
+    q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 13, 17, 8, 5))
+    shapes, add = [], cpu.pointwise_backward
+
+    def watch(*arguments):
+        shapes.append(add(*arguments)[3].shape)
+        return add(*arguments)
+
+    monkeypatch.setattr(cpu, "pointwise_backward", watch)
+    torch.autograd.grad(attention(q, k, v, "sigmoid"), (q, k, v), upstream)
+    bias = torch.zeros(13, 17, requires_grad=True)
+    torch.autograd.grad(attention(q, k, v, "sigmoid", attn_bias=bias), bias, upstream)
+    assert shapes == [(0,), (1, 1, 13, 17)] or shapes == [(0,), (2, 1, 13, 17)]
 
 
 @pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("bias_shape", [(2, 4, 13, 17), (1, 4, 1, 17), (13, 1)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_bias_mask_and_lengths_together(bias_shape, causal):
+@pytest.mark.parametrize("variant", ["reluformer", "threshold", "sigmoid", "gelu"])
+def test_bias_mask_and_lengths_together(variant, bias_shape, causal):
     generator = torch.Generator().manual_seed(3)
     mask = torch.rand(2, 1, 13, 17, generator=generator) > 0.3
     mask[0, 0, 4] = False
@@ -64,7 +100,7 @@ def test_bias_mask_and_lengths_together(bias_shape, causal):
             grid_inputs(2, 4, 2, 13, 17, 8, 5),
             dtype,
             "blocked",
-            "reluformer",
+            variant,
             causal=causal,
             attn_mask=mask,
             attn_bias=bias,
@@ -74,7 +110,7 @@ def test_bias_mask_and_lengths_together(bias_shape, causal):
 
 @settings(max_examples=80)
 @given(
-    variant=st.sampled_from(RECTIFIED),
+    variant=st.sampled_from(POINTWISE),
     M=st.one_of(st.integers(1, 40), st.sampled_from([97, 128, 199, 300])),
     N=st.one_of(st.integers(1, 40), st.sampled_from([97, 128, 199, 257, 300])),
     D=st.sampled_from([16, 40, 64, 80, 111, 256]),
@@ -109,7 +145,10 @@ def test_lengths_that_need_several_shipped_blocks(length, causal):
         )
 
 
-@pytest.mark.parametrize(("variant", "dtype"), [("rela", torch.float32), ("reluformer", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [("rela", torch.float32), ("reluformer", torch.bfloat16), ("sigmoid", torch.float32), ("threshold", torch.float32)],
+)
 def test_extra_memory_stays_under_a_tenth_of_the_scores(variant, dtype):
     """Peak memory of forward and backward beyond inputs, outputs and gradients, at 4,096 tokens and 8 heads."""
     q, k, v = (torch.randn(1, 8, 4096, 64, dtype=dtype, requires_grad=True) for _ in range(3))
@@ -159,10 +198,12 @@ def test_empty_axes_give_empty_or_zero_results(variant, empty):
 def test_operators_are_well_formed():
     q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 5, 7, 8, 3))
     bias = torch.randn(1, 4, 5, 7, requires_grad=True)
-    rest = (None, torch.tensor([7, 3]), None, 1, 0.5, 0.0, 3, 0, 0, 0)
-    torch.library.opcheck(torch.ops.rectiformer.rectified.default, (q, k, v, bias, *rest))
-    torch.library.opcheck(torch.ops.rectiformer.rectified.default, (q, k, v, None, *rest))
-    torch.library.opcheck(torch.ops.rectiformer.rectified_backward.default, (upstream.detach(), q, k, v, bias, *rest))
+    rest = (None, torch.tensor([7, 3]), None, "relu", 1, 0.5, 0.0, 3, 0, 0, 0)
+    forward, backward = torch.ops.rectiformer.pointwise.default, torch.ops.rectiformer.pointwise_backward.default
+    torch.library.opcheck(forward, (q, k, v, bias, *rest))
+    torch.library.opcheck(forward, (q, k, v, None, *rest))
+    for wants_bias in (True, False):
+        torch.library.opcheck(backward, (upstream.detach(), q, k, v, bias, *rest, wants_bias))
 
 
 def test_gaps_between_rows_cost_no_more_than_a_copy():

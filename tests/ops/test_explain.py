@@ -39,8 +39,8 @@ def test_it_names_the_implementation_that_runs(monkeypatch, arguments):
 def test_it_says_why_a_faster_one_is_not_taken():
     q = draw(5)
     found = explain(q, q, q, "softmax")
-    assert found.declined["blocked"] == "variant 'softmax' is not rectified"
-    assert "not blocked: variant 'softmax' is not rectified" in str(found)
+    assert found.declined["blocked"] == "weights of 'softmax' depend on more than their own score"
+    assert "not blocked: weights of 'softmax' depend on more than their own score" in str(found)
 
 
 @pytest.mark.parametrize("variant", ["rela", "softmax", "sparsemax", "entmax"])

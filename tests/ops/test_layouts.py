@@ -39,9 +39,9 @@ def upstream(B, H, K):
     return torch.randn(B, H, M, DV)
 
 
-def rectified(B, H, K):
+def pointwise(B, H, K):
     tables = [torch.randn(B, H, M, N), torch.rand(B, 1, M, N) > 0.2, torch.arange(N, N - B, -1), torch.tensor(7)]
-    return [*qkv(B, H, K), *tables, 2, 0.5, 0.2, 3, 1, 0, 0]
+    return [*qkv(B, H, K), *tables, "relu", 2, 0.5, 0.2, 3, 1, 0, 0]
 
 
 def limited(B):
@@ -89,8 +89,8 @@ def rms_norm(B, H, K):
 
 
 OPERATORS = {
-    "rectified": rectified,
-    "rectified_backward": lambda *sizes: [upstream(*sizes), *rectified(*sizes)],
+    "pointwise": pointwise,
+    "pointwise_backward": lambda *sizes: [upstream(*sizes), *pointwise(*sizes), True],
     "short": short,
     "short_backward": lambda *sizes: [upstream(*sizes), *short(*sizes)],
     "long": long,
@@ -110,7 +110,7 @@ OPERATORS = {
 }
 
 
-ON_CPU = [name for name in OPERATORS if name.startswith("rectified")]
+ON_CPU = [name for name in OPERATORS if name.startswith("pointwise")]
 
 
 @pytest.mark.skipif(not gpu.TRITON, reason="needs Triton")

@@ -176,7 +176,7 @@ def test_backends():
     expect_refusal(ArgumentError, "unknown backend 'block'; did you mean 'blocked'?", backend="block")
     expect_refusal(
         ArgumentError,
-        "backend 'blocked' cannot run this call: variant 'softmax' is not rectified",
+        "backend 'blocked' cannot run this call: weights of 'softmax' depend on more than their own score",
         variant="softmax",
         backend="blocked",
     )

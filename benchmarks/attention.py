@@ -56,6 +56,7 @@ class Contender:
     attend: Attend
     implementation: str
     widest: int  # bytes of scores and the like that it holds per cell
+    peer: bool = False
 
 
 def contenders(shape: Shape, names: list[str]) -> Iterator[Contender]:
@@ -72,7 +73,7 @@ def contenders(shape: Shape, names: list[str]) -> Iterator[Contender]:
 
     for name, function in (("sparsemax", entmax.sparsemax), ("entmax15", entmax.entmax15)):
         if name in names:
-            yield Contender(f"{name} (entmax)", name, plain_attention(function, shape), "entmax package", 60)
+            yield Contender(f"{name} (entmax)", name, plain_attention(function, shape), "entmax package", 60, peer=True)
 
 
 def plain_attention(normalize: Callable[..., Tensor], shape: Shape) -> Attend:
@@ -143,8 +144,14 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def measure(contender: Contender, shape: Shape, tensors: list[Tensor], seconds: float) -> Iterator[dict]:
-    """Check, then time both passes; one record each."""
-    error = check(contender, tensors, shape)
+    """Check, then time both passes; one record each. A wrong answer of ours is an error, a peer's has no records."""
+    try:
+        error = check(contender, tensors, shape)
+    except AssertionError as wrong:
+        if not contender.peer:
+            raise
+        print(f"{contender.name} at {shape.length}: left out, {wrong}")
+        return
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)

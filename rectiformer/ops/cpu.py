@@ -28,6 +28,8 @@ SCORE_BYTES = 4 << 20
 """Scores held at once. Fewer, larger blocks mean fewer joins of the worker threads; more than this leaves the cache."""
 ALONE = 512 * 1024
 """Cells from which a matrix gets a block of its own: its products fill all threads by themselves."""
+SUMMED_AT_ONCE = 256
+"""Products that oneDNN may add up at once: over a thousand, its error is twice that of torch's own products."""
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -267,7 +269,8 @@ def product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
 def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
     """total += alpha a b, where the total may be wider than the factors, or have gaps."""
     if runs_alone(len(a), a.dtype) and a.is_contiguous():
-        total[0].add_(linear(a[0], b[0].mT, "none"), alpha=alpha)
+        for piece in spans(a.shape[2], SUMMED_AT_ONCE):
+            total[0].add_(linear(a[0, :, piece], b[0, piece].mT, "none"), alpha=alpha)
     elif total.dtype == a.dtype and (len(a) == 1 or total.is_contiguous()):
         total.baddbmm_(a, b, alpha=alpha)
     else:  # batched products into a tensor with gaps would run one by one

@@ -45,7 +45,7 @@ def swap_trainings(scale: Scale) -> list[Training]:
     slots = load_config(None, MEMORY_SENTENCES[scale.name]).model.ffn_size
     square = round(math.sqrt(slots)) ** 2  # product keys come in squares only
     rows = {memory: (memory, square if memory in PRODUCTS else slots) for memory in SWAPPED[scale.name]}
-    return list_trainings(rows, MEMORY_SENTENCES, scale, tier=5)
+    return list_trainings(rows, MEMORY_SENTENCES, scale, tier=1)
 
 
 def sweep_trainings(scale: Scale) -> list[Training]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would print two lines per point
 import torch
 import torch.nn.functional as F
 from rich.console import Console

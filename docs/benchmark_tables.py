@@ -1,4 +1,4 @@
-"""The tables of GPU figures in docs/benchmarks.md, from the points in benchmarks/results."""
+"""The tables of attention in docs/benchmarks.md, from the points in benchmarks/results."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -171,6 +171,47 @@ def pointwise_table() -> str:
     return markdown(header, map(row, points), points)
 
 
+def read_cpu_points(file: str, **case: object) -> list[Point]:
+    """Points of benchmarks/attention.py of which all of this holds, the latest of each setting."""
+    found: dict[tuple[object, ...], Point] = {}
+    for line in (RESULTS / f"{file}.jsonl").read_text(encoding="utf-8").splitlines():
+        point = json.loads(line)
+        if case.items() <= point.items():
+            found[tuple(point[key] for key in ("name", "pass", "dtype", "causal", "length"))] = point
+    return list(found.values())
+
+
+def cpu_table(file: str, **case: object) -> str:
+    """SDPA's time divided by ours: one row per variant and pass, one column per length."""
+    points = read_cpu_points(file, **case)
+    lengths = sorted({point["length"] for point in points})
+    ratios = {(point["name"], point["pass"], point["length"]): point["ratio"]["p50"] for point in points}
+
+    def row(name: str, way: str) -> list[str]:
+        shown = name if "(" in name else f"`{name}`"
+        cells = (ratios.get((name, way, length)) for length in lengths)
+        return [shown, way, *("" if ratio is None else speedup(ratio) for ratio in cells)]
+
+    rows = dict.fromkeys((point["name"], point["pass"]) for point in points)
+    header = ["variant", "pass", *(f"{length:,}" for length in lengths)]
+    return markdown(header, [row(*each) for each in rows], points)
+
+
+def cpu_memory_table() -> str:
+    """Main memory beyond inputs and results at the longest length, and what the scores alone would take."""
+    points = read_cpu_points("attention-cpu", length=4096, causal=False)
+    extra = {(point["name"], point["dtype"], point["pass"]): point["extra_mib"] for point in points}
+
+    rows = {(p["name"], p["dtype"]): p["batch"] * p["heads"] * p["length"] ** 2 for p in points}
+
+    def row(name: str, dtype: str) -> list[str]:
+        scores = rows[name, dtype] * (4 if dtype == "fp32" else 2) / 2**20
+        return [f"`{name}`", dtype, *(f"{extra[name, dtype, way]:.1f}" for way in PASSES), f"{scores:.0f}"]
+
+    header = ["variant", "dtype", "forward, MiB", "forward+backward, MiB", "all scores, MiB"]
+    return markdown(header, [row(*each) for each in rows], points)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"eager {time} {way}": lambda time=time, way=way: eager_table(time, way)
        for time, way in product(("host", "wall"), PASSES)},
@@ -182,4 +223,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels packed": packed_table,
     "kernels decode": decode_table,
     "kernels pointwise": pointwise_table,
+    **{f"cpu {dtype} {mask}": lambda dtype=dtype, mask=mask:
+       cpu_table("attention-cpu", dtype=dtype, causal=mask == "causal")
+       for dtype, mask in product(("fp32", "bf16"), ("full", "causal"))},
+    "cpu memory": cpu_memory_table,
+    "cpu all": lambda: cpu_table("attention-cpu-all"),
 }  # fmt: skip

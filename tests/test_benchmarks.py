@@ -1,4 +1,4 @@
-"""The benchmark refuses wrong answers, and its points can be read back."""
+"""The benchmark refuses wrong answers, and its points say how they were measured."""
 
 import json
 import subprocess
@@ -33,15 +33,6 @@ def test_every_point_names_what_it_needs(results):
 
 def test_what_would_not_fit_is_left_out_aloud(results):
     assert "inhibitor at 16: left out, would hold about" in results[1]
-
-
-def test_the_report_reads_the_points(results):
-    run = subprocess.run(
-        [sys.executable, "benchmarks/report.py", str(results[0])], capture_output=True, text=True, cwd=ROOT
-    )
-    assert run.returncode == 0, run.stderr
-    assert "| `rela` | forward+backward | **" in run.stdout
-    assert "| variant | dtype | mask | pass | extra MiB | dense scores MiB |" in run.stdout
 
 
 def test_a_wrong_answer_is_not_timed():

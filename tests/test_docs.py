@@ -137,6 +137,11 @@ def test_the_architecture_has_its_walks_and_fits_two_screens():
     assert architecture().count("\n") <= 150
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_merge_was_left_half_done(page):
+    assert not re.search(r"^(<{7} |={7}$|>{7} )", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

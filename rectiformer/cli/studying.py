@@ -99,7 +99,8 @@ def plan(scale: str, folder: Path | None, only: str) -> None:
     terminal.table(("next, from the top", "seeds", "GPU minutes", "in all"), rows, numbers=("GPU minutes", "in all"))
     results = [load_results(study, study.at(scale), folder) for study in STUDIES.values()]
     finished = sum(entry.study == each.study for each in results for entry in each.finished)
-    terminal.note(f"\n{finished} of {len(every)} trainings are finished")
+    missing = "" if folder.exists() else f"; {folder} does not exist yet"
+    terminal.note(f"\n{finished} of {len(every)} trainings are finished{missing}")
     if scale == "small":
         terminal.note(ESTIMATES)
         for choice in describe_choices(load_results(LEARNING_RATE, LEARNING_RATE.at(scale), folder)):

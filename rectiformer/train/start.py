@@ -44,6 +44,7 @@ from rectiformer.train.reporting import Reporter
 from rectiformer.train.saving import State
 from rectiformer.train.signals import StoppedError, StopRequest
 from rectiformer.train.teacher import require_teacher
+from rectiformer.train.unread import find_unread
 from rectiformer.train.validation import require_validation
 from rectiformer.translate.translator import find_device
 
@@ -92,8 +93,8 @@ def announce(config: Config, folder: Path, resume: bool, reporter: Reporter, dat
     """Warn of what may be a mistake, before anything takes time."""
     if resume and not step_folders(folder / "checkpoints"):
         reporter.note(f"there is no checkpoint in {folder} to resume; training starts anew")
-    if config.data.links and not config.guided:
-        reporter.note("warning: data.links is given, but training.guided_alignment = 0, so nothing learns the links")
+    for warning in find_unread(config):
+        reporter.note(warning)
     own_text = config.data.source or config.data.stream
     if own_text and data is None and not config.data.valid_source:
         reporter.note(

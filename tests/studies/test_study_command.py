@@ -73,4 +73,4 @@ def test_plan_shows_what_is_left_in_order_and_what_is_to_be_chosen(rectiformer, 
     assert found.out.count("to be chosen in CHOICES") == len(waiting)
     empty = rectiformer("study", "plan", tmp_path / "empty", "--scale", "small", "--only", "memory-swap/relu-seed").out
     assert "memory-swap: relu " in empty
-    assert f"0 of {planned} trainings are finished" in empty
+    assert f"0 of {planned} trainings are finished; {tmp_path / 'empty'} does not exist yet" in empty.replace("\n", " ")

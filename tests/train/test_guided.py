@@ -25,8 +25,7 @@ from rectiformer.text.links import CellLinks
 from rectiformer.text.prepared import prepare
 from rectiformer.toml import load_config
 from rectiformer.train.guided import row_divergences
-from rectiformer.train.reporting import Reporter
-from rectiformer.train.start import announce, train
+from rectiformer.train.start import train
 from rectiformer.train.update import Updater
 from rectiformer.translate.align import align_direction
 from rectiformer.translate.translator import Translator
@@ -345,18 +344,3 @@ def test_a_missing_links_file_is_named(corpus, tmp_path):
     settings = [*SETTINGS, *corpus, "training.guided_alignment=0.1", "data.links=/nowhere/links"]
     with pytest.raises(DataError, match=re.escape("cannot read /nowhere/links: No such file")):
         train(load_config(None, settings), tmp_path / "run")
-
-
-def test_links_that_nothing_learns_are_said(corpus, tmp_path):
-    class Notes(Reporter):
-        def __init__(self):
-            self.lines = []
-
-        def note(self, text):
-            self.lines.append(text)
-
-    for weight, expected in ((0, True), (0.1, False)):
-        notes = Notes()
-        config = load_config(None, [*SETTINGS, *corpus, f"training.guided_alignment={weight}"])
-        announce(config, tmp_path, resume=False, reporter=notes)
-        assert any("so nothing learns the links" in line for line in notes.lines) == expected

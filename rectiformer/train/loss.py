@@ -24,15 +24,13 @@ def token_losses(logits: Tensor, target: Tensor, config: TrainingConfig) -> tupl
     entropy of that distribution, so that a perfect model has loss 0. "all" gives every word s / V more.
     """
     V = logits.shape[-1]
-    wide = logits.float()
-    total = wide.logsumexp(-1)
-    right = wide.gather(-1, target[..., None]).squeeze(-1)
-    plain = total - right
+    log_p = logits.log_softmax(-1, dtype=torch.float32)
+    plain = -log_p.gather(-1, target[..., None]).squeeze(-1)
     s = config.label_smoothing
     if not s:
         return plain, plain
     share = s / (V - 1) if config.label_smoothing_over == "others" else s / V
-    smoothed = total - (1 - share * V) * right - share * wide.sum(-1)
+    smoothed = (1 - share * V) * plain - share * log_p.sum(-1)
     if config.label_smoothing_over == "others":
         smoothed = smoothed + (1 - s) * math.log(1 - s) + s * math.log(share)
     return smoothed, plain

@@ -33,11 +33,6 @@ UNREAD = (
         "training.guided_alignment = 0",
         lambda config: not config.training.guided_alignment,
     ),
-    Unread(
-        ("data.grammar", "data.sentences", "data.valid_sentences"),
-        "data.source names other text",
-        lambda config: bool(config.data.source) or config.data.stream,
-    ),
     Unread(("data.mixed",), "data.segment_length = 0", lambda config: not config.data.segment_length),
     Unread(("vocabulary.copies",), "vocabulary.sampling = 0", lambda config: not config.vocabulary.sampling),
     Unread(("model.gamma_sharing", "model.gamma_init"), "no variant of this model learns a gamma", learns_no("gamma")),

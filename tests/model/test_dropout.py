@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rectiformer.model.dropout import Dropout, keep_numbers
+from rectiformer.model.dropout import Dropout, draw_factors, keep_numbers
 
 BITS = 2**32 - 1
 
@@ -60,6 +60,26 @@ def test_cells_are_independent_of_neighbors_and_of_other_seeds():
 
 def test_more_rows_leave_the_first_ones_as_they_are():
     assert torch.equal(kept(7, 0.3)[:100, :20], kept(7, 0.3, rows=100, columns=20))
+
+
+@pytest.mark.parametrize("probability", [1e-3, 0.1, 0.9, 1 - 1e-7])
+def test_on_a_cpu_the_probability_is_right_to_a_65536th(probability):
+    torch.manual_seed(5)
+    factors = draw_factors(torch.empty(333, 1001), probability).double()
+    dropped = (factors == 0).double().mean().item()
+    kept = min(max(1 - probability, 2**-16), 1 - 2**-16)
+    assert abs(1 - dropped - kept) <= 2**-17 + 5 * (kept * (1 - kept) / factors.numel()) ** 0.5
+    assert factors.max().item() == pytest.approx(1 / kept, rel=1e-2)  # the 65,536th
+    for shift in (1, 2, 3, 4, 1001):  # numbers of one word, and of neighboring rows, know nothing of each other
+        pairs = (factors.flatten()[shift:] > 0) & (factors.flatten()[:-shift] > 0)
+        assert abs(pairs.double().mean().item() - kept**2) <= 2**-15 + 5 * kept / factors.numel() ** 0.5
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5,), (3, 7, 2)], ids=str)
+def test_on_a_cpu_any_shape_and_any_strides_do(shape):
+    drop = Dropout(0.5)
+    assert drop(torch.ones(shape)).shape == shape
+    assert drop(torch.ones(shape).transpose(0, -1) if shape else torch.ones(shape)).shape == tuple(reversed(shape))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -146,6 +146,9 @@ class ModelConfig:
     output_norm: str = ""
     """Norm of the concatenated heads, instead of the variant's own: "none", "rms", "rms-small", "gated-rms",
     "head-rms" (each head by itself) or "layer"."""
+    norm_epsilon: float = added(within(1e-8, 1e-12))
+    """What the output norm adds to the mean square, inside the root: 1e-8 in ReLA. With more, such as 0.01, rows of
+    little weight stay small, where they would be brought to full size."""
     gamma_sharing: str = choices("head", "layer", "model", "fixed")
     """How many gammas reluformer learns: one per head, per layer or per model, or none ("fixed")."""
     gamma_init: float = within(0.0, 0.0)

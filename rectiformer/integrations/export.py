@@ -64,7 +64,9 @@ def obstacle(config: ModelConfig, format: str, center: bool = True) -> str:
     if config.norm not in NORMS[format]:
         return f"{engine} has no layers with model.norm = {config.norm!r}, only with {NORMS[format][0]!r}"
     if format != "onnx":
-        for key, needed in (("memory", "relu"), ("output_norm", ""), ("output_gate", "none"), ("qk_norm", False)):
+        usual = ("memory", "output_norm", "norm_epsilon", "output_gate", "qk_norm")
+        for key in usual:
+            needed = getattr(ModelConfig(), key)
             if (value := getattr(config, key)) != needed:
                 return f"{engine} has no layers with model.{key} = {value!r}, only with {needed!r}"
     for site, variant in variants.items():

@@ -81,6 +81,7 @@ class RectifiedAttention(nn.Module):
         bias: whether the projections have biases, as in both papers.
         dropout: probability of dropping a weight in training.
         output_norm: a name from model/norms.py in place of the variant's own.
+        norm_epsilon: what that norm adds to the mean square, inside the root.
         option_sharing: how the variant's learnable numbers (gamma of reluformer, beta of threshold, beta and lam of
             threshold-diff, alpha of entmax) are held: one per "head", one per "layer", "fixed" at the default or at
             what `options` says, or a `LearnedOption` shared by a whole model.
@@ -114,6 +115,7 @@ class RectifiedAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         output_norm: str | None = None,
+        norm_epsilon: float = EPSILON,
         option_sharing: str | LearnedOption = "head",
         option_init: float | None = None,
         options: Mapping[str, float] | None = None,
@@ -135,6 +137,10 @@ class RectifiedAttention(nn.Module):
         self.folded: tuple[Tensor, Tensor | None] | None = None
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout = {dropout}, but it is a probability below 1")
+        if not norm_epsilon > 0:
+            raise ConfigError(
+                f"norm_epsilon = {norm_epsilon}, but it keeps null rows from a division by 0; make it above 0"
+            )
         row = find_variant(variant)
         self.variant, self.views, self.dropout = variant, row.views, dropout
         self.options = dict(options or {})
@@ -143,7 +149,7 @@ class RectifiedAttention(nn.Module):
         if option_sharing == "fixed" and option_init is not None and (names := LearnedOption.names_in(row)):
             self.options.setdefault(names[0], option_init)
         row.resolve_options(self.options)
-        self.norm = build_output_norm(output_norm or row.output_norm, embed_dim, num_heads)
+        self.norm = build_output_norm(output_norm or row.output_norm, embed_dim, num_heads, norm_epsilon)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.gate = nn.Linear(embed_dim, num_heads) if output_gate else None
         if qk_norm and row.score is not dot_scores:
@@ -222,7 +228,7 @@ class RectifiedAttention(nn.Module):
         q, k, v = self.project(x, None, None, rotary=rotary)
         norm = None
         if isinstance(self.norm, RMSNorm):
-            norm = OutputNorm(self.norm.gain, self.norm.gate, EPSILON)
+            norm = OutputNorm(self.norm.gain, self.norm.gate, self.norm.epsilon)
         mixed = decode_attention(
             q, cache.keys, cache.values, self.variant, key_lengths=key_lengths, new_kv=(k, v),
             ancestors=cache.ancestors, norm=norm, **self.current_options(),

@@ -59,6 +59,7 @@ def build_attention(config: ModelConfig, site: str, shared: dict[str, LearnedOpt
         option_init=init,
         options=fixed_options(config, variant),
         output_norm=config.output_norm or None,
+        norm_epsilon=config.norm_epsilon,
         center_keys=centers_keys(config, site),
         score_bias=find_score_bias(config, variant),
         qk_norm=config.qk_norm and find_variant(variant).score is dot_scores,

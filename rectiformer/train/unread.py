@@ -27,6 +27,11 @@ def learns_no(option: str) -> Callable[[Config], bool]:
     return holds
 
 
+def has_no_norm(config: Config) -> bool:
+    rows = (VARIANTS[config.model.variant_at(site)] for site in SITES)
+    return all((config.model.output_norm or row.output_norm) == "none" for row in rows)
+
+
 UNREAD = (
     Unread(
         ("data.links", "training.guided_layer", "training.guided_head"),
@@ -35,6 +40,7 @@ UNREAD = (
     ),
     Unread(("data.mixed",), "data.segment_length = 0", lambda config: not config.data.segment_length),
     Unread(("vocabulary.copies",), "vocabulary.sampling = 0", lambda config: not config.vocabulary.sampling),
+    Unread(("model.norm_epsilon",), "no attention of this model has an output norm", has_no_norm),
     Unread(("model.gamma_sharing", "model.gamma_init"), "no variant of this model learns a gamma", learns_no("gamma")),
     Unread(("model.alpha_sharing", "model.alpha_init"), "no variant of this model learns an alpha", learns_no("alpha")),
     Unread(("model.beta_sharing", "model.beta_init"), "no variant of this model learns a beta", learns_no("beta")),

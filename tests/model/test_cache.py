@@ -21,6 +21,7 @@ OTHERS = {
     "with thresholds": {"variant": "reluformer", "score_bias": "zero"},
     "open and squared": {"variant": "relu2", "output_norm": "gated-rms", "center_keys": "yes", "score_bias": "open"},
     "of cosines": {"variant": "softmax", "qk_norm": True},
+    "with a floor in the norm": {"variant": "rela-g", "norm_epsilon": 0.5},
     "gated by its input": {"variant": "rela", "output_gate": "head"},
     "both and open": {
         "variant": "relu-exp",

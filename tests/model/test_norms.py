@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from rectiformer.config import ModelConfig
 from rectiformer.errors import ConfigError
+from rectiformer.model.attention import RectifiedAttention
 from rectiformer.model.norms import OUTPUT_NORMS, RMSNorm, build_output_norm
 from rectiformer.model.transformer import Transformer
 from rectiformer.ops.variants import VARIANTS
@@ -77,10 +79,11 @@ def test_output_follows_the_formula(name, dtype, shape):
 
 @every_norm
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_epsilon_is_added_inside_the_root(name, dtype):
-    norm = build_output_norm(name, WIDTH).to(dtype)
+@pytest.mark.parametrize("given", [{}, {"epsilon": 0.01}], ids=["default", "given"])
+def test_epsilon_is_added_inside_the_root(name, dtype, given):
+    norm = build_output_norm(name, WIDTH, **given).to(dtype)
     nn.init.ones_(norm.gain)
-    z = torch.full((WIDTH,), 1e-4, dtype=dtype)  # its mean square is 1e-8 as well
+    z = torch.full((WIDTH,), given.get("epsilon", 1e-8) ** 0.5, dtype=dtype)  # its mean square is epsilon as well
     expected = torch.full_like(z, math.sqrt(0.5))
     if name == "gated-rms":
         expected = expected * torch.sigmoid(norm.gate * z)
@@ -152,6 +155,18 @@ def test_small_vectors_start_uniform_up_to_the_limit(name, part, width):
     assert abs(vector.mean().item()) < 5 * deviation / math.sqrt(width)  # five standard errors
     spread = math.sqrt((1.8 - 1) / (4 * width))  # of a sample deviation; 1.8 is the kurtosis of a uniform
     assert vector.std().item() == pytest.approx(deviation, rel=5 * spread)
+
+
+def test_a_model_has_its_epsilon_everywhere():
+    for name in ("gated-rms", "head-rms"):
+        model = Transformer(ModelConfig(output_norm=name, norm_epsilon=0.25), 20, 20)
+        assert {site.attention.norm.epsilon for site in model.sites()} == {0.25}
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1e-8, math.nan])
+def test_an_epsilon_that_divides_null_rows_by_zero_is_refused(epsilon):
+    with pytest.raises(ConfigError, match="make it above 0"):
+        RectifiedAttention(16, 2, norm_epsilon=epsilon)
 
 
 def test_the_limit_at_width_512():

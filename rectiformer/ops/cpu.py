@@ -31,6 +31,8 @@ ALONE = 512 * 1024
 SUMMED_AT_ONCE = 256
 """Products that oneDNN may add up at once: over a thousand, its error is twice that of torch's own products."""
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether this CPU multiplies matrices of bfloat16. Asked once: torch.compile cannot trace the question."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,7 @@ def choose_blocked(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run 
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """`reference_attention` for pointwise variants, without ever holding M x N scores."""
     dtype = q.dtype
-    if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not BFLOAT16):
         q, k, v = q.float(), k.float(), v.float()
     if call.variant.score is cosine_scores:
         q, k = unit_rms(q), unit_rms(clear_padding(k, call.visibility))

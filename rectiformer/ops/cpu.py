@@ -21,7 +21,7 @@ from rectiformer.ops.activations import Pointwise, cosine_scores, unit_rms
 from rectiformer.ops.autograd import operator, recall, register_derivative, second_derivatives
 from rectiformer.ops.call import AttentionCall, Run, Visibility, spans
 from rectiformer.ops.dropout import keep_cells
-from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows
+from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows, without_autocast
 from rectiformer.ops.variants import VARIANTS
 
 SCORE_BYTES = 4 << 20
@@ -276,7 +276,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
     elif total.dtype == a.dtype and (len(a) == 1 or total.is_contiguous()):
         total.baddbmm_(a, b, alpha=alpha)
     else:  # batched products into a tensor with gaps would run one by one
-        total.add_(torch.bmm(a, b), alpha=alpha)
+        with without_autocast(total.device):  # which leaves alone what writes in place, as all other products here do
+            total.add_(torch.bmm(a, b), alpha=alpha)
 
 
 def runs_alone(matrices: int, dtype: torch.dtype) -> bool:

@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from closeness import assert_beta_gets_its_gradients, assert_matches_reference, grid_inputs, peak_allocation
+from closeness import (
+    assert_beta_gets_its_gradients,
+    assert_matches_reference,
+    grid_inputs,
+    outputs_and_gradients,
+    peak_allocation,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,6 +163,16 @@ def test_extra_memory_stays_under_a_tenth_of_the_scores(variant, dtype):
     results = 4 * q.nbytes  # the output and three gradients
     dense = 8 * 4096 * 4096 * q.element_size()
     assert peak - results < dense / 10
+
+
+@pytest.mark.usefixtures("block_size")
+@pytest.mark.parametrize("features", [{}, {"causal": True, "key_lengths": [17, 6]}], ids=["full", "causal, padded"])
+def test_autocast_leaves_float32_alone(features):
+    inputs = [tensor.float() / 3 for tensor in grid_inputs(2, 4, 2, 13, 17, 8, 5)]
+    expected = outputs_and_gradients(inputs, torch.float32, "blocked", "rela", **features)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = outputs_and_gradients(inputs, torch.float32, "blocked", "rela", **features)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_fresh_memory_is_never_read():

@@ -211,6 +211,17 @@ def test_empty_axes_give_empty_or_zero_results(variant, empty):
     assert (q.grad == 0).all() or N
 
 
+@pytest.mark.parametrize("empty", [(0, 2, 3, 4), (2, 2, 0, 4)], ids=str)
+@pytest.mark.parametrize("variant", ["rela", "sigmoid", "softmax"])
+def test_empty_axes_have_first_and_second_derivatives(variant, empty):
+    B, H, M, N = empty
+    leaves = tuple(torch.randn(*shape, 4, requires_grad=True) for shape in ((B, 2 * H, M), (B, H, N), (B, H, N)))
+    first = torch.autograd.grad(attention(*leaves, variant).sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves, allow_unused=True)
+    for leaf, *found in zip(leaves, first, second, strict=True):
+        assert all(grad is None or (grad.shape == leaf.shape and not grad.any()) for grad in found)
+
+
 def test_operators_are_well_formed():
     q, k, v, upstream = (tensor.float().requires_grad_() for tensor in grid_inputs(2, 4, 2, 5, 7, 8, 3))
     bias = torch.randn(1, 4, 5, 7, requires_grad=True)

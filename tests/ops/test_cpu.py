@@ -211,7 +211,7 @@ def test_empty_axes_give_empty_or_zero_results(variant, empty):
     assert (q.grad == 0).all() or N
 
 
-@pytest.mark.parametrize("empty", [(0, 2, 3, 4), (2, 2, 0, 4)], ids=str)
+@pytest.mark.parametrize("empty", [(0, 2, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)], ids=str)
 @pytest.mark.parametrize("variant", ["rela", "sigmoid", "softmax"])
 def test_empty_axes_have_first_and_second_derivatives(variant, empty):
     B, H, M, N = empty
@@ -220,6 +220,15 @@ def test_empty_axes_have_first_and_second_derivatives(variant, empty):
     second = torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves, allow_unused=True)
     for leaf, *found in zip(leaves, first, second, strict=True):
         assert all(grad is None or (grad.shape == leaf.shape and not grad.any()) for grad in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_query_without_keys_is_zero_whatever_it_holds(dtype):
+    q, k, v = (torch.full((1, 2, length, 4), torch.nan, dtype=dtype) for length in (3, 0, 0))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v)
+    assert out.dtype == dtype
+    assert not out.any()
 
 
 def test_operators_are_well_formed():

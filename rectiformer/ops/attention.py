@@ -336,7 +336,7 @@ def check_window(window_size: Window | None, causal: bool) -> tuple[int, int]:
 
 def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, device: torch.device) -> Tensor | None:
     """Key lengths as a tensor on `device`, each from 0 to the number of keys; None where all are seen to be full."""
-    lengths = torch.as_tensor(key_lengths)
+    lengths = key_lengths if isinstance(key_lengths, Tensor) else torch.as_tensor(key_lengths, device="cpu")
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ArgumentError(f"key_lengths holds {lengths.dtype}, but lengths are whole numbers")
     if lengths.shape != (batch,):

@@ -254,7 +254,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Score
         scores = replace(scores, inner=1.0, outer=call.scale)
     if lengths is not None and (bias is not None or scores.function.at_zero or not q.isfinite().all()):
         # A bias could lift padding above zero, and infinity times zero is NaN, so padding joins the mask.
-        real = (torch.arange(visibility.keys) < lengths[:, None])[:, None, None]
+        real = (torch.arange(visibility.keys, device=q.device) < lengths[:, None])[:, None, None]
         visibility = replace(visibility, attn_mask=real if mask is None else real & mask)
         scores = replace(scores, call=replace(scores.call, visibility=visibility))
     return scores, v

@@ -175,6 +175,18 @@ def test_autocast_leaves_float32_alone(features):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize(
+    "features", [{"key_lengths": torch.tensor([17, 6]), "dropout_p": 0.25}, {"key_lengths": [17, 6]}]
+)
+@pytest.mark.parametrize("variant", ["sigmoid", "softmax"])
+def test_tensors_on_the_cpu_need_no_other_device(variant, features):
+    q, k, v, upstream = (tensor.requires_grad_() for tensor in grid_inputs(2, 4, 2, 13, 17, 8, 5))
+    with torch.device("meta"):
+        out = attention(q, k, v, variant, causal=True, **features)
+        torch.autograd.grad(out, (q, k, v), upstream)
+    assert out.device.type == "cpu"
+
+
 def test_fresh_memory_is_never_read():
     """With NaN in every fresh tensor, values and gradients are still finite."""
     torch.use_deterministic_algorithms(True)

@@ -18,7 +18,7 @@ from rectiformer.ops.dropout import drop_seed
 from rectiformer.ops.gpu import choose_kernels, on_device, transforms_active, wants_gradients
 from rectiformer.ops.gpu.plans import DifferencePlan, PlanCache, is_aligned, is_intercepted, layout
 from rectiformer.ops.plain import by_rows, choose_products, choose_sdpa, rows_at_once
-from rectiformer.ops.reference import reference_attention
+from rectiformer.ops.reference import reference_attention, repeat_heads, without_autocast
 from rectiformer.ops.shapes import match_broadcast, match_floating, match_heads, match_shapes
 from rectiformer.ops.variants import Variant, find_variant, is_finite, is_readable
 
@@ -209,7 +209,8 @@ NAMES = ("auto", *(backend.name for backend in BACKENDS))
 def run(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> Tensor:
     """Hand a checked call to the implementation that `backend` names or that suits it best."""
     if k.shape[2] == 0:
-        return (q @ k.new_zeros(k.shape[-1], 1)) * v.new_zeros(v.shape[-1])
+        with without_autocast(q.device):  # empty sums: zeros that still lead back to q, k and v
+            return q @ repeat_heads(k, q.shape[1]).mT @ repeat_heads(v, q.shape[1])
     if call.variant.difference_of:
         return run_views(lambda q, k, view: run(q, k, v, view, backend), q, k, call)
     taken, run_call = choose(q, k, v, call, backend)
@@ -335,7 +336,7 @@ def check_window(window_size: Window | None, causal: bool) -> tuple[int, int]:
 
 def check_lengths(key_lengths: Tensor | Sequence[int], batch: int, keys: int, device: torch.device) -> Tensor | None:
     """Key lengths as a tensor on `device`, each from 0 to the number of keys; None where all are seen to be full."""
-    lengths = torch.as_tensor(key_lengths)
+    lengths = key_lengths if isinstance(key_lengths, Tensor) else torch.as_tensor(key_lengths, device="cpu")
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ArgumentError(f"key_lengths holds {lengths.dtype}, but lengths are whole numbers")
     if lengths.shape != (batch,):

@@ -29,7 +29,7 @@ def second_derivatives(
     """
     totals = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
     q, k = (tensor for tensor in inputs[1:3] if tensor is not None)
-    step = max(1, SCORE_BYTES // (8 * q.shape[0] * q.shape[1] * max(1, k.shape[2])))
+    step = max(1, SCORE_BYTES // max(1, 8 * q.shape[0] * q.shape[1] * k.shape[2]))
     for rows in spans(q.shape[2], step):
         _add_rows(totals, describe, inputs, cotangents, rows)
     return totals

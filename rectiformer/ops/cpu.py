@@ -21,7 +21,7 @@ from rectiformer.ops.activations import Pointwise, cosine_scores, unit_rms
 from rectiformer.ops.autograd import operator, recall, register_derivative, second_derivatives
 from rectiformer.ops.call import AttentionCall, Run, Visibility, spans
 from rectiformer.ops.dropout import keep_cells
-from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows
+from rectiformer.ops.reference import clear_padding, repeat_heads, scale_rows, without_autocast
 from rectiformer.ops.variants import VARIANTS
 
 SCORE_BYTES = 4 << 20
@@ -31,6 +31,8 @@ ALONE = 512 * 1024
 SUMMED_AT_ONCE = 256
 """Products that oneDNN may add up at once: over a thousand, its error is twice that of torch's own products."""
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether this CPU multiplies matrices of bfloat16. Asked once: torch.compile cannot trace the question."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Score
         scores = replace(scores, inner=1.0, outer=call.scale)
     if lengths is not None and (bias is not None or scores.function.at_zero or not q.isfinite().all()):
         # A bias could lift padding above zero, and infinity times zero is NaN, so padding joins the mask.
-        real = (torch.arange(visibility.keys) < lengths[:, None])[:, None, None]
+        real = (torch.arange(visibility.keys, device=q.device) < lengths[:, None])[:, None, None]
         visibility = replace(visibility, attn_mask=real if mask is None else real & mask)
         scores = replace(scores, call=replace(scores.call, visibility=visibility))
     return scores, v
@@ -274,7 +276,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
     elif total.dtype == a.dtype and (len(a) == 1 or total.is_contiguous()):
         total.baddbmm_(a, b, alpha=alpha)
     else:  # batched products into a tensor with gaps would run one by one
-        total.add_(torch.bmm(a, b), alpha=alpha)
+        with without_autocast(total.device):  # which leaves alone what writes in place, as all other products here do
+            total.add_(torch.bmm(a, b), alpha=alpha)
 
 
 def runs_alone(matrices: int, dtype: torch.dtype) -> bool:
@@ -325,7 +328,7 @@ def choose_blocked(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Run 
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """`reference_attention` for pointwise variants, without ever holding M x N scores."""
     dtype = q.dtype
-    if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not BFLOAT16):
         q, k, v = q.float(), k.float(), v.float()
     if call.variant.score is cosine_scores:
         q, k = unit_rms(q), unit_rms(clear_padding(k, call.visibility))

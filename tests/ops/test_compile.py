@@ -47,6 +47,17 @@ def test_every_variant_compiles_to_one_graph(variant):
     assert_same(forward_and_gradients(compiled, (q, k, v)), forward_and_gradients(call, (q, k, v)))
 
 
+@pytest.mark.parametrize("variant", ["rela", "sigmoid"])
+def test_bfloat16_compiles_to_one_graph(variant):
+    tensors = [torch.randn(2, 2, 7, 8, dtype=torch.bfloat16) for _ in range(3)]
+
+    def call(q, k, v):
+        return attention(q, k, v, variant, causal=True)
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    assert_same(forward_and_gradients(compiled, tensors), forward_and_gradients(call, tensors))
+
+
 def check_any_size(variant, backend):
     """One graph for all sizes and numbers, since torch.compile is told that each may change: forward and backward."""
     numbers = {name: option.default for name, option in VARIANTS[variant].options.items()}

@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from closeness import assert_beta_gets_its_gradients, assert_matches_reference, grid_inputs, peak_allocation
+from closeness import (
+    assert_beta_gets_its_gradients,
+    assert_matches_reference,
+    grid_inputs,
+    outputs_and_gradients,
+    peak_allocation,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -159,6 +165,28 @@ def test_extra_memory_stays_under_a_tenth_of_the_scores(variant, dtype):
     assert peak - results < dense / 10
 
 
+@pytest.mark.usefixtures("block_size")
+@pytest.mark.parametrize("features", [{}, {"causal": True, "key_lengths": [17, 6]}], ids=["full", "causal, padded"])
+def test_autocast_leaves_float32_alone(features):
+    inputs = [tensor.float() / 3 for tensor in grid_inputs(2, 4, 2, 13, 17, 8, 5)]
+    expected = outputs_and_gradients(inputs, torch.float32, "blocked", "rela", **features)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = outputs_and_gradients(inputs, torch.float32, "blocked", "rela", **features)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    "features", [{"key_lengths": torch.tensor([17, 6]), "dropout_p": 0.25}, {"key_lengths": [17, 6]}]
+)
+@pytest.mark.parametrize("variant", ["sigmoid", "softmax"])
+def test_tensors_on_the_cpu_need_no_other_device(variant, features):
+    q, k, v, upstream = (tensor.requires_grad_() for tensor in grid_inputs(2, 4, 2, 13, 17, 8, 5))
+    with torch.device("meta"):
+        out = attention(q, k, v, variant, causal=True, **features)
+        torch.autograd.grad(out, (q, k, v), upstream)
+    assert out.device.type == "cpu"
+
+
 def test_fresh_memory_is_never_read():
     """With NaN in every fresh tensor, values and gradients are still finite."""
     torch.use_deterministic_algorithms(True)
@@ -193,6 +221,26 @@ def test_empty_axes_give_empty_or_zero_results(variant, empty):
     assert (out == 0).all() or N
     out.sum().backward()
     assert (q.grad == 0).all() or N
+
+
+@pytest.mark.parametrize("empty", [(0, 2, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)], ids=str)
+@pytest.mark.parametrize("variant", ["rela", "sigmoid", "softmax"])
+def test_empty_axes_have_first_and_second_derivatives(variant, empty):
+    B, H, M, N = empty
+    leaves = tuple(torch.randn(*shape, 4, requires_grad=True) for shape in ((B, 2 * H, M), (B, H, N), (B, H, N)))
+    first = torch.autograd.grad(attention(*leaves, variant).sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves, allow_unused=True)
+    for leaf, *found in zip(leaves, first, second, strict=True):
+        assert all(grad is None or (grad.shape == leaf.shape and not grad.any()) for grad in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_query_without_keys_is_zero_whatever_it_holds(dtype):
+    q, k, v = (torch.full((1, 2, length, 4), torch.nan, dtype=dtype) for length in (3, 0, 0))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v)
+    assert out.dtype == dtype
+    assert not out.any()
 
 
 def test_operators_are_well_formed():

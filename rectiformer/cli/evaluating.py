@@ -29,18 +29,13 @@ def evaluate_command(
     baseline_hypothesis: Annotated[str, option("Its translations, instead of --baseline.")] = "",
     metrics: Annotated[str, option("Any of bleu, chrf and ter, comma-separated.")] = "bleu,chrf",
     samples: Annotated[
-        int, option("Bootstrap samples for 95 % intervals; 0: none (with a baseline: 1000).", min=0)
+        int, option("Bootstrap samples for 95 % intervals; 0: none, or 1000 with a baseline.", min=0)
     ] = 0,
     documents: options.Documents = "none",
     segment: options.SegmentLength = None,
     overlap: options.Overlap = 2,
     agreement: Annotated[
-        int,
-        option(
-            "Translate this many documents of the built-in grammar and count agreement, instead of --source.",
-            panel=DOCUMENTS,
-            min=0,
-        ),
+        int, option("Documents of the built-in grammar to count agreement on, not --source.", panel=DOCUMENTS, min=0)
     ] = 0,
     out: Annotated[Path | None, option("File for the translations of RUN, one per line.", "--out")] = None,
     as_json: options.AsJson = False,

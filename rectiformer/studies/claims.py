@@ -315,9 +315,7 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
             values=rows("relu-4096", "softmax-ln-4096", "bleu"),
             expected="above",
         ),
-        diagnosed(
-            "variance ratio", "far below [T]", "below", "Softmax's output is small next to the residual stream"
-        ),
+        diagnosed("variance ratio", "far below [T]", "below", "Softmax's output is small next to the residual stream"),
         diagnosed(
             "top 0.2% of slots hold",
             "above 85 % vs. clearly less [T]",

@@ -197,8 +197,7 @@ MEMORY_SWAP = Study(
     name="memory-swap",
     title="Feed-forward layers as memories: what weighs the slots",
     question="Is a feed-forward layer with softmax worse than one with ReLU, and does a LayerNorm make up for it?",
-    paper="Shen et al. 2023, IWSLT14 De-En: ReLU 34.22, softmax 33.08, softmax with LayerNorm 34.21 "
-    "[T].",
+    paper="Shen et al. 2023, IWSLT14 De-En: ReLU 34.22, softmax 33.08, softmax with LayerNorm 34.21 [T].",
     folders=SENTENCE_FOLDERS,
     trainings=swap_trainings,
     measure=measure,

@@ -41,15 +41,17 @@ def _root(
 
 
 @app.command()
-def demo(out: Annotated[Path, option("Run folder to make.", "--out")] = Path("runs/demo")) -> None:
-    """Train a small translator and show what it does."""
+def demo(out: Annotated[Path, option("Folder for both runs and the report.", "--out")] = Path("runs/demo")) -> None:
+    """Train a rectified and a softmax translator on a built-in grammar and compare them."""
     with Terminal() as terminal:
         run_demo(out, terminal)
 
 
 @app.command()
-def variants(name: Annotated[str, typer.Argument(help="Show everything about one variant.")] = "") -> None:
-    """List every attention variant: formula, paper, what runs it."""
+def variants(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Show everything about one variant.")] = "",
+) -> None:
+    """List every attention variant: formula, paper, backends."""
     terminal = Terminal()
     if not name:
         rows = [(each.name, each.formula, each.paper, ", ".join(each.implementations)) for each in VARIANTS.values()]
@@ -69,7 +71,7 @@ def variants(name: Annotated[str, typer.Argument(help="Show everything about one
 
 @app.command("config")
 def config_command(file: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Print every configuration key, what it is about and its value, as TOML."""
+    """Print every configuration key with its value and a comment, as TOML."""
     write_all([to_toml(load_config(file, overrides or []), comments=True).removesuffix("\n")])
 
 

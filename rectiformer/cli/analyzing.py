@@ -39,24 +39,30 @@ NewFile = Path | None
 @app.command("analyze")
 def analyze_command(
     run: RunFolder,
-    source: Annotated[str, option("Sentences, one a line; default: the built-in grammar's, for a RUN of it.")] = "",
+    source: Annotated[
+        str, option("Sentences, one per line; default: the built-in grammar, if RUN was trained on it.")
+    ] = "",
     target: Annotated[str, option("Their translations, line by line; default: the model's own.")] = "",
-    gold: Annotated[str, option("Right word links, in the format of --format, for the alignment error.")] = "",
+    gold: Annotated[str, option("Gold word links, in --format, for the alignment error rate.")] = "",
     form: LinkFormat = "pharaoh",
     documents: Documents = "none",
-    tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
+    tokenized: Annotated[bool, option("Split words at spaces only.", "--tokenized")] = False,
     compare: Annotated[Path | None, option("Another run to compare with.", metavar="RUN2")] = None,
     as_json: AsJson = False,
-    report: Annotated[NewFile, option("One HTML page to explore, offline.", panel=WRITTEN)] = None,
-    figures: Annotated[NewFile, option("Folder of figures for papers, SVG and PDF.", panel=WRITTEN)] = None,
-    record: Annotated[NewFile, option("Attention record of the examples; .gz too.", panel=WRITTEN)] = None,
+    report: Annotated[NewFile, option("HTML report: one page that works offline.", panel=WRITTEN)] = None,
+    figures: Annotated[NewFile, option("Folder for figures for papers, SVG and PDF.", panel=WRITTEN)] = None,
+    record: Annotated[NewFile, option("Attention record of the examples: JSON, or .gz.", panel=WRITTEN)] = None,
     out: Annotated[NewFile, option("All measures, as JSON.", panel=WRITTEN)] = None,
     examples: Annotated[int, option("Sentences in report, record and figures.", panel=SHOWN, min=0)] = 20,
-    seed: Annotated[int, option("Decides which sentences.", panel=SHOWN, min=0)] = 1,
-    sites: Annotated[str, option("Any of cross, encoder and decoder, comma-separated.", panel=SHOWN)] = "",
-    layers: Annotated[str, option("Their layers, from 1, comma-separated; default: all.", panel=SHOWN)] = "",
+    seed: Annotated[int, option("Seed that chooses the sentences.", panel=SHOWN, min=0)] = 1,
+    sites: Annotated[
+        str, option("Attention sites to record: cross, encoder, decoder, comma-separated; default: all.", panel=SHOWN)
+    ] = "",
+    layers: Annotated[
+        str, option("Layers to record, counted from 1, comma-separated; default: all.", panel=SHOWN)
+    ] = "",
     max_length: Annotated[
-        int | None, option("Most subwords of a sentence or document; 1024 or a run's segment, unless given.", min=1)
+        int | None, option("Subwords per sentence or segment, at most; default: 1024, or the run's segment.", min=1)
     ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
@@ -64,11 +70,12 @@ def analyze_command(
 ) -> None:
     """Measure what every head does, and when it attends to nothing.
 
-    Over a test set, under forced decoding: shares of zeros and of queries that attend to nothing, how much heads
-    differ, and with links the alignment error. --source alone is translated first, and each model decodes its own
-    translations. --out has more. A second run's files end in -2. With --documents, runs
-    read segments of whole documents as in training, and it is shown how far cross-attention reaches. Processes
-    of torchrun share the work and add up what they saw.
+    Runs a test set through the model under forced decoding and prints the share of exact zeros, the share of queries
+    that attend to nothing, how much heads differ and, with --gold, the alignment error rate. --out has all measures.
+
+    Without --target, each model first translates --source. With --compare, files of the second run end in -2. With
+    --documents, the model reads segments of whole documents as in training, and the table shows how far
+    cross-attention reaches. Processes of torchrun share the work.
 
         rectiformer analyze runs/rela --compare runs/softmax --source test.de --target test.en --report look.html
     """

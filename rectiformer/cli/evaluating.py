@@ -23,20 +23,21 @@ from rectiformer.translate.translator import Translator
 def evaluate_command(
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run to translate --source with.")] = None,
     source: Annotated[str, option("Sentences to translate with RUN.")] = "",
-    reference: Annotated[str, option("Right translations.")] = "",
-    hypothesis: Annotated[str, option("Translations to score, instead of RUN.")] = "",
+    reference: Annotated[str, option("Reference translations.")] = "",
+    hypothesis: Annotated[str, option("Translations to score, instead of those of RUN.")] = "",
     baseline: Annotated[Path | None, option("Another run to compare with, by paired bootstrap.")] = None,
     baseline_hypothesis: Annotated[str, option("Its translations, instead of --baseline.")] = "",
-    metrics: Annotated[str, option("Any of bleu, chrf and ter, with commas between.")] = "bleu,chrf",
-    samples: Annotated[int, option("Resamples for 95 % intervals; 0 for none, but 1000 to compare.", min=0)] = 0,
+    metrics: Annotated[str, option("Any of bleu, chrf and ter, comma-separated.")] = "bleu,chrf",
+    samples: Annotated[
+        int, option("Bootstrap samples for 95 % intervals; 0: none, or 1000 with a baseline.", min=0)
+    ] = 0,
     documents: options.Documents = "none",
     segment: options.SegmentLength = None,
     overlap: options.Overlap = 2,
     agreement: Annotated[
-        int,
-        option("Documents of the built-in grammar to count agreement on, instead of --source.", panel=DOCUMENTS, min=0),
+        int, option("Documents of the built-in grammar to count agreement on, not --source.", panel=DOCUMENTS, min=0)
     ] = 0,
-    out: Annotated[Path | None, option("File for the translations of RUN, one a line.", "--out")] = None,
+    out: Annotated[Path | None, option("File for the translations of RUN, one per line.", "--out")] = None,
     as_json: options.AsJson = False,
     beam: options.Beam = 4,
     length_penalty: options.Penalty = 0.6,
@@ -47,9 +48,9 @@ def evaluate_command(
 ) -> None:
     """Score translations of a test set.
 
-    RUN translates --source, or --hypothesis is scored as it is; by sacreBLEU, each score with its signature. With
-    --documents, s-BLEU is over sentences and d-BLEU over documents, each one line. --out keeps the translations, to be
-    scored again by --hypothesis.
+    RUN translates --source, or --hypothesis is scored as it is. Scores are sacreBLEU's, with their signatures. With
+    --documents there are two: s-BLEU over sentences and d-BLEU over documents, each joined into one line. --out keeps
+    the translations, which --hypothesis can score again.
 
         rectiformer evaluate runs/new --baseline runs/old --source test.de --reference test.en
     """

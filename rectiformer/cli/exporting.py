@@ -18,8 +18,8 @@ EXPORTERS = {"onnx": export_onnx, "ctranslate2": export_ctranslate2, "transforme
 @app.command()
 def export(
     run: RunFolder,
-    to: Annotated[str, option("onnx, ctranslate2 or transformers.", "--to", one_of=tuple(EXPORTERS))],
-    out: Annotated[Path, option("Folder to make.", "--out")],
+    to: Annotated[str, option("Format: onnx, ctranslate2 or transformers.", "--to", one_of=tuple(EXPORTERS))],
+    out: Annotated[Path, option("Folder to create.", "--out")],
     checkpoint: Checkpoint = "best",
 ) -> None:
     """Write a trained model for other engines.
@@ -32,7 +32,7 @@ def export(
     transformers: a folder for MarianMT. Takes softmax, rela, rela-i, reluformer (center_keys = "no"), relu-seqlen; norm
     post.
 
-    What cannot go somewhere is refused in one line that says why, and where else it can go.
+    A model that a format cannot hold is refused with the reason and the formats that can.
 
         rectiformer export runs/tiny --to onnx --out tiny-onnx
         echo "Der Hund schläft." | rectiformer translate tiny-onnx

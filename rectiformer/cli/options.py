@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Attention with the softmax replaced by a ReLU: exact zeros, heads that can attend to nothing.",
 )
-data = typer.Typer(no_args_is_help=True, help="Make a corpus, or turn text into subword ids.")
+data = typer.Typer(no_args_is_help=True, help="Generate a toy corpus, or turn text into subword ids.")
 app.add_typer(data, name="data")
 
 
@@ -37,54 +37,67 @@ Overrides = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder written by `rectiformer train`.")]
 Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="Sentences, one a line: plain, .gz or .xz; - for standard input.")
+    str, typer.Argument(metavar="SOURCE", help="Sentences, one per line: plain, .gz or .xz; - for standard input.")
 ]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="Their translations, line by line.")]
 OutFile = Annotated[
-    Path | None, option("File to write, instead of standard output; replaced once all is there.", "--out")
+    Path | None, option("Output file instead of standard output; replaced only when everything is done.", "--out")
 ]
 AsJson = Annotated[bool, option("Write JSON lines.", "--json")]
-Beam = Annotated[int, option("Hypotheses kept a sentence; 1 is greedy.", panel=SEARCH, min=1)]
+Beam = Annotated[int, option("Hypotheses kept per sentence; 1 is greedy.", panel=SEARCH, min=1)]
 Penalty = Annotated[
     float, option("Scores are divided by ((5 + length) / 6) to this power.", "--length-penalty", panel=SEARCH)
 ]
-Checkpoint = Annotated[str, option("best, latest, a step, or a path.", panel=MODEL)]
+Checkpoint = Annotated[str, option("Checkpoint: best, latest, a step, or a path.", panel=MODEL)]
 Device = Annotated[str, option("auto, cpu or cuda.", panel=MODEL)]
-Precision = Annotated[str, option("Of matrix products: fp32 or bf16.", "--precision", panel=MODEL)]
-BatchTokens = Annotated[int, option("Padded tokens in a batch.", panel=MODEL, min=1)]
+Precision = Annotated[str, option("Precision of matrix products: fp32 or bf16.", "--precision", panel=MODEL)]
+BatchTokens = Annotated[int, option("Tokens per batch, padding included.", panel=MODEL, min=1)]
 BadUtf8 = Annotated[
     str,
-    option("Lines that are not UTF-8: error, replace or skip.", "--bad-utf8", one_of=("error", "replace", "skip")),
+    option(
+        "What to do with lines that are not UTF-8: error, replace or skip.",
+        "--bad-utf8",
+        one_of=("error", "replace", "skip"),
+    ),
 ]
 TooLong = Annotated[
     str,
-    option("Lines of more than --max-length: split, cut or error.", "--too-long", one_of=("split", "cut", "error")),
+    option(
+        "What to do with lines longer than --max-length: split, cut or error.",
+        "--too-long",
+        one_of=("split", "cut", "error"),
+    ),
 ]
 BatchSentences = Annotated[
-    int, option("Sentences in a batch, instead of tokens; 1 also answers each line at once.", panel=MODEL, min=0)
+    int, option("Sentences per batch, instead of --batch-tokens; 1 also prints each line at once.", panel=MODEL, min=0)
 ]
 LinkFormat = Annotated[
-    str, option("Of all links: pharaoh, talp or naacl.", "--format", one_of=("pharaoh", "talp", "naacl"))
+    str,
+    option(
+        "Format of word links: pharaoh, talp or naacl.",
+        "--format",
+        one_of=("pharaoh", "talp", "naacl"),
+    ),
 ]
 Documents = Annotated[
     str,
     option(
-        "Where one starts: after a blank line, at a line `<d>` (marker), or none.",
+        "Where documents start: after a blank line (blank), at a line `<d>` (marker), or none.",
         "--documents",
         panel=DOCUMENTS,
         one_of=("none", "blank", "marker"),
     ),
 ]
 SegmentLength = Annotated[
-    int | None, option("Most source subwords at once; as the run was trained, unless given.", panel=DOCUMENTS, min=1)
+    int | None, option("Source subwords per segment, at most; default: as in training.", panel=DOCUMENTS, min=1)
 ]
 Overlap = Annotated[
-    int, option("Sentences before a segment that it is given as context, once more.", panel=DOCUMENTS, min=0)
+    int, option("Sentences of the previous segment that are read again as context.", panel=DOCUMENTS, min=0)
 ]
 ShardSource = Annotated[
     bool,
     option(
-        "All processes of torchrun hold a part of each source, for one that no device holds.",
+        "Split each source among the processes of torchrun, when it is too large for one device.",
         "--shard-source",
         panel=DOCUMENTS,
     ),

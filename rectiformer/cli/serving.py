@@ -22,36 +22,40 @@ EXAMPLES = 8
 def serve(
     context: typer.Context,
     run: RunFolder,
-    host: Annotated[str, option("Address to listen on; other than this machine's own it needs a token.")] = "127.0.0.1",
+    host: Annotated[str, option("Address to listen on; any but the local one needs a token.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[
-        Path | None, option("File with the token that clients send; RECTIFORMER_TOKEN may hold it instead.")
+        Path | None, option("File with the token that clients must send; or set RECTIFORMER_TOKEN.")
     ] = None,
-    alignments: Annotated[str, option("LAYER:HEAD:INDUCTION to align by, from 1; default: as `align` does.")] = "",
-    max_header_bytes: Annotated[int, option("Bytes of its address and headers.", panel=REQUEST, min=1)] = 16_384,
-    max_bytes: Annotated[int, option("Bytes of its body.", panel=REQUEST, min=1)] = 262_144,
-    max_sentences: Annotated[int, option("Sentences, of all its documents.", panel=REQUEST, min=1)] = 128,
-    max_sentence_tokens: Annotated[int, option("Subwords of a sentence.", panel=REQUEST, min=1)] = 256,
-    max_tokens: Annotated[int, option("Subwords of all its sentences.", panel=REQUEST, min=1)] = 8_192,
-    max_beam: Annotated[int, option("Hypotheses kept a sentence.", panel=REQUEST, min=1)] = 8,
-    max_nbest: Annotated[int, option("Translations returned a sentence.", panel=REQUEST, min=1)] = 8,
-    max_heads: Annotated[int, option("Sentences, if it asks for heads.", panel=REQUEST, min=1)] = 4,
-    max_heads_tokens: Annotated[int, option("Subwords, if it asks for heads.", panel=REQUEST, min=1)] = 128,
-    body_seconds: Annotated[float, option("Seconds for its headers to arrive, then its body.", panel=REQUEST)] = 10.0,
-    deadline: Annotated[float, option("Seconds from accepted to answered.", panel=REQUEST)] = 30.0,
+    alignments: Annotated[
+        str, option("Head that gives word links, LAYER:HEAD:INDUCTION, counted from 1; default: as `align`.")
+    ] = "",
+    max_header_bytes: Annotated[int, option("Bytes of the request line and headers.", panel=REQUEST, min=1)] = 16_384,
+    max_bytes: Annotated[int, option("Bytes of the body.", panel=REQUEST, min=1)] = 262_144,
+    max_sentences: Annotated[int, option("Sentences, over all documents.", panel=REQUEST, min=1)] = 128,
+    max_sentence_tokens: Annotated[int, option("Subwords per sentence.", panel=REQUEST, min=1)] = 256,
+    max_tokens: Annotated[int, option("Subwords in all.", panel=REQUEST, min=1)] = 8_192,
+    max_beam: Annotated[int, option("Largest beam.", panel=REQUEST, min=1)] = 8,
+    max_nbest: Annotated[int, option("Translations returned per sentence.", panel=REQUEST, min=1)] = 8,
+    max_heads: Annotated[int, option("Sentences of a request with heads.", panel=REQUEST, min=1)] = 4,
+    max_heads_tokens: Annotated[int, option("Subwords of a request with heads.", panel=REQUEST, min=1)] = 128,
+    body_seconds: Annotated[
+        float, option("Seconds for the headers to arrive, and again for the body.", panel=REQUEST)
+    ] = 10.0,
+    deadline: Annotated[float, option("Seconds from acceptance to answer.", panel=REQUEST)] = 30.0,
     max_connections: Annotated[int, option("Open connections, as far as ulimit -n allows.", panel=QUEUE, min=1)] = 512,
-    queue_requests: Annotated[int, option("Requests accepted and not answered.", panel=QUEUE, min=1)] = 256,
-    queue_sentences: Annotated[int, option("Sentences of these.", panel=QUEUE, min=1)] = 2_048,
-    drain: Annotated[float, option("Seconds to finish them after SIGTERM.", panel=QUEUE)] = 30.0,
+    queue_requests: Annotated[int, option("Requests accepted but not yet answered.", panel=QUEUE, min=1)] = 256,
+    queue_sentences: Annotated[int, option("Sentences of these requests.", panel=QUEUE, min=1)] = 2_048,
+    drain: Annotated[float, option("Seconds to finish these requests after SIGTERM.", panel=QUEUE)] = 30.0,
     batch_tokens: BatchTokens = 4_096,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     precision: Precision = "fp32",
 ) -> None:
-    """Answer requests to translate, over HTTP, until SIGTERM or Ctrl-C.
+    """Translate over HTTP, until SIGTERM or Ctrl-C.
 
-    JSON at /v1/translate, a page at /, figures at /metrics; docs/serving.md has the rest. What is more than a limit is
-    refused, and said; texts are not logged.
+    JSON at /v1/translate, a page for the browser at /, Prometheus metrics at /metrics. Requests over a limit are
+    refused with a message, never cut. Texts are not logged. More in docs/serving.md.
 
         rectiformer serve runs/rela --port 8000
     """
@@ -81,15 +85,15 @@ def explore(
     run: RunFolder,
     other: Annotated[Path | None, typer.Argument(metavar="RUN2", help="Another run to compare with.")] = None,
     port: Annotated[int, option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 0,
-    no_browser: Annotated[bool, option("Only say the address.", "--no-browser")] = False,
+    no_browser: Annotated[bool, option("Print the address without opening a browser.", "--no-browser")] = False,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     precision: Precision = "fp32",
 ) -> None:
-    """Type a sentence and see every head, live, in the browser.
+    """Type a sentence and see what every head does, in the browser.
 
-    Choose a validation sentence, force a target, switch heads off, compare two runs. The page is served to this
-    machine only, until Ctrl-C. It needs the extra `serve`.
+    Choose a validation sentence or type one, force a target, switch heads off, compare two runs. The page is served
+    to this machine only, until Ctrl-C. Needs the extra `serve`.
 
         rectiformer explore runs/rela runs/softmax
     """

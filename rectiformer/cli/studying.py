@@ -28,24 +28,28 @@ ESTIMATES = "GPU minutes are of an H200 that several trainings share, measuring 
 
 @app.command("study")
 def study_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, several as A,B, all, list, plan or report.")],
-    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Of plan, report: where studies lie.")] = None,
-    scale: Annotated[str, option("smoke, small or paper.", "--scale", one_of=tuple(SCALES))] = "smoke",
-    out: Annotated[Path | None, option("Folder for trainings and results; it may hold some already.", "--out")] = None,
-    data: Annotated[
-        Path | None, option("Folder of the corpus, of several studies that of all; else where they say.", "--data")
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A study, several (A,B), or one of: all, list, plan, report.")
+    ],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="For plan and report: the folder of studies.")
     ] = None,
-    jobs: Annotated[int, option("Trainings side by side.", min=1)] = 1,
-    minutes: Annotated[float, option("Stop after so long, everything saved; 0 goes on to the end.", min=0)] = 0.0,
-    whole: Annotated[bool, option("With --minutes: start only what should end in time.")] = False,
-    only: Annotated[str, option("Only trainings with this in their names, or one of A,B.", metavar="PART")] = "",
+    scale: Annotated[str, option("smoke, small or paper.", "--scale", one_of=tuple(SCALES))] = "smoke",
+    out: Annotated[Path | None, option("Folder for trainings and results; what is in it is resumed.", "--out")] = None,
+    data: Annotated[
+        Path | None,
+        option("Folder of the corpus or, for several studies, of all corpora; default: under data/.", "--data"),
+    ] = None,
+    jobs: Annotated[int, option("Trainings in parallel.", min=1)] = 1,
+    minutes: Annotated[float, option("Save everything and stop after this time; 0: run to the end.", min=0)] = 0.0,
+    whole: Annotated[bool, option("With --minutes: start only trainings that should finish in time.")] = False,
+    only: Annotated[str, option("Only trainings with PART in their names; A,B for either.", metavar="PART")] = "",
     one: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
-    """Check a claim of the papers: train what it takes, measure, compare.
+    """Check claims of the papers: train the models, measure, compare.
 
-    A study that was stopped or killed goes on with the same command; what is finished is never trained again. Its
-    tables are shown at the end. `plan` shows what is left, in the order in which it runs; `report` writes a page of
-    claims and a page per study. Several studies share the jobs, so that a GPU is never idle between them.
+    Run the same command again to resume; finished trainings are kept. Tables are printed at the end. `list` shows all
+    studies, `plan` the trainings that are left, in order; `report` writes a page of claims and one page per study.
 
         rectiformer study list
         rectiformer study plan docs --scale small

@@ -35,16 +35,16 @@ HEAD_NUMBERS = ("swapped", "error", "zeros", "null_rate", "agreement", "teacher_
 
 @data.command()
 def generate(
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Name of the files, without their endings.")],
-    sentences: Annotated[int, option("Sentence pairs to draw.", min=0)] = 0,
-    documents: Annotated[int, option("Documents to draw instead; each begins with a line `<d>`.", min=0)] = 0,
-    split: Annotated[str, option("train, valid or test; no sentence is in two of them.")] = "train",
-    seed: Annotated[int, option("Decides which pairs are drawn.", min=0)] = 1,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Prefix of the file names.")],
+    sentences: Annotated[int, option("Number of sentence pairs.", min=0)] = 0,
+    documents: Annotated[int, option("Number of documents, instead; each begins with a line `<d>`.", min=0)] = 0,
+    split: Annotated[str, option("train, valid or test; they share no sentence.")] = "train",
+    seed: Annotated[int, option("Seed that chooses the pairs.", min=0)] = 1,
 ) -> None:
     """Write sentence pairs of the built-in German-English grammar, with exact word links.
 
-    OUT.de and OUT.en are the text. OUT.tok.de and OUT.tok.en are its sentences with spaces between all words, and
-    line n of OUT.align links the words of line n of both, counted from 0: `i-j` surely, `ipj` possibly.
+    OUT.de and OUT.en are the text, OUT.tok.de and OUT.tok.en the same with spaces between all words. Line n of
+    OUT.align links the words of line n, counted from 0: `i-j` is a sure link, `ipj` a possible one.
     """
     if bool(sentences) == bool(documents):
         raise ArgumentError(f"--sentences {sentences} and --documents {documents}; ask for some of one of the two")
@@ -65,11 +65,11 @@ def generate(
 
 @data.command()
 def prepare(
-    out: Annotated[Path, option("Folder to make, for ids and vocabularies.", "--out")],
+    out: Annotated[Path, option("Folder to create, for token ids and vocabularies.", "--out")],
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Choose subwords and encode the text of a configuration, for `rectiformer train --data`."""
+    """Train subwords and encode the text of a configuration, for `rectiformer train --data`."""
     settings = adopt_vocabularies(load_config(config, overrides or []))
     with Terminal() as terminal:
         prepared = prepare_data(settings, out, terminal.preparing, terminal.note)
@@ -78,11 +78,11 @@ def prepare(
 
 @app.command()
 def train(
-    out: Annotated[Path, option("Run folder to make, or with --resume to go on with.", "--out", metavar="RUN")],
+    out: Annotated[Path, option("Run folder to create or, with --resume, to continue.", "--out", metavar="RUN")],
     config: ConfigFile = None,
-    resume: Annotated[bool, option("Go on with RUN; without CONFIG, as RUN itself is configured.", "--resume")] = False,
+    resume: Annotated[bool, option("Continue RUN; without CONFIG, with its own configuration.", "--resume")] = False,
     prepared: Annotated[
-        Path | None, option("Folder of `rectiformer data prepare`, instead of RUN/data.", "--data")
+        Path | None, option("Folder written by `rectiformer data prepare`; default: prepare RUN/data.", "--data")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -101,7 +101,7 @@ def train(
 
     `rectiformer config` prints every key that CONFIG and --set know, with its default; configs/ has examples.
 
-    Ctrl-C saves and stops; --resume goes on with the batches that would have come next.
+    Ctrl-C saves and stops; --resume continues with the batches that would have come next.
 
     Several processes share the work, and end with the same model; training.grad_accumulation is a multiple of them:
 
@@ -122,25 +122,25 @@ def train(
 def convert(
     run: RunFolder,
     variant: Annotated[str, option("Attention to convert to; `rectiformer variants` lists the names.", "--variant")],
-    out: Annotated[Path, option("Run folder to make, or with --resume to go on with.", "--out", metavar="RUN2")],
+    out: Annotated[Path, option("Run folder to create or, with --resume, to continue.", "--out", metavar="RUN2")],
     keep_softmax: Annotated[
         list[str] | None,
-        option("encoder, decoder or cross: attention that stays a softmax; may be repeated.", "--keep-softmax"),
+        option("Site that stays softmax: encoder, decoder or cross; may be repeated.", "--keep-softmax"),
     ] = None,
-    resume: Annotated[bool, option("Go on with RUN2.", "--resume")] = False,
+    resume: Annotated[bool, option("Continue RUN2.", "--resume")] = False,
     prepared: Annotated[
-        Path | None, option("Folder of `rectiformer data prepare` to learn on, instead of RUN/data.", "--data")
+        Path | None, option("Folder written by `rectiformer data prepare` to learn on; default: RUN/data.", "--data")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Convert a trained softmax model to rectified attention.
 
-    RUN2 starts with the weights of RUN, learns to do what its attention does, then to predict what it predicts:
+    RUN2 starts with the weights of RUN. It first learns to imitate RUN's attention, then RUN's predictions:
 
         rectiformer convert runs/softmax --variant relu-exp --out runs/rectified
 
-    Ctrl-C saves and stops; --resume goes on. RUN2 is a run like any other. At the end a table shows what each head
-    became, and RUN2/conversion.json has it as numbers.
+    Ctrl-C saves and stops; --resume continues. RUN2 is a run like any other. At the end a table shows what became of
+    each attention; RUN2/conversion.json has every head.
     """
     for site in keep_softmax or []:
         if site not in SITES:

@@ -51,16 +51,18 @@ RunOrExport = Annotated[
 Alignments = Annotated[
     str,
     option(
-        "Add word links to JSON, as 1:average:normal; layers and heads from 1. auto: as `rectiformer align` does.",
+        "With --json: add word links by this head, as in 1:average:normal, counted from 1; auto: as `align`.",
         metavar="LAYER:HEAD:INDUCTION",
     ),
 ]
 Markup = Annotated[
-    bool, option("Lines have inline tags, as HTML has: place them by the links of --alignments, or auto.", "--markup")
+    bool, option("Keep inline tags, as in HTML: they are placed by word links (--alignments, or auto).", "--markup")
 ]
-Reverse = Annotated[Path | None, option("Run of the other direction, to combine by --symmetrize.")]
-How = Annotated[str, option("intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")]
-Intervals = Annotated[bool, option("Say 95 % intervals of precision and recall too.", "--intervals")]
+Reverse = Annotated[Path | None, option("Run of the other direction, combined by --symmetrize.")]
+How = Annotated[
+    str, option("How: intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.", "--symmetrize")
+]
+Intervals = Annotated[bool, option("With --gold: 95 % intervals of precision and recall too.", "--intervals")]
 
 
 @app.command()
@@ -70,22 +72,26 @@ def translate(
     out: options.OutFile = None,
     as_json: options.AsJson = False,
     alignments: Alignments = "",
-    heads: Annotated[bool, option("Add the weights of all heads to JSON.", "--heads")] = False,
+    heads: Annotated[bool, option("With --json: add the weights of all heads.", "--heads")] = False,
     markup: Markup = False,
     bad_utf8: options.BadUtf8 = "error",
     too_long: options.TooLong = "split",
     max_length: Annotated[
-        int | None, option("Most subwords that go through the model at once; 1024 or the run's segment.", min=1)
+        int | None, option("Subwords per line, at most; default: 1024, or the run's segment.", min=1)
     ] = None,
     beam: options.Beam = 4,
     length_penalty: options.Penalty = 0.6,
-    nbest: Annotated[int, option("Translations a line; as text, `line ||| text ||| score`.", panel=SEARCH, min=1)] = 1,
-    prefix: Annotated[str, option("File: how each translation has to begin.", panel=SEARCH)] = "",
-    sample: Annotated[bool, option("Draw translations instead of searching.", "--sample", panel=SAMPLING)] = False,
+    nbest: Annotated[
+        int, option("Translations per line; as text: `line ||| text ||| score`.", panel=SEARCH, min=1)
+    ] = 1,
+    prefix: Annotated[str, option("File whose line n is how translation n must begin.", panel=SEARCH)] = "",
+    sample: Annotated[bool, option("Sample instead of beam search.", "--sample", panel=SAMPLING)] = False,
     temperature: Annotated[float, option("Divides the logits.", panel=SAMPLING)] = 1.0,
-    top_k: Annotated[int, option("Draw from this many likeliest subwords; 0 from all.", panel=SAMPLING)] = 0,
-    top_p: Annotated[float, option("Draw from the likeliest with this probability together.", panel=SAMPLING)] = 1.0,
-    seed: Annotated[int, option("Decides what is drawn.", panel=SAMPLING)] = 1,
+    top_k: Annotated[int, option("Sample from this many most probable subwords; 0: all.", panel=SAMPLING)] = 0,
+    top_p: Annotated[
+        float, option("Sample from the most probable subwords that together have this probability.", panel=SAMPLING)
+    ] = 1.0,
+    seed: Annotated[int, option("Seed of sampling.", panel=SAMPLING)] = 1,
     checkpoint: options.Checkpoint = "best",
     device: options.Device = "auto",
     precision: options.Precision = "fp32",
@@ -98,15 +104,15 @@ def translate(
 ) -> None:
     """Translate lines of text.
 
-    As many lines come out as go in, in order; warnings go to standard error.
+    Writes one line per input line, in order; warnings go to standard error.
 
         rectiformer translate runs/tiny input.de --out output.en
 
-    With --markup the tags of a line come out well formed, each once, around the words they were about. A run trained
+    With --markup, each tag of a line comes out once, well formed, around the translation of its words. A run trained
     with training.guided_alignment places them best.
 
-    Processes of torchrun share the lines. What they finish is kept in a folder next to the output, so that the
-    same command continues where it was killed.
+    Processes of torchrun share the lines. Finished parts are kept in a folder next to the output, so the same command
+    continues where it was killed:
 
         torchrun --nproc-per-node 8 -m rectiformer translate runs/tiny input.de --out output.en
     """
@@ -146,19 +152,21 @@ def score(
     run: options.RunFolder,
     source: options.Source,
     target: options.Target,
-    nbest: Annotated[bool, option("TARGET is what `translate --nbest` writes, as text or JSON.", "--nbest")] = False,
+    nbest: Annotated[
+        bool, option("TARGET is an n-best list of `translate --nbest`, as text or JSON.", "--nbest")
+    ] = False,
     as_json: options.AsJson = False,
     checkpoint: options.Checkpoint = "best",
     device: options.Device = "auto",
     precision: options.Precision = "fp32",
     batch_tokens: options.BatchTokens = 4096,
 ) -> None:
-    """Say how probable given translations are.
+    """Print the log probability of given translations.
 
-    A line each: natural logarithm of the probability, and its mean over the subwords and the end, with a tab between.
+    One line each: the natural logarithm of the probability, a tab, and its mean per subword, end symbol included.
 
-    With --nbest, TARGET has several translations of each line of SOURCE: lines `line ||| text ||| score`, lines of
-    SOURCE counted from 1, or the JSON records of `translate --json --nbest N`. Each gets a line, in their order.
+    With --nbest, TARGET is what `translate --nbest N` writes, as text (`line ||| text ||| score`, lines counted from 1)
+    or with --json. Every candidate gets a line, in the same order.
 
         rectiformer translate runs/tiny test.de --nbest 4 --out test.nbest
         rectiformer score runs/other test.de test.nbest --nbest
@@ -179,30 +187,32 @@ def align(
     run: options.RunFolder,
     source: options.Source,
     target: options.Target,
-    gold: Annotated[str, option("Right links, in the format of --format.")] = "",
-    layer: Annotated[str, option("Of the decoder, counted from 1; or best, with --gold.")] = "",
-    head: Annotated[str, option("Counted from 1; or average, or best, with --gold.")] = "",
-    induction: Annotated[str, option("normal, shifted, or best, with --gold.")] = "",
-    tokenized: Annotated[bool, option("Words are what stands between spaces.", "--tokenized")] = False,
+    gold: Annotated[str, option("Gold links, in --format, to score against.")] = "",
+    layer: Annotated[str, option("Decoder layer, counted from 1; with --gold also best.")] = "",
+    head: Annotated[str, option("Head, counted from 1, or average; with --gold also best.")] = "",
+    induction: Annotated[str, option("Which step links a word: normal or shifted; with --gold also best.")] = "",
+    tokenized: Annotated[bool, option("Split words at spaces only.", "--tokenized")] = False,
     reverse: Reverse = None,
     how: How = "",
     form: options.LinkFormat = "pharaoh",
     intervals: Intervals = False,
     out: options.OutFile = None,
-    table: Annotated[bool, option("Print errors of all layers and heads, not the links.", "--table")] = False,
+    table: Annotated[
+        bool, option("With --gold: print the errors of all layers and heads, not the links.", "--table")
+    ] = False,
     checkpoint: options.Checkpoint = "best",
     device: options.Device = "auto",
     precision: options.Precision = "fp32",
     batch_tokens: options.BatchTokens = 4096,
 ) -> None:
-    """Link words of sentences and their translations.
+    """Link the words of sentences to those of their translations.
 
-    Cross-attention decides. A link is `i-j`, or `ipj` where --gold only allows it; words count from 0 (pharaoh)
-    or 1 (talp), a line a pair. A line of naacl is a link, `pair i j S`, or `P` where allowed, all counted from 1.
+    Links are read from cross-attention and written one sentence pair per line, as in `0-0 1-2` (--format pharaoh);
+    docs/alignment.md has the other formats.
 
-    Default, without --gold: the last layer, the average of its heads and normal induction, by which a word looks where
-    the step that predicts it looks (shifted: where the step that reads it looks). With --gold: the best of all. A run
-    trained with training.guided_alignment has a head for this, which is the default with and without --gold.
+    A run trained with training.guided_alignment has a head for this, which is the default. In other runs the default
+    is the last layer, the average of its heads, and the decoder step that predicts a word (--induction normal;
+    shifted: the step that reads it), or with --gold whatever has the lowest error.
 
         rectiformer align runs/de-en test.de test.en --reverse runs/en-de --symmetrize grow-diag-final-and
     """

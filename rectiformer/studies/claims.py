@@ -273,13 +273,13 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
             "multi30k-de-en-post",
             "",
             "reluformer",
-            "+0.34 on IWSLT14 [T i]",
+            "+0.34 on IWSLT14 [T]",
             expected="above",
             says="ReLUFormer translates better than softmax: Multi30k de-en, post-norm",
         ),
         PageClaim(
             says="ReLUFormer gains on softmax where a model reads 1,024 subwords at once",
-            paper="+1.15 on Europarl7 [T c,i]",
+            paper="+1.15 on Europarl7 [T]",
             study="document-length",
             only="1024",
             sides=("reluformer", "softmax"),
@@ -292,7 +292,7 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
     "ReLUFormer: feed-forward layers as memories": (
         memory(
             says="A memory with ReLU is better than one with softmax",
-            paper="+1.14 on IWSLT14 [T c,i]",
+            paper="+1.14 on IWSLT14 [T]",
             only="relu-seed,softmax-seed",
             sides=("ReLU", "softmax"),
             values=rows("relu", "softmax", "bleu"),
@@ -300,7 +300,7 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
         ),
         memory(
             says="A LayerNorm makes softmax as good as ReLU",
-            paper="-0.01 on IWSLT14 [T i]",
+            paper="-0.01 on IWSLT14 [T]",
             only="relu-seed,softmax-ln-seed",
             sides=("softmax with LayerNorm", "ReLU"),
             values=rows("softmax-ln", "relu", "bleu"),
@@ -308,19 +308,17 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
         ),
         PageClaim(
             says="With 4,096 slots ReLU is ahead of softmax with LayerNorm",
-            paper="above [T c,i]",
+            paper="above [T]",
             study="slot-sweep",
             only="4096",
             sides=("ReLU", "softmax with LayerNorm"),
             values=rows("relu-4096", "softmax-ln-4096", "bleu"),
             expected="above",
         ),
-        diagnosed(
-            "variance ratio", "far below [T c,i]", "below", "Softmax's output is small next to the residual stream"
-        ),
+        diagnosed("variance ratio", "far below [T]", "below", "Softmax's output is small next to the residual stream"),
         diagnosed(
             "top 0.2% of slots hold",
-            "above 85 % vs. clearly less [T e,i]",
+            "above 85 % vs. clearly less [T]",
             "above",
             "Softmax's scores sit in few slots",
         ),
@@ -429,7 +427,7 @@ def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:
 
 VERDICTS = {"agree": "Holds here", "disagree": "Does not hold here", "open": "Not known yet"}
 UNDECIDED = "All seeds are there, and their interval leaves it open."
-INTRODUCTION = """Every model below is trained to the end: its learning rate falls to 0 at the last update, and each
-variant has the rate that is best for it on validation data. A claim is judged once all seeds are there; until then it
-is open, and says why. Half-trained models show how fast a variant learns, which is
+INTRODUCTION = """Every model below is trained to the end: its learning rate falls to 0 at the last update. Rates are
+[chosen on validation data](studies.md#what-small-trains). A claim is judged once all seeds are there; until then it is
+open, and says why. Half-trained models show how fast a variant learns, which is
 [a study of its own](studies/learning-speed.md), and judge nothing here."""

@@ -112,9 +112,9 @@ def claims(results: Results) -> list[Claim]:
     ):
         pair = (f"{name}-{length}", f"softmax-{length}")
         if length <= 256:
-            found.append(Claim(*pair, "equal", "about equal [T c,i]"))
+            found.append(Claim(*pair, "equal", "about equal [T]"))
         else:
-            found.append(Claim(*pair, "above", "+1.15 [T c,i]" if length == 1024 else "above [T c,i]"))
+            found.append(Claim(*pair, "above", "+1.15 [T]" if length == 1024 else "above [T]"))
     return found
 
 
@@ -184,7 +184,7 @@ DOCUMENT_LENGTH = Study(
     title="Whole documents by segment length",
     question="Does ReLU attention gain on softmax when a model reads more of a document at once?",
     paper="Shen et al. 2023, Europarl7 En-De: about equal at 128 and 256, ReLUFormer ahead from 512, by 1.15 BLEU at "
-    "1,024; sparsemax fails to train at long lengths [T c,i: second hand].",
+    "1,024; sparsemax fails to train at long lengths [T].",
     folders=recipes.DOCUMENT_FOLDERS,
     trainings=trainings,
     measure=measure,

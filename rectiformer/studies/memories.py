@@ -29,11 +29,11 @@ SLOTS = {
 PRODUCT_SLOTS = 16_384
 PRODUCTS = tuple(memory for memory in MEMORIES if memory.startswith("product-"))
 SWEEP_SENTENCES = {**MEMORY_SENTENCES, "smoke": GRAMMAR_TINY}
-PAPER_BLEU = {"relu": "34.22 [T c,i]", "softmax": "33.08 [T c,i]", "softmax-ln": "34.21 [T i]"}
+PAPER_BLEU = {"relu": "34.22 [T]", "softmax": "33.08 [T]", "softmax-ln": "34.21 [T]"}
 SWAP_CLAIMS = (
-    Claim("relu", "softmax", "above", "+1.14 [T c,i]"),
-    Claim("softmax-ln", "softmax", "above", "+1.13 [T i]"),
-    Claim("softmax-ln", "relu", "equal", "-0.01 [T i]"),
+    Claim("relu", "softmax", "above", "+1.14 [T]"),
+    Claim("softmax-ln", "softmax", "above", "+1.13 [T]"),
+    Claim("softmax-ln", "relu", "equal", "-0.01 [T]"),
 )
 DRAWN = ("relu", "softmax", "softmax-ln", "product-relu")
 """What the figures show; the tables have all memories."""
@@ -89,10 +89,10 @@ def swap_tables(results: Results) -> list[Table]:
 def sweep_claims(results: Results) -> list[Claim]:
     """ReLU above softmax at every size; ahead of softmax with LayerNorm only with very many slots."""
     sizes = sorted({results.labels(name)["slots"] for name in results.names()} - {PRODUCT_SLOTS})
-    claims = [Claim(f"relu-{size}", f"softmax-{size}", "above", "above [T c,i]") for size in sizes]
+    claims = [Claim(f"relu-{size}", f"softmax-{size}", "above", "above [T]") for size in sizes]
     for size in sizes:
-        expected = Claim(f"relu-{size}", f"softmax-ln-{size}", "above", "above [T c,i]")
-        close = Claim(f"relu-{size}", f"softmax-ln-{size}", "equal", "almost equal [T c,i]")
+        expected = Claim(f"relu-{size}", f"softmax-ln-{size}", "above", "above [T]")
+        close = Claim(f"relu-{size}", f"softmax-ln-{size}", "equal", "almost equal [T]")
         claims.append(expected if size >= 3072 else close)
     relu, softmax = (f"{name}-{PRODUCT_SLOTS}" for name in ("product-relu", "product-softmax"))
     return [*claims, Claim(relu, softmax, "above", "above, on language modeling [T, 2310.10837]")]
@@ -131,9 +131,9 @@ DIAGNOSES: dict[str, MemoryOf] = {
     "usage entropy (nats)": lambda memory: memory["usage_entropy"],
 }
 DIAGNOSTIC_CLAIMS = {
-    "variance ratio": Claim("softmax", "relu", "below", "far below [T c,i]"),
-    "top 0.2% of slots hold": Claim("softmax", "relu", "above", "above 85 % vs. clearly less [T e,i]"),
-    "anisotropy": Claim("softmax", "relu", "above", "high vs. lower [T e,i]"),
+    "variance ratio": Claim("softmax", "relu", "below", "far below [T]"),
+    "top 0.2% of slots hold": Claim("softmax", "relu", "above", "above 85 % vs. clearly less [T]"),
+    "anisotropy": Claim("softmax", "relu", "above", "high vs. lower [T]"),
 }
 
 
@@ -197,8 +197,7 @@ MEMORY_SWAP = Study(
     name="memory-swap",
     title="Feed-forward layers as memories: what weighs the slots",
     question="Is a feed-forward layer with softmax worse than one with ReLU, and does a LayerNorm make up for it?",
-    paper="Shen et al. 2023, IWSLT14 De-En: ReLU 34.22, softmax 33.08, softmax with LayerNorm 34.21 "
-    "[T c,i: second hand].",
+    paper="Shen et al. 2023, IWSLT14 De-En: ReLU 34.22, softmax 33.08, softmax with LayerNorm 34.21 [T].",
     folders=SENTENCE_FOLDERS,
     trainings=swap_trainings,
     measure=measure,
@@ -209,7 +208,7 @@ SLOT_SWEEP = Study(
     title="Feed-forward layers as memories: how many slots",
     question="Does ReLU stay ahead of softmax from few slots to many?",
     paper="Shen et al. 2023, 32 to 4,096 slots: ReLU above softmax at every size; with LayerNorm softmax almost closes "
-    "the gap, but ReLU is ahead again at 3,072 and 4,096 [T c,i: second hand].",
+    "the gap, but ReLU is ahead again at 3,072 and 4,096 [T].",
     folders=SENTENCE_FOLDERS,
     trainings=sweep_trainings,
     measure=measure,
@@ -222,7 +221,7 @@ MEMORY_DIAGNOSTICS = Study(
     question="How large is a memory's output compared with the residual stream, how few slots hold its scores, how "
     "similar are its values?",
     paper="Shen et al. 2023: with softmax the output is small next to the residual, the top 0.2 % of slots hold over "
-    "85 % of the scores, and values are similar; with ReLU none of it [T c,e,i: second hand; definitions are ours].",
+    "85 % of the scores, and values are similar; with ReLU none of it [T; definitions are ours].",
     folders=SENTENCE_FOLDERS,
     trainings=swap_trainings,
     measure=measure_diagnostics,

@@ -96,7 +96,7 @@ RELUFORMER_SEARCH = Study(
     title="ReLUFormer's hyperparameters",
     question="Which penalties, which gamma, and centered keys or not?",
     paper="Shen et al. 2023 give variance factor and two penalties, but neither their weights nor how gamma is held "
-    "[T b,h,i: second hand]; IWSLT14 De-En: softmax 34.22, factor alone 33.19, with penalties 34.56 [T i].",
+    "[T]; IWSLT14 De-En: softmax 34.22, factor alone 33.19, with penalties 34.56 [T].",
     folders=SENTENCE_FOLDERS,
     trainings=trainings,
     measure=measure,

@@ -24,9 +24,10 @@ READING = """## How to read the tables
   over the seeds that both have, with their number in brackets.
 - *verdict*: agree, if the interval lies where the claim asks for it; disagree, if it lies on the other side; open, if
   neither, or if seeds are missing.
-- *command*: `rectiformer study`, then the study and what stands behind it, then `--scale small --out studies --data
-  DIR`.
-- *paper*: [S] seen in a primary source, [T] read in a secondary source, [D] derived, [R] recalled; + surely, - hardly.
+- *command*: the study's name and its options. The whole command is `rectiformer study NAME OPTIONS --scale small
+  --out studies --data DIR`.
+- *paper*: where the number is from: [S] the authors' paper, figures or code, [T] another text about them, [D] derived,
+  [R] recalled from memory, not checked ([R+] with high, [R-] with low confidence).
 """
 NOTHING = "No training is finished yet."
 

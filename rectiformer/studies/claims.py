@@ -389,7 +389,7 @@ def describe_side(values: BySeed, digits: int) -> str:
 
 
 def render_claims(found: Mapping[str, Results]) -> str:
-    """The page's summary and one table per group."""
+    """The page's summary, and for each group a table of what is measured and a list of what is not."""
     judged = {group: [(each, judge(each, found[each.study])) for each in claims] for group, claims in GROUPS.items()}
     every = [pair for pairs in judged.values() for pair in pairs]
     lines = [INTRODUCTION, summarize(every)]
@@ -401,13 +401,25 @@ def render_claims(found: Mapping[str, Results]) -> str:
                 outcome.ours,
                 f"**{outcome.verdict}**",
                 " ".join(filter(None, (outcome.why, claim.note))),
-                f"[{claim.study}](studies/{claim.study}.md) `--only {claim.only}`",
+                find_command(claim),
             )
             for claim, outcome in pairs
+            if outcome.ours
         ]
         columns = ("claim", "paper", "ours", "verdict", "why", "command")
-        lines += [f"## {group}", Table("", columns, table).to_markdown().partition("\n\n")[2]]
-    return "\n\n".join(line.strip("\n") for line in lines)
+        lines += [f"## {group}", Table("", columns, table).to_markdown().partition("\n\n")[2] if table else ""]
+        waiting = [
+            f"- {claim.says}. Paper: {claim.paper}. {find_command(claim)}"
+            for claim, outcome in pairs
+            if not outcome.ours
+        ]
+        lines += ["Not trained yet:", "\n".join(waiting)] if waiting else []
+    return "\n\n".join(line.strip("\n") for line in lines if line)
+
+
+def find_command(claim: PageClaim) -> str:
+    """What trains the models of a claim, as the page shows it."""
+    return f"[{claim.study}](studies/{claim.study}.md) `--only {claim.only}`"
 
 
 def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:

@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,9 @@ class Seen:
         if not self.passes or (kind, layer) in self.passes[-1]:
             self.begin()
         queries, keys = real_lengths(observation, kind)
-        self.passes[-1][kind, layer] = site_records(observation, kind, layer, queries, keys)
+        self.passes[-1][kind, layer] = site_records(
+            without_padded_queries(observation, kind), kind, layer, queries, keys
+        )
 
     def see_module(self, module: nn.Module, observation: Observation) -> None:
         """Keep the weights of a call by a Hugging Face model; layers are numbered in the order of their calls."""
@@ -164,6 +166,8 @@ class Seen:
         keys = None if kind == "decoder" or real is None else leading_lengths(real, (batch, N))
         keys = keys or [N] * batch
         queries = keys if kind == "encoder" and M == N else [M] * batch
+        if kind == "encoder" and M == N and real is not None and real.shape == (batch, N):
+            weights = weights.masked_fill(~real.bool().to(weights.device)[:, None, :, None], 0)
         cut = [
             each[:, :rows, :columns].float().cpu().numpy()
             for each, rows, columns in zip(weights, queries, keys, strict=True)
@@ -254,16 +258,32 @@ def real_lengths(observation: Observation, kind: str) -> tuple[list[int], list[i
     A decoder's are all taken: cross-attention is not told how many of its queries are real.
     """
     (batch, _, M, _), N = observation.q.shape, observation.k.shape[2]
-    given, mask, bias = (observation.call.get(name) for name in ("key_lengths", "attn_mask", "attn_bias"))
-    if mask is None and bias is not None:  # torch's encoders turn the mask of their padding into numbers
-        mask = shown_by(bias)
+    given, mask = observation.call.get("key_lengths"), real_keys(observation)
     keys = None
     if kind != "decoder" and given is not None:
         keys = [int(length) for length in given]
-    elif kind != "decoder" and mask is not None and mask.shape == (batch, 1, 1, N):
-        keys = leading_lengths(mask[:, 0, 0], (batch, N))
+    elif kind != "decoder" and mask is not None:
+        keys = leading_lengths(mask, (batch, N))
     keys = keys or [N] * batch
     return keys if kind == "encoder" and M == N else [M] * batch, keys
+
+
+def real_keys(observation: Observation) -> Tensor | None:
+    """Which keys of each sequence are not padding, [B, N], where the call has a mask that says so to all queries."""
+    batch, N = observation.q.shape[0], observation.k.shape[2]
+    mask, bias = (observation.call.get(name) for name in ("attn_mask", "attn_bias"))
+    if mask is None and bias is not None:  # torch's encoders turn the mask of their padding into numbers
+        mask = shown_by(bias)
+    return mask[:, 0, 0] if mask is not None and mask.shape == (batch, 1, 1, N) else None
+
+
+def without_padded_queries(observation: Observation, kind: str) -> Observation:
+    """The observation where queries that are padding see nothing; where it comes last, they are cut off instead."""
+    real, (M, N) = real_keys(observation), (observation.q.shape[2], observation.k.shape[2])
+    if kind != "encoder" or M != N or real is None or leading_lengths(real, (len(real), N)) is not None:
+        return observation
+    seen = real[:, None, :, None] & real[:, None, None]
+    return replace(observation, call={**observation.call, "attn_mask": seen})
 
 
 def leading_lengths(real: Tensor, shape: tuple[int, int]) -> list[int] | None:

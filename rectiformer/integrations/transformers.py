@@ -21,6 +21,7 @@ from rectiformer.integrations.reach import NAMES, OBSERVERS, MisusedMaskError, R
 from rectiformer.model.attention import Observation
 from rectiformer.model.norms import EPSILON
 from rectiformer.ops.attention import attention
+from rectiformer.ops.reference import autocast_dtype
 from rectiformer.ops.variants import find_variant
 
 __all__ = ["NAMES", "OBSERVERS", "STANDARD", "Band", "Reach", "attend", "is_ours", "mask", "register", "verify"]
@@ -201,8 +202,7 @@ def attend(
         band, bias = read_mask(attention_mask, bias)
     assert isinstance(band, Band)
     device = query.device
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
+    if (dtype := autocast_dtype(device)) is not None:
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     lengths, seen = band.key_lengths, band.attn_mask
     arguments: dict[str, Any] = {

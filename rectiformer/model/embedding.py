@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectiformer.model.dropout import Dropout
+from rectiformer.ops.reference import autocast_dtype
 
 
 class Embedding(nn.Module):
@@ -75,8 +76,7 @@ class Embedding(nn.Module):
 
 def working_dtype(x: Tensor) -> torch.dtype:
     """What the residual stream is held in: the dtype of autocast where that is on."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return autocast_dtype(x.device) or x.dtype
 
 
 def sinusoids(length: int, width: int) -> Tensor:

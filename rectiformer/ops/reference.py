@@ -18,6 +18,12 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of products under autocast; None where it is off, and on devices that have none, such as meta."""
+    available = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if available else None
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Inside, operations keep the dtypes of their inputs, on devices that have no autocast, such as meta, as well."""
     available = torch.amp.is_autocast_available(device.type)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rectiformer.config import DataConfig, Files
 from rectiformer.errors import ConfigError, DataError
-from rectiformer.text.documents import DOCUMENT_MARKER, Row, is_boundary, join_debates
+from rectiformer.text.documents import Row, is_boundary, is_marker, join_debates
 from rectiformer.text.grammar import Pair, draw_documents, draw_sentences
 from rectiformer.text.lines import DATASET, display_name, is_stream, parse_address, read_lines, spool
 from rectiformer.text.links import MAX_LINKED_LENGTH, LinkLine, with_links
@@ -224,7 +224,7 @@ def read_columns(path: str, config: DataConfig) -> Iterator[Row]:
     for number, line in enumerate(read_lines(path, config.bad_utf8), 1):
         if line is None:
             yield None, None, ""
-        elif not line.strip() or (config.documents == "marker" and line == DOCUMENT_MARKER):
+        elif not line.strip() or (config.documents == "marker" and is_marker(line)):
             yield line, line, ""
         else:
             columns = line.split("\t")

@@ -22,11 +22,16 @@ def is_boundary(documents: str, source: str, target: str, where: str) -> bool:
     """Whether a row is the border of two documents instead of a pair; a marker on one side only is a DataError."""
     if documents == "blank":
         return not source.strip() and not target.strip()
-    if documents == "marker" and DOCUMENT_MARKER in (source, target):
-        if source != target:
+    if documents == "marker" and (is_marker(source) or is_marker(target)):
+        if not (is_marker(source) and is_marker(target)):
             raise DataError(f"{where}: {DOCUMENT_MARKER} on one side only; put it on both sides or on none")
         return True
     return False
+
+
+def is_marker(line: str) -> bool:
+    """Whether a line is the marker alone, in files whose lines end with CR and LF, too."""
+    return line.removesuffix("\r") == DOCUMENT_MARKER
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def read_table(path: str) -> Iterator[tuple[int, str]]:
     The first line names the columns. A debate is a date and a section; other columns are not read.
     """
     name = display_name(path)
-    rows = (line.split("\t") for line in read_lines(path) if line)
+    rows = (line.split("\t") for text in read_lines(path) if (line := (text or "").removesuffix("\r")))
     header = next(rows, [])
     if missing := [column for column in TABLE_COLUMNS if column not in header]:
         raise DataError(f"{name}:1: no column {missing[0]!r}; the first line must name {', '.join(TABLE_COLUMNS)}")

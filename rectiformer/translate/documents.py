@@ -79,8 +79,8 @@ def translate_documents(
     """Translate documents as they come, in order; each has as many translations as sentences.
 
     Args:
-        limit: most source subwords of a segment, counting one separator per sentence; default: that of training. A
-            model trained on sentences translates each by itself.
+        limit: most source subwords of a segment, counting one separator per sentence; default: that of training, or
+            `translator.max_length` where that is less. A model trained on sentences translates each by itself.
         overlap: sentences before a segment that are put in front of it as context, their translations dropped.
         buffer: most sentences read before they are translated together, except that a document is read whole.
         warn: told of each document of which a segment did not come back sentence by sentence.
@@ -128,7 +128,7 @@ def check_request(translator: Translator, options: SearchOptions, limit: int | N
         raise ArgumentError(f"nbest = {options.nbest}, but a document has one translation; leave it at 1")
     if overlap < 0 or (limit is not None and limit < 1):
         raise ArgumentError(f"overlap = {overlap} and limit = {limit}; they must be at least 0 and 1")
-    wanted = translator.segment_length if limit is None else limit
+    wanted = min(translator.segment_length, translator.max_length) if limit is None else limit
     if wanted and not translator.segment_length:
         raise ArgumentError(
             f"segments of {wanted} subwords, but this model knows single sentences only: it was trained with "

@@ -105,6 +105,19 @@ def test_an_observed_hugging_face_model_shows_its_own_weights(name, attention):
     assert not OBSERVERS
 
 
+@pytest.mark.parametrize("attention", ["our-softmax", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "albert"])
+def test_queries_of_padding_on_the_left_attend_to_nothing(name, attention):
+    kind, config = MODELS[name]
+    model = kind.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
+    real = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    with torch.no_grad(), observe(model) as seen:
+        model(input_ids=torch.randint(4, 40, (2, 5)), attention_mask=real)
+    assert seen.weights("encoder", 1).sum(-1) == pytest.approx(real[:, None].expand(2, 4, 5).numpy(), abs=1e-5)
+    visible = seen.passes[0]["encoder", 1][1].visible.reshape(4, 5)
+    assert (visible > 0).tolist() == [real[1].bool().tolist()] * 4
+
+
 def test_generation_is_seen_step_by_step_and_is_no_record():
     kind, config = MODELS["llama"]
     model = kind.from_config(config, attn_implementation="rectified").eval()

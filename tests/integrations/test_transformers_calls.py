@@ -32,6 +32,12 @@ def test_autocast_computes_in_its_dtype():
     assert torch.equal(mixed, half)
 
 
+def test_a_device_without_autocast_gives_shapes():
+    q = torch.empty(2, 4, 5, 8, device="meta")
+    mixed, _ = attend(nn.Module(), q, q, q, None, variant="rela", options={})
+    assert (mixed.shape, mixed.device.type) == ((2, 5, 4, 8), "meta")
+
+
 def test_dropout_drops_weights():
     q, k, v = torch.randn(3, 2, 4, 5, 8)
     torch.manual_seed(3)

@@ -257,6 +257,13 @@ def test_longer_positions_made_while_translating_serve_training():
     assert model.source_embedding.bias.grad.ne(0).any()
 
 
+def test_the_meta_device_gives_shapes():
+    with torch.device("meta"):
+        model = build(random=False)
+        logits = model(draw_ids(2, 5), torch.tensor([5, 3]), draw_targets(2, 4))
+    assert (logits.shape, logits.device.type) == ((2, 4, WORDS), "meta")
+
+
 @pytest.mark.parametrize("order", ["post", "pre"])
 @pytest.mark.parametrize("variant", ["softmax", "rela-g", "reluformer"])
 def test_bfloat16_products_err_no_more_than_a_model_of_bfloat16(variant, order):

@@ -92,6 +92,7 @@ def test_files_follow_each_other_and_each_must_match(tmp_path):
         ("blank", "a\n\n\xa0\nb\nc\n", "A\n\nx\n\nC\n", ["a", "c"], [1, 1], 2),
         ("marker", "<d>\na\n\n<d>\nb\n", "<d>\nA\n\n<d>\nB\n", ["a", "b"], [1, 1], 1),
         ("marker", "<d> \na\n", "x\nA\n", ["<d> ", "a"], [1, 0], 0),
+        ("marker", "a\r\n<d>\r\nb\r\n", "A\n<d>\nB\n", ["a\r", "b\r"], [1, 1], 0),
     ],
 )
 def test_documents_start_where_the_text_says(tmp_path, documents, source, target, texts, starts, empty):
@@ -124,7 +125,8 @@ def test_columns_are_source_target_and_document(tmp_path):
 
 
 def test_columns_may_have_markers_and_blank_lines_between_documents(tmp_path):
-    for documents, border in (("marker", "<d>"), ("marker", "<d>\t<d>"), ("blank", ""), ("blank", "\t")):
+    borders = (("marker", "<d>"), ("marker", "<d>\t<d>"), ("marker", "<d>\r"), ("blank", ""), ("blank", "\t"))
+    for documents, border in borders:
         files = {"t.tsv": f"a\tA\n{border}\nb\tB\n"}
         _, starts, _ = read(tmp_path, files, source="t.tsv", format="tsv", documents=documents)
         assert starts == [True, True]

@@ -92,6 +92,7 @@ def test_ids_joined_are_split_again(sentences):
         ("marker", ["<d>", "a", "", "<d>", "b"], [(["<d>"], ["a", ""]), (["<d>"], ["b"])]),
         ("marker", ["a", "<d>", "<d>"], [([], ["a"]), (["<d>", "<d>"], [])]),
         ("marker", [" <d>", None], [([], [" <d>", ""])]),
+        ("marker", ["a\r", "<d>\r", "b\r"], [([], ["a\r"]), (["<d>\r"], ["b\r"])]),
         ("blank", ["", " ", "a", "<d>", "", "b"], [(["", " "], ["a", "<d>"]), ([""], ["b"])]),
         ("blank", ["a", None, "b"], [([], ["a", "", "b"])]),
         ("blank", [], []),
@@ -311,6 +312,11 @@ def test_a_table_that_does_not_fit_is_one_clear_error(tmp_path, table, words):
         read_debates(tmp_path, table)
     assert words.format(tmp_path / "text") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_table_may_end_its_lines_with_cr_and_lf(tmp_path):
+    table = "lines\tdate\tsection\r\n2\t1999\tx\r\n1\t1999\tx\r\n2\t1999\ty\r\n1\t2000\ty"
+    assert [text for text, start in read_debates(tmp_path, table) if start] == ["a", "d", "f"]
 
 
 def test_documents_without_lines_need_no_row_with_lines(tmp_path):

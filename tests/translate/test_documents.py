@@ -225,6 +225,13 @@ def test_a_sentence_longer_than_the_model_takes_is_split_not_cut(words):
     assert "translated in" in note
 
 
+def test_segments_are_no_longer_than_what_goes_through_the_model_at_once(words):
+    translator = build(words, translator=Copying, max_length=LIMIT // 2)
+    lines = draw_lines(9, seed=2)
+    assert [each.sentences for each in translate(translator, [lines])] == [lines]
+    assert LIMIT // 4 < max(map(len, translator.read)) <= LIMIT // 2
+
+
 def test_a_model_of_sentences_translates_each_by_itself(words):
     plain = Vocabulary.train(draw_lines(200), VocabularyConfig(size=60))
     translator = build(plain, segment=0)

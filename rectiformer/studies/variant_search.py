@@ -14,6 +14,7 @@ QK, GATE = "model.qk_norm=true", ("model.output_norm=rms", "model.output_gate=he
 OPEN = recipes.attention_settings(recipes.OPEN)
 EXP = ("model.variant=relu-exp", "model.output_norm=gated-rms", "model.score_bias=open")
 FALLING = "training.anneal_from=16"
+FLOOR = "model.norm_epsilon=0.01"
 
 CANDIDATES: dict[str, tuple[str, ...]] = {
     BASELINE: ("model.variant=softmax",),
@@ -34,6 +35,9 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "relu2-gate-alone": (*OPEN, "model.output_norm=none", "model.output_gate=head"),
     "threshold-low-gate": ("model.variant=threshold", "model.beta_init=0.01", "model.output_gate=head"),
     "rela-gate": ("model.variant=rela", *GATE),
+    "rela-gate-floor": ("model.variant=rela", *GATE, FLOOR),
+    "rela-g-floor": ("model.variant=rela-g", FLOOR),
+    "threshold-low-floor": ("model.variant=threshold", "model.beta_init=0.01", "model.norm_epsilon=1e-6"),
     "rela-g-qk": ("model.variant=rela-g", QK),
     "threshold-low": ("model.variant=threshold", "model.beta_init=0.01"),
 }

@@ -16,6 +16,7 @@ from interpreter import INTERPRETED
 
 settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("default")
+torch.set_num_threads(1)  # for fixtures of modules, which come before those of the first test
 
 
 @pytest.fixture(autouse=True)

@@ -4,16 +4,19 @@ import io
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from commands import run_main
+from forking import Forks
 from hypothesis import settings
 from interpreter import INTERPRETED
 
 settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("default")
+torch.set_num_threads(1)  # for fixtures of modules, which come before those of the first test
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +61,16 @@ def tiny_run(tmp_path_factory):
     settings = [part for setting in TINY for part in ("--set", setting)]
     assert run_main("train", "--out", folder, *settings) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def python():
+    """Runs `python ...` in the root of the repository: its exit code and what it printed. Keywords go to its
+    environment."""
+    root = Path(__file__).parent.parent
+    env = {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONPATH": str(root)}
+    with Forks("torch", "transformers", cwd=root, env=env) as forks:
+        yield forks.run
 
 
 @pytest.fixture(scope="session")

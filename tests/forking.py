@@ -26,10 +26,10 @@ class Forks:
             env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         )
 
-    def run(self, *arguments):
+    def run(self, *arguments, **environment):
         """The exit code of `python ARGUMENTS`, negative for a signal, and all that it printed."""
         with tempfile.NamedTemporaryFile("r", encoding="utf-8") as printed:
-            self.server.stdin.write(json.dumps([printed.name, *arguments]) + "\n")
+            self.server.stdin.write(json.dumps([printed.name, environment, *map(str, arguments)]) + "\n")
             self.server.stdin.flush()
             return int(self.server.stdout.readline()), printed.read()
 
@@ -42,9 +42,10 @@ class Forks:
 
 def serve():
     for line in sys.stdin:
-        printed, *arguments = json.loads(line)
+        printed, environment, *arguments = json.loads(line)
         child = os.fork()
         if child == 0:
+            os.environ.update(environment)
             file = os.open(printed, os.O_WRONLY)
             os.dup2(file, 1)
             os.dup2(file, 2)

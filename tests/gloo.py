@@ -1,6 +1,7 @@
 """Ranks of torch.distributed in processes of their own, which gloo joins; they keep what they found for all tests."""
 
 import fcntl
+import multiprocessing
 import warnings
 from datetime import timedelta
 
@@ -20,7 +21,8 @@ def run_ranks(find, size, results):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not results.exists():
             results.mkdir()
-            torch.multiprocessing.spawn(work, (find, size, results), nprocs=size)
+            multiprocessing.set_forkserver_preload(["torch", "torch.distributed"])  # imported once, not by each rank
+            torch.multiprocessing.start_processes(work, (find, size, results), size, start_method="forkserver")
     return [torch.load(results / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 

@@ -42,6 +42,7 @@ def play_trainings(folder, monkeypatch, script):
     path = folder / "play.py"
     path.write_text(PREAMBLE + script)
     monkeypatch.setattr("rectiformer.studies.running.COMMAND", (sys.executable, "-S", str(path)))
+    monkeypatch.setattr("rectiformer.studies.running.POLL", 0.05)
     return Telling(folder / "told")
 
 

@@ -1,23 +1,18 @@
 """The benchmark refuses wrong answers, and its points say how they were measured."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(python, tmp_path_factory):
     out = tmp_path_factory.mktemp("results") / "points.jsonl"
-    command = [sys.executable, "benchmarks/attention.py", "--variants", "rela", "sparsemax", "inhibitor"]
+    command = ["benchmarks/attention.py", "--variants", "rela", "sparsemax", "inhibitor"]
     command += ["--lengths", "16", "--tokens", "32", "--seconds", "0.01", "--masks", "causal", "--memory", "0.0004"]
-    run = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr
-    return out, run.stdout
+    exit_code, printed = python(*command, "--out", out)
+    assert exit_code == 0, printed
+    return out, printed
 
 
 def test_every_point_names_what_it_needs(results):
@@ -35,7 +30,7 @@ def test_what_would_not_fit_is_left_out_aloud(results):
     assert "inhibitor at 16: left out, would hold about" in results[1]
 
 
-def test_a_wrong_answer_is_not_timed():
+def test_a_wrong_answer_is_not_timed(python):
     """Run the check of the benchmark on attention that is off by one percent."""
     code = (
         "import sys; sys.path.insert(0, 'benchmarks'); sys.argv = ['attention.py']\n"
@@ -47,6 +42,6 @@ def test_a_wrong_answer_is_not_timed():
         "wrong = bench.Contender('wrong', 'rela', lambda q, k, v: 1.01 * right.attend(q, k, v), 'blocked', 0)\n"
         "bench.check(wrong, tensors, shape)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 1
-    assert "AssertionError: wrong out: error" in run.stderr
+    exit_code, printed = python("-c", code)
+    assert exit_code == 1
+    assert "AssertionError: wrong out: error" in printed

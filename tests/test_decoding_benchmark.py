@@ -1,7 +1,6 @@
 """The decoding benchmark runs on any machine, and CTranslate2 gets the very model it is compared with."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,13 +14,13 @@ TINY = {"hidden_size": 32, "num_heads": 4, "layers": 2, "ffn_size": 64, "vocabul
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(python, tmp_path_factory):
     out = tmp_path_factory.mktemp("results") / "points.jsonl"
-    command = [sys.executable, "benchmarks/decoding.py", "--size", "tiny", "--sentences", "4", "--length", "6"]
+    command = ["benchmarks/decoding.py", "--size", "tiny", "--sentences", "4", "--length", "6"]
     command += ["--variants", "rela-g", "softmax", "--peers", "--repeats", "1", "--turns", "1", "--device", "cpu"]
-    run = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr
-    return [json.loads(line) for line in out.read_text().split("\n") if line], run.stdout
+    exit_code, printed = python(*command, "--out", out)
+    assert exit_code == 0, printed
+    return [json.loads(line) for line in out.read_text().split("\n") if line], printed
 
 
 def test_softmax_is_measured_first_and_every_point_names_what_it_needs(results):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from forking import Forks
 
 from rectiformer.cli import app
 
@@ -24,14 +23,6 @@ def blocks(language):
         text = page.read_text(encoding="utf-8")
         for index, match in enumerate(re.finditer(rf"```{language}\n(.*?)```", text, re.DOTALL)):
             yield pytest.param(match[1], id=f"{page.name} {language} {index + 1}")
-
-
-@pytest.fixture(scope="module")
-def python():
-    """Runs `python ...` in the root of the repository: its exit code and what it printed."""
-    env = {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    with Forks("torch", "transformers", cwd=ROOT, env=env) as forks:
-        yield forks.run
 
 
 def targets_exist(*targets):

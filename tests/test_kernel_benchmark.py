@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 import zipfile
@@ -34,12 +32,16 @@ CASE = {"size": 64, "mask": "full", "length": 16384}
 MATMUL = {"section": "matmul", "case": {"size": 8192}, "ms": {"cublas": 1.0}, "tflops": {"cublas": 800.0}}
 
 
-def run_script(name, *words):
-    command = [sys.executable, f"benchmarks/{name}.py", "--device", "cpu", *words]
-    settings = {**os.environ, "RECTIFORMER_COMMIT": "tested", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=settings)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+@pytest.fixture(scope="module")
+def run_script(python):
+    """Runs a script of benchmarks/: what it printed."""
+
+    def run(name, *words):
+        exit_code, printed = python(f"benchmarks/{name}.py", *words, RECTIFORMER_COMMIT="tested")
+        assert exit_code == 0, printed
+        return printed
+
+    return run
 
 
 def read(path):
@@ -47,9 +49,9 @@ def read(path):
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
+def sweep(run_script, tmp_path_factory):
     out = tmp_path_factory.mktemp("results") / "points.jsonl"
-    printed = run_script("kernel_speed", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+    printed = run_script("kernel_speed", "--device", "cpu", "--tiny", "--milliseconds", "0.1", "--out", str(out))
     return out, printed
 
 
@@ -76,19 +78,20 @@ def test_a_peer_that_cannot_run_is_named_once_a_section(sweep):
     assert "threshold: tda: left out: ModuleNotFoundError" in sweep[1]
 
 
-def test_a_second_run_measures_nothing_again(sweep):
+def test_a_second_run_measures_nothing_again(run_script, sweep):
     before = read(sweep[0])
-    printed = run_script("kernel_speed", "--tiny", "--sections", "forward", "decode", "--out", str(sweep[0]))
+    printed = run_script(
+        "kernel_speed", "--device", "cpu", "--tiny", "--sections", "forward", "decode", "--out", str(sweep[0])
+    )
     assert read(sweep[0]) == before
     assert printed.startswith("| what |")
     assert "| decode H 4 K 2 D 16 B 4 beam 2 N 8 |" in printed
 
 
-def test_the_plot_has_a_panel_for_each_head_size_and_direction(sweep, tmp_path):
+def test_the_plot_has_a_panel_for_each_head_size_and_direction(run_script, sweep, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "plots" / "rates.svg"
-    command = [sys.executable, "benchmarks/kernel_report.py", str(sweep[0]), "--plot", str(path)]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    run_script("kernel_report", sweep[0], "--plot", path)
     for text in ("forward, head size 16", "backward, head size 16", "rela", "SDPA (flash)", "cuBLAS"):
         assert f"<!-- {text} -->" in path.read_text()
 
@@ -198,11 +201,11 @@ def test_rows_of_a_case_have_names_of_their_own():
     assert len(set(names)) == len(names)
 
 
-def test_a_hugging_face_model_trains_with_both_attentions(tmp_path):
+def test_a_hugging_face_model_trains_with_both_attentions(run_script, tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "points.jsonl"
     words = ["--size", "tiny", "--head-size", "16", "--repeats", "1", "--turns", "1", "--out", str(out)]
-    printed = run_script("huggingface_training", *words)
+    printed = run_script("huggingface_training", "--device", "cpu", *words)
     sdpa, ours = read(out)
     assert (sdpa["contestant"], ours["contestant"]) == ("sdpa", "rectified")
     assert ours["ratio"] == pytest.approx(sdpa["ms"] / ours["ms"])
@@ -213,9 +216,9 @@ def test_a_hugging_face_model_trains_with_both_attentions(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def eager_sweep(tmp_path_factory):
+def eager_sweep(run_script, tmp_path_factory):
     out = tmp_path_factory.mktemp("results") / "points.jsonl"
-    return out, run_script("eager", "--tiny", "--milliseconds", "0.1", "--out", str(out))
+    return out, run_script("eager", "--device", "cpu", "--tiny", "--milliseconds", "0.1", "--out", str(out))
 
 
 def test_eager_calls_are_measured_in_every_section(eager_sweep):
@@ -237,9 +240,11 @@ def test_eager_calls_are_measured_in_every_section(eager_sweep):
             assert f"attention: {variant}: left out" in eager_sweep[1]
 
 
-def test_eager_calls_are_not_measured_again(eager_sweep):
+def test_eager_calls_are_not_measured_again(run_script, eager_sweep):
     before = read(eager_sweep[0])
-    printed = run_script("eager", "--tiny", "--sections", "norm", "profile", "--out", str(eager_sweep[0]))
+    printed = run_script(
+        "eager", "--device", "cpu", "--tiny", "--sections", "norm", "profile", "--out", str(eager_sweep[0])
+    )
     assert read(eager_sweep[0]) == before
     assert printed.startswith("| what |")
     assert "| norm host forward+backward |" in printed
@@ -275,10 +280,12 @@ def test_contestants_take_turns():
     assert point["ms_least_most"] == {"ours": [1.0, 2.0], "peer": [1.0, 2.0]}
 
 
-def test_hugging_face_models_run_with_both_attentions(tmp_path):
+def test_hugging_face_models_run_with_both_attentions(run_script, tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "points.jsonl"
-    printed = run_script("huggingface", "--tiny", "--milliseconds", "0.1", "--commit", "abc", "--out", str(out))
+    printed = run_script(
+        "huggingface", "--device", "cpu", "--tiny", "--milliseconds", "0.1", "--commit", "abc", "--out", str(out)
+    )
     points = read(out)
     assert {point["commit"] for point in points} == {"abc"}, "the option goes before the environment and git"
     assert {point["command"] for point in points} == {

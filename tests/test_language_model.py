@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from forking import Forks
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import language_model
@@ -21,10 +20,9 @@ TINY = ["--layers", "1", "--hidden-size", "64", "--length", "32", "--batch-size"
 
 
 @pytest.fixture(scope="module")
-def example():
+def example(python):
     """Runs the example with some words: its exit code and what it printed."""
-    with Forks("torch", cwd=ROOT, env={"RECTIFORMER_COMMIT": "tested", "PYTHONPATH": str(ROOT)}) as forks:
-        yield lambda *words: forks.run("examples/language_model.py", *map(str, words))
+    return lambda *words: python("examples/language_model.py", *words, RECTIFORMER_COMMIT="tested")
 
 
 @pytest.fixture(scope="module")

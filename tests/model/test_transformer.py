@@ -292,8 +292,7 @@ def test_only_pre_order_ends_with_a_norm(order):
     assert isinstance(model.decoder_norm, norm)
 
 
-@pytest.mark.parametrize("rotated", [False, True])
-@pytest.mark.parametrize("variant", ["softmax", "rela-g"])
+@pytest.mark.parametrize(("variant", "rotated"), [("softmax", False), ("rela-g", True)])
 def test_one_compiled_program_takes_all_shapes_but_the_first(variant, rotated):
     """The first is compiled for itself; a size that is fixed by the way would compile a program for every one."""
     graphs = []

@@ -26,7 +26,7 @@ if refused:
     sys.exit({DeviceMemoryError.exit_code})
 while not (out / "told").exists():
     time.sleep(0.02)
-time.sleep(0.6)  # three looks of the study, in which it starts what it may
+time.sleep(0.3)  # six looks of the study, in which it starts what it may
 (folder / "result").rename(folder / "result.json")
 tell("ends")
 """

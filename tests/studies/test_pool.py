@@ -19,10 +19,10 @@ SMOKE, SEARCH = Scale("smoke"), STUDIES["reluformer-search"]
 CONFIG = SEARCH.trainings(SMOKE)[0].config
 # Plays a training: after a while it is trained, and a while later measured.
 PLAYED = """
-time.sleep(0.5)
+time.sleep(0.3)
 (folder / "cost").rename(folder / "cost.json")
 tell("is trained")
-time.sleep(0.5)
+time.sleep(0.3)
 tell("ends")
 (folder / "result").rename(folder / "result.json")
 """

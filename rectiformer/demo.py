@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rectiformer.analyze.findings import AlignmentFindings, Findings, analyze
@@ -97,7 +98,7 @@ def run_demo(folder: Path, terminal: Terminal) -> list[Look]:
 
 def train_side_by_side(folder: Path, config: Config, terminal: Terminal) -> None:
     """One training process per variant, followed through the metrics it writes."""
-    threads = max(1, (os.cpu_count() or 1) // len(VARIANTS))
+    threads = max(1, torch.get_num_threads() // len(VARIANTS))  # those that this process may use, not all there are
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for variant in VARIANTS:

@@ -22,6 +22,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "relu2-open": OPEN,
     "softmax-qk": ("model.variant=softmax", QK),
     "relu2-open-gate": (*OPEN, *GATE),
+    "rela-open-gate-floor": ("model.variant=rela", "model.center_keys=yes", "model.score_bias=open", *GATE, FLOOR),
     "relu-exp-falling-qk": (*EXP, FALLING, QK),
     "relu2-open-qk-gate": (*OPEN, QK, *GATE),
     "softpick-qk": ("model.variant=softpick", QK),

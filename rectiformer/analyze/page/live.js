@@ -111,7 +111,7 @@ export class Live {
     const before = off.length && this.whole?.source === source ? this.whole.answers : null;
     this.result.replaceChildren(
       ...answers.map((answer, model) =>
-        translationLine(this.context.books, model, answer, before?.[model].translation, this.languages[1]),
+        translationLine(this.context.books, model, answer, before?.[model], this.languages[1]),
       ),
       this.references.has(source) ? referenceLine(this.references.get(source), this.languages[1]) : "",
     );
@@ -190,16 +190,22 @@ async function translate(question) {
 
 // A model's translation; where heads are off, compared with what it was with all of them.
 function translationLine(books, model, { translation, score }, before, lang) {
-  const changed = before !== undefined && before !== translation;
+  const changed = before !== undefined && before.translation !== translation;
   const name = books.length > 1 ? `${"AB"[model]} \u00b7 ${books[model].name}` : "translation";
-  const same = before === translation ? ", unchanged" : "";
   const line = (label, ...parts) => el("p", { class: "sentence" }, el("span", { class: "label" }, label), parts);
   return el(
     "div",
     { "data-translation": translation, "data-changed": changed ? "1" : "0" },
-    line(name, marked(translation, before, lang), el("span", { class: "note" }, ` score ${score.toFixed(3)}${same}`)),
-    changed ? line("with all heads", el("bdi", { class: "note" }, brief(before, 600))) : null,
+    line(name, marked(translation, before?.translation, lang), el("span", { class: "note" }, ` ${scored(score, before)}`)),
+    changed ? line("with all heads", el("bdi", { class: "note" }, brief(before.translation, 600))) : null,
   );
+}
+
+function scored(score, before) {
+  const digits = score.toFixed(3);
+  if (before === undefined) return `score ${digits}`;
+  const whole = before.score.toFixed(3);
+  return whole === digits ? `score ${digits}, unchanged` : `score ${digits}, with all heads ${whole}`;
 }
 
 function referenceLine(text, code) {

@@ -275,6 +275,7 @@ class Pool:
         data = [] if task.scale.data is None else ["--data", str(task.scale.data)]
         where = ["--scale", task.scale.name, *data, "--out", str(task.out)]
         with log.open("ab") as file:
+            log_start = file.tell()  # the process shares this position and moves it
             process = subprocess.Popen(
                 [*COMMAND, task.study.name, *where, "--one", task.training.key],
                 stdin=subprocess.PIPE,  # its end tells a training that this process was killed
@@ -286,7 +287,7 @@ class Pool:
             )
             for other in self.running:
                 other.alone = False
-            self.running.append(Job(task, process, log, file.tell(), alone=not self.running))
+            self.running.append(Job(task, process, log, log_start, alone=not self.running))
 
     def collect(self, job: Job) -> None:
         """Report how a training has ended, and record it where it failed."""

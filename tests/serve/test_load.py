@@ -114,7 +114,7 @@ def test_clients_who_go_leave_nothing_behind(server):
 def test_three_hundred_clients_who_go_leave_nothing_behind(tmp_path, capsys):
     """With a model whose full batches take seconds, and hundreds of MiB for a beam of 8."""
     torch.set_num_threads(1)
-    larger = {"model_width": 256, "model_heads": 4, "model_slots": 1024, "model_encoder_layers": 3}
+    larger = {"model_hidden_size": 256, "model_num_heads": 4, "model_ffn_size": 1024, "model_encoder_layers": 3}
     steps = {"training_steps": 2, "validation_every": 2, "checkpoint_every": 2, "model_decoder_layers": 3}
     train(load_config(None, overrides(vocabulary_size=1000, data_sentences=1500, **larger, **steps)), tmp_path / "run")
     server = Server(tmp_path / "run", "--port", 0, "--device", "cpu")

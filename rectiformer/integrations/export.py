@@ -64,10 +64,8 @@ def obstacle(config: ModelConfig, format: str, center: bool = True) -> str:
     if config.norm not in NORMS[format]:
         return f"{engine} has no layers with model.norm = {config.norm!r}, only with {NORMS[format][0]!r}"
     if format != "onnx":
-        usual = ("memory", "output_norm", "norm_epsilon", "output_gate", "qk_norm")
-        for key in usual:
-            needed = getattr(ModelConfig(), key)
-            if (value := getattr(config, key)) != needed:
+        for key in ("memory", "output_norm", "norm_epsilon", "output_gate", "qk_norm"):
+            if (value := getattr(config, key)) != (needed := getattr(ModelConfig(), key)):
                 return f"{engine} has no layers with model.{key} = {value!r}, only with {needed!r}"
     for site, variant in variants.items():
         if variant not in CAN_RUN[format]:

@@ -117,6 +117,7 @@ def test_special_tokens_have_the_names_other_engines_expect(words):
 CANNOT = {
     "pre": ({"norm": "pre"}, "no layers with model.norm = 'pre', only with 'post'"),
     "memory": ({"memory": "softmax"}, "no layers with model.memory = 'softmax', only with 'relu'"),
+    "epsilon": ({"variant": "rela", "norm_epsilon": 0.01}, "no layers with model.norm_epsilon = 0.01, only with 1e-08"),
 }
 
 

@@ -48,24 +48,24 @@ def test_the_command_of_a_claim_trains_something_or_waits_for_a_choice(claim, tm
 def test_a_claim_is_judged_by_its_interval_once_all_seeds_are_there():
     outcome = judged(relu=[36.0, 36.2, 36.1], softmax=[35.0, 35.1, 35.2])
     assert outcome.verdict == "agree"
-    assert outcome.ours == "+1.00 ± 0.25: ReLU 36.10 [3] vs. softmax 35.10 [3] (BLEU)"
-    assert outcome.why == "Over 3 seeds the interval is +0.75 to +1.25; the claim asks for more than 0."
+    assert outcome.ours == "+1.00 ± 0.25 BLEU: ReLU 36.10, softmax 35.10"
+    assert outcome.why == "+0.75 to +1.25 over 3 seeds; the claim asks for more than 0"
     assert judged(relu=[34.0, 34.2, 34.1], softmax=[35.0, 35.1, 35.2]).verdict == "disagree"
     assert judged(relu=[34.0, 36.2, 35.1], softmax=[35.0, 35.1, 35.2]).verdict == "open"
 
 
 def test_a_claim_without_all_seeds_is_open_and_says_why():
-    assert judged().why == "Not trained yet."
+    assert judged().why == "not trained yet"
     assert judged().ours == ""
-    assert judged(relu=[36.0]).why == "softmax is not trained yet."
-    assert judged(relu=[36.0]).ours == "ReLU 36.00 [1] (BLEU)"
+    assert judged(relu=[36.0]).why == "softmax is not trained yet"
+    assert judged(relu=[36.0]).ours == "ReLU 36.00 BLEU"
     outcome = judged(relu=[36.0, 36.1], softmax=[35.0, 35.1])
-    assert (outcome.verdict, outcome.why) == ("open", "2 of 3 seeds so far.")
+    assert (outcome.verdict, outcome.why) == ("open", "2 of 3 seeds so far")
 
 
 def test_the_means_on_the_page_are_of_the_seeds_that_are_compared():
     """Otherwise the difference shown with them would not be theirs."""
-    assert judged(relu=[36.0, 39.0, 39.0], softmax=[35.0]).ours == "+1.00: ReLU 36.00 [1] vs. softmax 35.00 [1] (BLEU)"
+    assert judged(relu=[36.0, 39.0, 39.0], softmax=[35.0]).ours == "+1.00 BLEU: ReLU 36.00, softmax 35.00"
 
 
 def test_a_claim_that_waits_for_a_learning_rate_says_so(monkeypatch):
@@ -82,9 +82,9 @@ def test_the_page_counts_its_verdicts():
     found = {study.name: results_of(study.name, {}) for study in STUDIES.values()}
     found["memory-swap"] = results_of("memory-swap", {"relu": [36.0, 36.2, 36.1], "softmax": [35.0, 35.1, 35.2]})
     page = render_claims(found)
-    assert f"**Holds here: 1 of {len(CLAIMS)}**:\n\n- {MEMORY.says}." in page
-    assert f"**Not known yet: {len(CLAIMS) - 1} of {len(CLAIMS)}**" in page
-    measured, waiting = (re.findall(rf"^{start}.*`--only ", page, re.MULTILINE) for start in (r"\| ", "- "))
+    assert f"**Of {len(CLAIMS)} claims, 1 hold here, 0 do not, and {len(CLAIMS) - 1} are open**" in page
+    assert f"What holds here:\n\n- {MEMORY.says}." in page
+    measured, waiting = (re.findall(rf"^{start}\[.*\]\(studies/", page, re.MULTILINE) for start in (r"\| ", "- "))
     assert (len(measured), len(waiting)) == (2, len(CLAIMS) - 2)  # one of the two has one of its two sides
 
 

@@ -362,10 +362,7 @@ def judge(claim: PageClaim, results: Results) -> Judged:
     if len(both) < claim.seeds:
         return Judged(ours, "open", reason(claim, first, second), waits=True)
     says = verdict(found, Claim(*claim.sides, claim.expected, claim.paper, claim.margin))
-    assert found is not None
-    assert found.half is not None
-    low, high = (f"{found.mean + side * found.half:+.{claim.digits}f}" for side in (-1, 1))
-    return Judged(ours, says, f"{low} to {high} over {len(both)} seeds; the claim asks for {wanted(claim)}")
+    return Judged(ours, says, f"over {len(both)} seeds; the claim asks for {wanted(claim)}")
 
 
 def reason(claim: PageClaim, first: BySeed, second: BySeed) -> str:
@@ -420,8 +417,11 @@ def link(claim: PageClaim) -> str:
 
 def list_parts(study: str) -> dict[str, str]:
     """What `--only` may name to train what the claims on the page of a study need, each with what it is."""
-    claims = [claim for group in GROUPS.values() for claim in group if (claim.page or claim.study) == study]
-    return {claim.only: claim.part or claim.says for claim in claims if claim.only}
+    found: dict[str, dict[str, None]] = {}
+    for claim in (claim for group in GROUPS.values() for claim in group):
+        if claim.only and (claim.page or claim.study) == study:
+            found.setdefault(claim.only, {})[claim.part or claim.says] = None
+    return {only: "; ".join(parts) for only, parts in found.items()}
 
 
 def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:

@@ -135,9 +135,17 @@ def tables(results: Results) -> list[Table]:
     return [
         claims_table(judge(results)),
         *(by_length(results, title, measure) for measure, title in titles.items()),
-        *measures.heads_tables(results, results.names(), ("variant", "length")),
+        *measures.heads_tables(results, by_variant(results), ("variant", "length")),
         cost_table(results),
     ]
+
+
+def by_variant(results: Results) -> list[str]:
+    """The rows of each variant together, from short to long."""
+    order = list(dict.fromkeys(results.labels(name)["variant"] for name in results.names()))
+    return sorted(
+        results.names(), key=lambda name: (order.index(results.labels(name)["variant"]), results.labels(name)["length"])
+    )
 
 
 def by_length(results: Results, title: str, measure: str) -> Table:
@@ -154,7 +162,7 @@ def by_length(results: Results, title: str, measure: str) -> Table:
 def cost_table(results: Results) -> Table:
     """Peak memory, and how many segments had to be translated in smaller ones."""
     rows = []
-    for name in results.names():
+    for name in by_variant(results):
         peaks = results.values(name, "peak_bytes")
         peak = f"{max(peaks) / 2**30:.2f}" if peaks else ""
         labels = results.labels(name)

@@ -86,12 +86,11 @@ def render(study: Study, results: Results, out: Path, page: Path) -> str:
     remarks = saved_path(out, study.name, results.scale).with_suffix(".md")
     if remarks.exists():
         parts.append(read_regular(remarks, LONGEST_REMARKS).decode("utf-8"))
-    if any(entry.seed != results.entries[0].seed for entry in results.entries):
-        parts.append(SEEDS)
     if results.entries:
         figures = study.figures(results, out / "figures" / f"{study.name}-{results.scale}")
+        if any(entry.seed != results.entries[0].seed for entry in results.entries):
+            parts.append(f"{SEEDS} {LINES}" if figures else SEEDS)
         parts += [show(figure, page) for figure in figures]
-        parts += [LINES] if figures else []
         parts += [table.to_markdown() for table in study.tables(results) if table.rows]
     parts.append("\n".join(f"- {each.key} failed: `{each.failed.replace('`', chr(39))}`" for each in results.failures))
     parts += [describe_command(study, results.scale), describe_origin(results)]

@@ -116,8 +116,8 @@ class Estimate:
 
     def describe(self, digits: int = 2) -> str:
         """`34.20 ± 0.31`, or the mean alone."""
-        shown = f"{self.mean:.{digits}f}"
-        return shown if self.half is None else f"{shown} ± {self.half:.{digits}f}"
+        shown = f"{self.mean:,.{digits}f}"
+        return shown if self.half is None else f"{shown} ± {self.half:,.{digits}f}"
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
@@ -253,9 +253,14 @@ def describe_all(values: Iterable[Sequence[float]], digits: int) -> list[str]:
 
 
 def describe_values(values: Sequence[float], digits: int) -> str:
-    """Mean and interval, or nothing; two values as they are, whose interval is 13 times as wide as they lie apart."""
+    """Mean and interval, or nothing; two values as they are, whose interval is 13 times as wide as they lie apart.
+
+    What is 0 throughout is `0`.
+    """
+    if values and not any(values):
+        return "0"
     if len(values) == 2:
-        return " / ".join(f"{value:.{digits}f}" for value in values)
+        return " / ".join(f"{value:,.{digits}f}" for value in values)
     found = estimate(values)
     return found.describe(digits) if found else ""
 

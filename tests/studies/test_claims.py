@@ -2,16 +2,19 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.claims import GROUPS, judge, render_claims
+from rectiformer.studies.corpora import CORPORA
 from rectiformer.studies.plan import Scale
 from rectiformer.studies.recipes import CHOICES
 from rectiformer.studies.results import Result, Results
 from rectiformer.studies.running import choose, list_tasks
 
+DOCS = Path(__file__).parents[2] / "docs"
 CLAIMS = [claim for claims in GROUPS.values() for claim in claims]
 MEMORY = next(claim for claim in CLAIMS if claim.study == "memory-swap")
 
@@ -92,3 +95,14 @@ def test_claims_are_of_studies_at_small():
     assert {claim.study for claim in CLAIMS} <= {
         study.name for study in STUDIES.values() if study.trainings(Scale("small"))
     }
+
+
+PAGES = [DOCS / "reproduction.md", *sorted((DOCS / "studies").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_texts_in_words(page):
+    """What the code calls them is for `--only` and for names of files."""
+    text = re.sub(r"`--only [^`]*`|\]\([^)]*\)", "", page.read_text(encoding="utf-8"))
+    named = [name for corpus in CORPORA["small"] for name in (corpus.name, *(gold.name for gold in corpus.gold))]
+    assert [name for name in named if name in text] == []

@@ -1,11 +1,12 @@
 """Ablations of ReLA on a narrow model in the paper's norm placement: norms, activations, sites, number of heads."""
 
+from dataclasses import replace
 from typing import Any
 
 from rectiformer.studies import measures
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, IWSLT14, MULTI30K_NARROW, SENTENCE_FOLDERS
-from rectiformer.studies.results import Claim, Results, Table, claims_table
+from rectiformer.studies.results import Claim, Results, Table, claims_table, judge_rows
 
 SETTINGS = {"smoke": GRAMMAR_TINY, "small": MULTI30K_NARROW, "paper": IWSLT14}
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
@@ -24,7 +25,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "layer-norm": (RELA, "model.output_norm=layer"),
     "head-norm": (RELA, "model.output_norm=head-rms"),
     **{name: (f"model.variant={name}",) for name in ("identity", "gelu", "leaky-relu")},
-    **{f"{site}-alone": ("model.variant=softmax", f"model.{site}_variant=rela-g") for site in measures.SITES},
+    **{f"{site}-alone": ("model.variant=softmax", f"model.{site}_variant=rela-g") for site in measures.SITE_TITLES},
     **{
         f"{name}-{heads}-heads": (f"model.variant={name}", f"model.num_heads={heads}")
         for name in ("softmax", "rela-g")
@@ -32,12 +33,21 @@ ROWS: dict[str, tuple[str, ...]] = {
     },
 }
 """Name of a row: its settings."""
+TITLES = {
+    "rms-alone": "rela (plain RMSNorm)",
+    DIVERGES: "rela-g without a norm",
+    "layer-norm": "rela-g with LayerNorm",
+    "head-norm": "rela-g with RMSNorm per head",
+    **{f"{site}-alone": f"rela-g in {title} only" for site, title in measures.SITE_TITLES.items()},
+    **{f"{name}-{heads}-heads": f"{name}, {heads} heads" for name in ("softmax", "rela-g") for heads in HEADS},
+}
+"""What a reader is told that a row is, where its name does not say it."""
 CLAIMS = (
     Claim("rela-i", "rela-g", "equal", "about equal [R]"),
     Claim("rms-alone", "rela-g", "below", "mostly works, sometimes fails [R+]"),
     Claim("identity", "rela-g", "below", "clearly worse [R-]"),
     Claim(DIVERGES, "rela-g", "below", "diverges [R]"),
-    *(Claim(f"{site}-alone", "softmax", "equal", "about equal [R]") for site in measures.SITES),
+    *(Claim(f"{site}-alone", "softmax", "equal", "about equal [R]") for site in measures.SITE_TITLES),
 )
 
 
@@ -65,15 +75,16 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 def tables(results: Results) -> list[Table]:
-    rows = [
-        (name, results.labels(name)["settings"], results.cell(name, "bleu"), results.cell(name, "valid_bleu"))
-        for name in results.names()
+    own = results.rename(lambda entry: TITLES.get(entry.name, entry.name))
+    claims = [
+        replace(claim, first=TITLES.get(claim.first, claim.first), second=TITLES.get(claim.second, claim.second))
+        for claim in CLAIMS
     ]
-    columns = ("row", "settings", "test BLEU", "validation BLEU")
+    rows = [(name, own.cell(name, "bleu"), own.cell(name, "valid_bleu")) for name in own.names()]
     return [
-        Table("Ablations", columns, rows, ("Mean and 95 % interval over seeds; beam 4.",)),
-        claims_table("What the paper claims", CLAIMS, results, "bleu", "test BLEU"),
-        measures.heads_table(results, results.names()),
+        claims_table(judge_rows(claims, own, "bleu", "BLEU")),
+        Table("Ablations", ("row", "test BLEU", "validation BLEU"), rows, ("Beam 4.",)),
+        *measures.heads_tables(own, own.names()),
     ]
 
 

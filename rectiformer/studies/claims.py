@@ -1,18 +1,18 @@
-"""The page of claims, at most 25: what the paper has, what we have, the verdict, one sentence why, the command."""
+"""The page of claims, at most 25: what the paper has, what we have, the verdict and why."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Literal
 
-from rectiformer.studies.corpora import THREE
+from rectiformer.studies.corpora import BICICI, HANSARDS, SILVER, THREE, Gold, find_corpus
 from rectiformer.studies.memories import DIAGNOSES, over_layers
 from rectiformer.studies.recipes import CHOICES, choice_of
-from rectiformer.studies.results import Claim, Results, Table, difference, estimate, signed, verdict
-from rectiformer.studies.translation_quality import PANELS, chosen
+from rectiformer.studies.results import Claim, Results, Table, difference, signed, verdict
+from rectiformer.studies.translation_quality import PANELS, column_of
 
-TEXTS = {"europarl": "on Europarl", "multi30k": "on Multi30k"}
+TEXTS = {"europarl": "Europarl", "multi30k": "Multi30k"}
 BySeed = dict[int, float]
 Sides = tuple[BySeed, BySeed]
 """The values of both sides of a claim, by seed."""
@@ -28,7 +28,11 @@ class PageClaim:
     """What the paper has, and how we know it."""
     study: str
     only: str
-    """The part of `--only` that trains what it needs."""
+    """The part of `--only` that trains what it needs; empty for the whole study."""
+    part: str = ""
+    """What that part is, in words; the claim itself unless given."""
+    page: str = ""
+    """The study whose page shows it, if that is not the one that trains it."""
     sides: tuple[str, str]
     """What is compared with what, in words."""
     values: Callable[[Results], Sides]
@@ -43,60 +47,65 @@ class PageClaim:
     seeds: int = len(THREE)
 
 
-def rows(first: str, second: str, measure: str, view: Callable[[Results], Results] = lambda found: found) -> Any:
-    """A measure of two rows of a study."""
+def rows(first: str, second: str, measure: str, column: str = "") -> Any:
+    """A measure of two rows of a study, or of two variants in a column of `translation-quality`."""
 
     def values(results: Results) -> Sides:
-        found = view(results)
+        found = column_of(results, column) if column else results
         return found.by_seed(first, measure), found.by_seed(second, measure)
 
     return values
 
 
+def name_column(column: str) -> str:
+    """The text and norm placement of a column of `translation-quality`, in words."""
+    corpus, _, norm = column.rpartition("-")
+    return find_corpus("small", corpus).title_in(norm)
+
+
 def translated(
-    column: str, about: str, first: str = "rela-g", paper: str = "-0.3 to +0.7 on four WMT tasks [S]", **more: Any
+    column: str,
+    first: str = "rela-g",
+    says: str = "rela-g is at most 0.3 below softmax",
+    paper: str = "-0.3 to +0.7 on four WMT tasks [S]",
+    **more: Any,
 ) -> PageClaim:
     """A variant vs. softmax in a column of `translation-quality`."""
     text, norm = column.split("-")[0], column.rpartition("-")[2]
-    choice: dict[str, Any] = {
-        "expected": "no worse",
-        "margin": 0.3,
-        "says": f"{first} is at most 0.3 below softmax: {about}",
-    }
+    choice: dict[str, Any] = {"expected": "no worse", "margin": 0.3, "says": f"{says}: {name_column(column)}"}
     return PageClaim(
         **{
             **choice,
             "paper": paper,
             "study": "translation-quality",
             "only": column,
+            "part": name_column(column),
             "sides": (first, "softmax"),
-            "values": rows(f"{column}-{first}", f"{column}-softmax", "bleu", chosen),
+            "values": rows(first, "softmax", "bleu", column),
             "needs": ((text, norm, first), (text, norm, "softmax")),
             **more,
         }
     )
 
 
-def aligned(gold: str, column: str, paper: str, **more: Any) -> PageClaim:
+def aligned(gold: Gold, column: str, paper: str = "-1.3 on RWTH's set, en-de [S, read off]") -> PageClaim:
     """rela-g's lowest alignment error vs. softmax's on a gold set."""
-    return translated(
-        column,
-        "",
+    return replace(
+        translated(column),
+        says=f"rela-g's best head aligns better than softmax's: {gold.title}",
         paper=paper,
-        says=f"rela-g aligns better than softmax, best head: {gold}",
+        page="alignment",
         expected="below",
-        unit="AER, %",
+        unit="% AER",
         digits=1,
-        values=rows(f"{column}-rela-g", f"{column}-softmax", f"aer_{gold}", chosen),
-        **more,
+        values=rows("rela-g", "softmax", f"aer_{gold.name}", column),
     )
 
 
-def in_panels(
-    measure: Callable[[Mapping[str, Sequence[float]]], float], gold: str, name: str, results: Results
-) -> BySeed:
-    """A measure of the four panels of a row, by seed."""
-    return {entry.seed: measure(entry.measures[f"alignment_{gold}"]["panels"]) for entry in chosen(results).of(name)}
+def in_panels(measure: Callable[[Mapping[str, Sequence[float]]], float], variant: str, results: Results) -> BySeed:
+    """A measure of the four panels of a variant on the silver links, by seed."""
+    entries = column_of(results, WORDS).of(variant)
+    return {entry.seed: measure(entry.measures[f"alignment_{SILVER.name}"]["panels"]) for entry in entries}
 
 
 def averaged(panels: Mapping[str, Sequence[float]]) -> float:
@@ -110,16 +119,19 @@ def best_layer(panel: str, panels: Mapping[str, Sequence[float]]) -> float:
 
 
 WORDS = "europarl-en-de-words-post"
-OURS, BASE = f"{WORDS}-rela-g", f"{WORDS}-softmax"
 OF_RELA = (("europarl", "post", "rela-g"),)
 of_words = partial(
-    PageClaim, study="translation-quality", only=WORDS, needs=(*OF_RELA, ("europarl", "post", "softmax"))
+    PageClaim,
+    study="translation-quality",
+    only=WORDS,
+    part=name_column(WORDS),
+    needs=(*OF_RELA, ("europarl", "post", "softmax")),
 )
 
 
 def rise(results: Results) -> Sides:
     """Null rates of rela-g's cross-attention, with the sources of other pairs and with its own."""
-    entries = [entry for entry in chosen(results).of(OURS) if "null_rise" in entry.measures]
+    entries = [entry for entry in column_of(results, WORDS).of("rela-g") if "null_rise" in entry.measures]
     mean = {entry.seed: sum(entry.measures["null_gold"]) / len(entry.measures["null_gold"]) for entry in entries}
     return {entry.seed: mean[entry.seed] + entry.measures["null_rise"] for entry in entries}, mean
 
@@ -144,7 +156,7 @@ def diagnosed(name: str, paper: str, expected: Literal["above", "below"], says: 
         study="memory-diagnostics",
         only="softmax,relu",
         sides=("softmax", "ReLU"),
-        unit="ratio",
+        unit="",
         values=values,
         expected=expected,
         digits=3,
@@ -156,57 +168,54 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
     "ReLA: translation": (
         translated(
             WORDS,
-            "Europarl en-de in words, post-norm",
-            note="Without clipping, at 8e-4, one of three seeds of softmax trained (27.14 BLEU) "
-            "and all of rela-g (26.96).",
+            note="Without clipping, at a rate of 8e-4, only one of three seeds of softmax learned to translate (27.14 "
+            "BLEU), but all three of rela-g did (26.96).",
         ),
-        translated("europarl-en-de-words-pre", "the same text, pre-norm", paper="pre-norm is not in the paper"),
-        translated("europarl-en-de-post", "Europarl en-de as it is written, post-norm"),
-        translated("europarl-en-fr-words-post", "Europarl en-fr in words, post-norm"),
-        translated("multi30k-de-en-post", "Multi30k de-en, post-norm"),
-        translated("multi30k-en-fr-post", "Multi30k en-fr, post-norm"),
+        translated("europarl-en-de-words-pre", paper="only post-norm"),
+        translated("europarl-en-de-post"),
+        translated("europarl-en-fr-words-post"),
+        translated("multi30k-de-en-post"),
+        translated("multi30k-en-fr-post"),
         translated(
             WORDS,
-            "",
             "sparsemax",
+            "sparsemax is within 0.5 of softmax",
             "-1.9 to +0.8 on four WMT tasks [S]",
             expected="equal",
             margin=0.5,
-            says="sparsemax is within 0.5 of softmax: Europarl en-de in words, post-norm",
         ),
         translated(
             WORDS,
-            "",
             "entmax15",
-            "-0.3 to +0.7 on four WMT tasks [S]",
+            "1.5-entmax is within 0.5 of softmax",
+            sides=("1.5-entmax", "softmax"),
             expected="equal",
             margin=0.5,
-            says="1.5-entmax is within 0.5 of softmax: Europarl en-de in words, post-norm",
         ),
     ),
     "ReLA: word alignment": (
-        aligned("deen-bicici", WORDS, "-1.3 on RWTH's set [S, read off]"),
-        aligned("silver-ende", WORDS, "-1.3 on RWTH's set [S, read off]"),
-        aligned("enfr-hansards", "europarl-en-fr-words-post", "-1.3 on RWTH's set, en-de [S, read off]"),
+        aligned(BICICI, WORDS),
+        aligned(SILVER, WORDS),
+        aligned(HANSARDS, "europarl-en-fr-words-post"),
         of_words(
-            says="Averaging all heads ruins softmax's alignment, not rela-g's: silver-ende, best layer",
+            says=f"Averaging all heads ruins softmax's alignment, not rela-g's: {SILVER.title}, best layer",
             paper="-9.9: 37.0 vs. 46.9 [S, read off]",
+            page="alignment",
             sides=("rela-g", "softmax"),
-            values=lambda results: (
-                in_panels(averaged, "silver-ende", OURS, results),
-                in_panels(averaged, "silver-ende", BASE, results),
-            ),
+            values=lambda results: (in_panels(averaged, "rela-g", results), in_panels(averaged, "softmax", results)),
             expected="below",
-            unit="AER, %",
+            unit="% AER",
             digits=1,
         ),
         of_words(
-            says="rela-g's layer of least error is higher with normal than with shifted attention: silver-ende",
+            says="rela-g's layer of least error is higher where a word is predicted (normal) than where it is read "
+            f"(shifted): {SILVER.title}",
             paper="+3: layer 5 vs. layer 2 [S, read off]",
+            page="alignment",
             sides=("normal", "shifted"),
             values=lambda results: (
-                in_panels(partial(best_layer, PANELS[0]), "silver-ende", OURS, results),
-                in_panels(partial(best_layer, PANELS[1]), "silver-ende", OURS, results),
+                in_panels(partial(best_layer, PANELS[0]), "rela-g", results),
+                in_panels(partial(best_layer, PANELS[1]), "rela-g", results),
             ),
             expected="above",
             unit="layers",
@@ -218,29 +227,32 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
         of_words(
             says="rela-g's cross-attention has more zeros than 1.5-entmax's",
             paper="more [R]",
+            page="sparsity",
             sides=("rela-g", "1.5-entmax"),
-            values=rows(OURS, f"{WORDS}-entmax15", "cross_zeros", chosen),
+            values=rows("rela-g", "entmax15", "cross_zeros", WORDS),
             expected="above",
-            unit="share of zeros",
+            unit="of all weights",
             digits=3,
         ),
         of_words(
-            says="Heads attend to nothing more often where source and target do not belong together",
+            says="rela-g's cross-attention attends to nothing more often with a wrong source than with the right one",
             paper="more often [R-]",
-            sides=("shuffled", "gold"),
+            page="sparsity",
+            sides=("wrong source", "right source"),
             values=rise,
             expected="above",
-            unit="share of null rows",
+            unit="of all queries",
             digits=3,
             needs=OF_RELA,
         ),
         of_words(
-            says="rela-g's heads differ more from each other than softmax's",
+            says="rela-g's heads of cross-attention differ more from each other than softmax's (JS divergence)",
             paper="the most diverse of all [S]",
+            page="sparsity",
             sides=("rela-g", "softmax"),
-            values=rows(OURS, BASE, "cross_js", chosen),
+            values=rows("rela-g", "softmax", "cross_js", WORDS),
             expected="above",
-            unit="JS divergence (nats)",
+            unit="nats",
             digits=3,
         ),
         PageClaim(
@@ -258,24 +270,23 @@ GROUPS: dict[str, tuple[PageClaim, ...]] = {
             says="ReLA trains nearly as fast as softmax, with the kernels each has",
             paper="0.93x [S]",
             study="efficiency",
-            only="alone",
+            only="",
             sides=("rela-g", "softmax"),
             values=speeds,
             expected="no worse",
             margin=0.1,
-            unit="speed relative to softmax",
+            unit="of softmax's speed",
             seeds=2,
-            note="Measured once; another run had 1.03x, so ratios are known to 7 %.",
+            note="Speed was measured once; another run had 1.03x, so ratios are known to 7 %.",
         ),
     ),
     "ReLUFormer: attention": (
         translated(
             "multi30k-de-en-post",
-            "",
             "reluformer",
+            "ReLUFormer translates better than softmax",
             "+0.34 on IWSLT14 [T]",
             expected="above",
-            says="ReLUFormer translates better than softmax: Multi30k de-en, post-norm",
         ),
         PageClaim(
             says="ReLUFormer gains on softmax where a model reads 1,024 subwords at once",
@@ -344,17 +355,14 @@ def judge(claim: PageClaim, results: Results) -> Judged:
     found = difference(first, second)
     if both := first.keys() & second.keys():  # so that the difference shown is that of the means shown
         first, second = ({seed: values[seed] for seed in sorted(both)} for values in (first, second))
-    known = dict(zip(claim.sides, (first, second), strict=True))
-    sides = " vs. ".join(f"{side} {describe_side(values, claim.digits)}" for side, values in known.items() if values)
-    ours = ": ".join(filter(None, (signed(found, claim.digits), f"{sides} ({claim.unit})" if sides else "")))
-    shared = len(both)
-    if shared < claim.seeds:
+    known = zip(claim.sides, (first, second), strict=True)
+    sides = ", ".join(f"{side} {fmean(values.values()):.{claim.digits}f}" for side, values in known if values)
+    unit = f" {claim.unit}".rstrip()
+    ours = f"{signed(found, claim.digits)}{unit}: {sides}" if found else f"{sides}{unit}" if sides else ""
+    if len(both) < claim.seeds:
         return Judged(ours, "open", reason(claim, first, second), waits=True)
     says = verdict(found, Claim(*claim.sides, claim.expected, claim.paper, claim.margin))
-    assert found is not None
-    assert found.half is not None
-    low, high = (f"{found.mean + side * found.half:+.{claim.digits}f}" for side in (-1, 1))
-    return Judged(ours, says, f"Over {shared} seeds the interval is {low} to {high}; {wanted(claim)}.")
+    return Judged(ours, says, f"over {len(both)} seeds; the claim asks for {wanted(claim)}")
 
 
 def reason(claim: PageClaim, first: BySeed, second: BySeed) -> str:
@@ -363,83 +371,94 @@ def reason(claim: PageClaim, first: BySeed, second: BySeed) -> str:
     if waiting:
         text, norm, _ = waiting[0]
         like = next(name for name in ("softmax", "rela-g") if CHOICES[text, norm, name] is choice_of(*waiting[0]))
-        return f"Not trained yet: the learning rate of {like} {TEXTS[text]} in {norm}-norm is still being chosen."
-    if not first and not second:
-        return "Not trained yet."
+        return f"not trained yet, as the learning rate of {like} on {TEXTS[text]} in {norm}-norm is still being chosen"
     missing = [side for side, values in zip(claim.sides, (first, second), strict=True) if not values]
     if missing:
-        return f"{missing[0]} is not trained yet."
+        return "not trained yet" if len(missing) == 2 else f"{missing[0]} is not trained yet"
     shared = len(first.keys() & second.keys())
-    return f"{shared} of {claim.seeds} {'runs' if claim.study == 'efficiency' else 'seeds'} so far."
+    return f"{shared} of {claim.seeds} {'runs' if claim.study == 'efficiency' else 'seeds'} so far"
 
 
 def wanted(claim: PageClaim) -> str:
     """Where the interval of a claim that holds lies."""
     if claim.expected == "equal":
-        return f"the claim asks for -{claim.margin:g} to +{claim.margin:g}"
+        return f"-{claim.margin:g} to +{claim.margin:g}"
     least = -claim.margin if claim.expected == "no worse" else 0
-    return f"the claim asks for {'less' if claim.expected == 'below' else 'more'} than {least:g}"
-
-
-def describe_side(values: BySeed, digits: int) -> str:
-    """`27.01 [2]`: the mean, and the number of seeds."""
-    found = estimate(list(values.values()))
-    assert found is not None
-    return f"{found.mean:.{digits}f} [{len(values)}]"
+    return f"{'less' if claim.expected == 'below' else 'more'} than {least:g}"
 
 
 def render_claims(found: Mapping[str, Results]) -> str:
-    """The page's summary, and for each group a table of what is measured and a list of what is not."""
+    """The page: how many claims hold, how to read it, and each group of claims."""
     judged = {group: [(each, judge(each, found[each.study])) for each in claims] for group, claims in GROUPS.items()}
     every = [pair for pairs in judged.values() for pair in pairs]
-    lines = [INTRODUCTION, summarize(every)]
-    for group, pairs in judged.items():
-        table = [
-            (
-                claim.says,
-                claim.paper,
-                outcome.ours,
-                f"**{outcome.verdict}**",
-                " ".join(filter(None, (outcome.why, claim.note))),
-                find_command(claim),
-            )
-            for claim, outcome in pairs
-            if outcome.ours
-        ]
-        columns = ("claim", "paper", "ours", "verdict", "why", "command")
-        lines += [f"## {group}", Table("", columns, table).to_markdown().partition("\n\n")[2] if table else ""]
-        waiting = [
-            f"- {claim.says}. Paper: {claim.paper}. {find_command(claim)}"
-            for claim, outcome in pairs
-            if not outcome.ours
-        ]
-        lines += ["Not trained yet:", "\n".join(waiting)] if waiting else []
-    return "\n\n".join(line.strip("\n") for line in lines if line)
+    groups = [part for group, pairs in judged.items() for part in (f"## {group}", render_group(pairs))]
+    return "\n\n".join([INTRODUCTION, summarize(every), READING, *groups])
 
 
-def find_command(claim: PageClaim) -> str:
-    """What trains the models of a claim, as the page shows it."""
-    return f"[{claim.study}](studies/{claim.study}.md) `--only {claim.only}`"
+def render_group(pairs: Sequence[tuple[PageClaim, Judged]]) -> str:
+    """A table of the claims that have results, notes on them, and lists of the others by what they wait for."""
+    measured = [(claim, outcome) for claim, outcome in pairs if outcome.ours]
+    table = [
+        (link(claim), claim.paper, outcome.ours, f"**{outcome.verdict}**: {outcome.why}") for claim, outcome in measured
+    ]
+    parts = [Table("", ("claim", "paper", "ours", "verdict"), table).to_markdown().strip()] if table else []
+    parts += [claim.note for claim, _ in measured if claim.note]
+    waiting: dict[str, list[str]] = {}
+    for claim, outcome in pairs:
+        if not outcome.ours:
+            why = f"{outcome.why[0].upper()}{outcome.why[1:]}:\n"
+            waiting.setdefault(why, []).append(f"- {link(claim)}. Paper: {claim.paper}.")
+    return "\n\n".join([*parts, *("\n".join([why, *lines]) for why, lines in waiting.items())])
+
+
+def link(claim: PageClaim) -> str:
+    return f"[{claim.says}](studies/{claim.page or claim.study}.md)"
+
+
+def list_parts(study: str) -> dict[str, str]:
+    """What `--only` may name to train what the claims on the page of a study need, each with what it is."""
+    found: dict[str, dict[str, None]] = {}
+    for claim in (claim for group in GROUPS.values() for claim in group):
+        if claim.only and (claim.page or claim.study) == study:
+            found.setdefault(claim.only, {})[claim.part or claim.says] = None
+    return {only: "; ".join(parts) for only, parts in found.items()}
 
 
 def summarize(every: Sequence[tuple[PageClaim, Judged]]) -> str:
-    """What holds, what does not, and what is not known yet: the claims by verdict."""
-    parts = []
-    for word, title in VERDICTS.items():
-        named = [f"- {claim.says}." for claim, outcome in every if outcome.verdict == word]
-        if word == "open":
-            reasons = Counter(found.why if found.waits else UNDECIDED for _, found in every if found.verdict == word)
-            named = [
-                f"- {count} claim{'s' * (count > 1)}: {why[0].lower()}{why[1:]}" for why, count in reasons.most_common()
-            ]
-        count = sum(outcome.verdict == word for _, outcome in every)
-        parts.append(f"**{title}: {count} of {len(every)}**" + (":\n\n" + "\n".join(named) if named else "."))
-    return "\n\n".join(parts)
+    """How many claims hold, do not, and are open; of the first two, which."""
+    named = {
+        word: [f"- {claim.says}." for claim, outcome in every if outcome.verdict == word]
+        for word in ("agree", "disagree")
+    }
+    still_open = [outcome for _, outcome in every if outcome.verdict == "open"]
+    untrained = sum(not outcome.ours for outcome in still_open)
+    begun = sum(outcome.waits for outcome in still_open) - untrained
+    reasons = {
+        "have no results yet": untrained,
+        "lack seeds or one of the two models": begun,
+        "have all seeds, but an interval that allows both": len(still_open) - untrained - begun,
+    }
+    counts = (
+        f"**Of {len(every)} claims, {len(named['agree'])} hold here, {len(named['disagree'])} do not, and "
+        f"{len(still_open)} are open**: {', '.join(f'{count} {reason}' for reason, count in reasons.items() if count)}."
+    )
+    lists = [f"{title}\n\n" + "\n".join(named[word]) for word, title in VERDICTS.items() if named[word]]
+    return "\n\n".join([counts, *lists])
 
 
-VERDICTS = {"agree": "Holds here", "disagree": "Does not hold here", "open": "Not known yet"}
-UNDECIDED = "All seeds are there, and their interval leaves it open."
-INTRODUCTION = """Every model below is trained to the end: its learning rate falls to 0 at the last update. Rates are
-[chosen on validation data](studies.md#what-small-trains). A claim is judged once all seeds are there; until then it is
-open, and says why. Half-trained models show how fast a variant learns, which is
-[a study of its own](studies/learning-speed.md), and judge nothing here."""
+VERDICTS = {"agree": "What holds here:", "disagree": "What does not hold here:"}
+INTRODUCTION = """Which claims of ReLA (Zhang et al. 2021) and ReLUFormer (Shen et al. 2023) hold in our trainings?
+rela-g is ReLA with its gated norm; [variants](variants.md) has all formulas."""
+READING = """How to read the tables:
+
+- *claim*: leads to the page that has more tables and figures, and the command.
+- *ours*: the difference of the two models, paired over seeds, with its 95 % interval; then the mean of each.
+- *verdict*: a claim is judged once three seeds of both models are trained to the end, at learning rates
+  [chosen on validation data](studies.md#what-small-trains). We agree, if the interval lies where the claim asks for it,
+  and disagree, if it lies on the other side; otherwise it is open.
+- *paper*: after the number, where it is from: [S] the authors' paper, figures or code, [T] another text about them,
+  [R] recalled from memory, not checked ([R+] with high, [R-] with low confidence).
+- *in words*: lowercase words, split as in the linked sentences that measure alignment. BLEU is not comparable with that
+  of other text.
+
+`rectiformer study report docs` makes this page and those of the studies from docs/results."""

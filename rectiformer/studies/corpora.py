@@ -55,6 +55,8 @@ class Gold:
     """Links between words of tokenized sentences, found by people or by a statistical aligner."""
 
     name: str
+    title: str
+    """What a reader is told that it is."""
     files: tuple[str, str, str] = ("", "", "")
     """Source, target and links, under the folder of the data; none for the built-in grammar."""
     flipped: bool = False
@@ -62,7 +64,7 @@ class Gold:
     lines: int | None = None
     """How many lines to take; all unless given."""
     aligner: str = ""
-    """What eflomal reaches on it, for the tables."""
+    """What eflomal reaches on it, a sentence for the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,8 @@ class Corpus:
     """Text to train and to test on."""
 
     name: str
+    title: str
+    """What a reader is told that it is."""
     folder: str = ""
     """Under the folder of the data; empty for the built-in grammar."""
     text: str = ""
@@ -119,6 +123,10 @@ class Corpus:
     gold: tuple[Gold, ...] = ()
     measuring: int = 90
     """About how many seconds measuring a model takes on a GPU."""
+
+    def title_in(self, norm: str) -> str:
+        """Its title and a norm placement, if that is said."""
+        return f"{self.title}, {norm}-norm" if norm else self.title
 
     def is_chosen(self, labels: Mapping[str, object]) -> bool:
         """Whether a result with these labels is of the learning rate that was chosen, and of the recipe's updates."""
@@ -155,10 +163,22 @@ def gold_files(stem: str, source: str, target: str) -> tuple[str, str, str]:
     return f"wordalign-gold/{stem}.{source}", f"wordalign-gold/{stem}.{target}", f"wordalign-gold/{stem}.align"
 
 
-BICICI = Gold(name="deen-bicici", files=gold_files("deen-bicici", "en", "de"), flipped=True, aligner="16.2 to 18.8")
-HANSARDS = Gold(name="enfr-hansards", files=gold_files("enfr-hansards", "en", "fr"), aligner="6.0 to 7.8")
+BICICI = Gold(
+    name="deen-bicici",
+    title="100 en-de sentences linked by hand",
+    files=gold_files("deen-bicici", "en", "de"),
+    flipped=True,
+    aligner="eflomal, a statistical aligner, has 16.2 to 18.8 %.",
+)
+HANSARDS = Gold(
+    name="enfr-hansards",
+    title="447 en-fr sentences linked by hand",
+    files=gold_files("enfr-hansards", "en", "fr"),
+    aligner="eflomal, a statistical aligner, has 6.0 to 7.8 %.",
+)
 SILVER = Gold(
     name="silver-ende",
+    title="1,000 en-de sentences linked by eflomal",
     files=(
         "wordalign-silver-ende/test.tok.en.xz",
         "wordalign-silver-ende/test.tok.de.xz",
@@ -166,7 +186,7 @@ SILVER = Gold(
     ),
     flipped=True,
     lines=1000,
-    aligner="made by it",
+    aligner="eflomal made these links.",
 )
 FRENCH_CAPTIONS = recipes.text_files("train.en.xz", "train.fr.xz", "val.en", "val.fr")
 FRENCH_SPEECHES = recipes.text_files("train.0.en.xz", "train.0.fr.xz", "valid_long.en.xz", "valid_long.fr.xz")
@@ -176,7 +196,8 @@ def published(name: str, source: str, target: str, *more: str) -> Corpus:
     """A corpus of the paper in its own recipe: train, valid and test files, one per language."""
     files = recipes.text_files(f"train.{source}", f"train.{target}", f"valid.{source}", f"valid.{target}")
     test = (f"test.{source}", f"test.{target}")
-    return Corpus(name=name, folder=name, settings=(*recipes.WMT, *files, *more), test=test, rows=PAPER_ROWS)
+    settings, title = (*recipes.WMT, *files, *more), name.upper().replace("-", " ", 1)
+    return Corpus(name=name, title=title, folder=name, settings=settings, test=test, rows=PAPER_ROWS)
 
 
 PAIR = EVERY[:2]
@@ -194,14 +215,16 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
     "smoke": (
         Corpus(
             name="grammar",
+            title="built-in grammar",
             settings=recipes.GRAMMAR_DOCUMENTS,
             rows=plain_rows(dict.fromkeys(PAIR, ONE)),
-            gold=(Gold(name="grammar"),),
+            gold=(Gold(name="grammar", title="60 sentences of the grammar"),),
         ),
     ),
     "small": (
         europarl(
             name="europarl-en-de-words",
+            title="Europarl en-de in words",
             settings=recipes.EUROPARL_WORDS,
             rows=(
                 *tried_rows("europarl", "post", 0),
@@ -217,6 +240,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         ),
         europarl(
             name="europarl-en-de",
+            title="Europarl en-de",
             settings=recipes.EUROPARL_SENTENCES,
             rows=(
                 *chosen_rows("europarl", "post", 7, PAIR, THREE),
@@ -225,6 +249,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         ),
         europarl(
             name="europarl-en-fr-words",
+            title="Europarl en-fr in words",
             folder="europarl-doc-enfr",
             settings=(*recipes.EUROPARL_WORDS, *FRENCH_SPEECHES),
             test=("valid_long.en.xz", "valid_long.fr.xz"),
@@ -234,6 +259,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         ),
         multi30k(
             name="multi30k-de-en",
+            title="Multi30k de-en",
             settings=(*recipes.MULTI30K, recipes.COMPILED),
             test=("test_2016_flickr.de", "test_2016_flickr.en"),
             rows=(
@@ -245,6 +271,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         ),
         multi30k(
             name="multi30k-en-fr",
+            title="Multi30k en-fr",
             settings=(*recipes.MULTI30K, recipes.COMPILED, *FRENCH_CAPTIONS),
             test=("test_2016_flickr.en", "test_2016_flickr.fr"),
             rows=(
@@ -261,6 +288,7 @@ CORPORA: dict[str, tuple[Corpus, ...]] = {
         published("wmt16-ro-en", "ro", "en", "training.steps=150000", "model.dropout=0.3"),
         Corpus(
             name="iwslt14-de-en",
+            title="IWSLT14 de-en",
             folder="iwslt14",
             settings=recipes.IWSLT14,
             test=("test.de", "test.en"),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rectiformer.studies import measures, recipes
 from rectiformer.studies.corpora import CORPORA, ONE, THREE, held_out_documents
 from rectiformer.studies.figures import collect_lines, draw_panels, lines_against
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.results import Claim, Results, Table, claims_table
+from rectiformer.studies.results import Claim, Figure, Results, Table, claims_table, judge_rows
 from rectiformer.translate.documents import translate_documents
 from rectiformer.translate.options import SearchOptions
 
@@ -103,67 +104,87 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     return score(hypotheses, references, ("bleu",))["bleu"]
 
 
-def claims(results: Results) -> list[Claim]:
+def judge(results: Results) -> list[tuple[str, ...]]:
     """About equal at 128 and 256, ReLUFormer above softmax beyond."""
     found = []
-    lengths = sorted({results.labels(name)["length"] for name in results.names()} & set(LENGTHS))
-    for length, name in product(
-        lengths, ("reluformer", recipes.THRESHOLD) if results.scale == "paper" else VARIANTS[2:]
-    ):
-        pair = (f"{name}-{length}", f"softmax-{length}")
-        if length <= 256:
-            found.append(Claim(*pair, "equal", "about equal [T]"))
-        else:
-            found.append(Claim(*pair, "above", "+1.15 [T]" if length == 1024 else "above [T]"))
+    for length in sorted(set(lengths_of(results)) & set(LENGTHS)):
+        own = at(results, length)
+        for name in ("reluformer", recipes.THRESHOLD) if results.scale == "paper" else VARIANTS[2:]:
+            paper = "+1.15 [T]" if length == 1024 else "above [T]"
+            claim = Claim(name, "softmax", "above", paper, where=f"{length:,} subwords")
+            equal = replace(claim, expected="equal", paper="about equal [T]")
+            found += judge_rows([equal if length <= 256 else claim], own, "d_bleu", "d-BLEU")
     return found
 
 
+def lengths_of(results: Results) -> list[int]:
+    return sorted({results.labels(name)["length"] for name in results.names()})
+
+
+def at(results: Results, length: int) -> Results:
+    """The results of one length, named by variant."""
+    return results.select(length=length).rename(lambda entry: str(entry.labels["variant"]))
+
+
 def tables(results: Results) -> list[Table]:
-    lengths = sorted({results.labels(name)["length"] for name in results.names()})
-
-    def by_length(title: str, measure: str) -> Table:
-        rows = [
-            (variant, *(results.cell(f"{variant}-{length}", measure) for length in lengths))
-            for variant in dict.fromkeys(results.labels(row)["variant"] for row in results.names())
-        ]
-        decoded = f"; beam {measures.BEAM}" if measure != "valid_loss" else ""
-        return Table(title, ("variant", *map(str, lengths)), rows, (f"Mean and 95 % interval over seeds{decoded}.",))
-
+    titles = {
+        "d_bleu": "BLEU of documents (d-BLEU)",
+        "s_bleu": "BLEU of their sentences (s-BLEU)",
+        "valid_loss": "Final validation loss per subword",
+    }
     return [
-        by_length("d-BLEU by segment length", "d_bleu"),
-        by_length("s-BLEU by segment length", "s_bleu"),
-        by_length("Final validation loss per subword", "valid_loss"),
-        claims_table("What the paper claims", claims(results), results, "d_bleu", "d-BLEU"),
-        measures.heads_table(results, results.names(), ("variant", "length")),
+        claims_table(judge(results)),
+        *(by_length(results, title, measure) for measure, title in titles.items()),
+        *measures.heads_tables(results, by_variant(results), ("variant", "length")),
         cost_table(results),
     ]
+
+
+def by_variant(results: Results) -> list[str]:
+    """The rows of each variant together, from short to long."""
+    order = list(dict.fromkeys(results.labels(name)["variant"] for name in results.names()))
+    return sorted(
+        results.names(), key=lambda name: (order.index(results.labels(name)["variant"]), results.labels(name)["length"])
+    )
+
+
+def by_length(results: Results, title: str, measure: str) -> Table:
+    """A measure of each variant, one column per length."""
+    lengths = lengths_of(results)
+    rows = [
+        (variant, *(at(results, length).cell(variant, measure) for length in lengths))
+        for variant in dict.fromkeys(results.labels(row)["variant"] for row in results.names())
+    ]
+    columns = ("variant", *(f"{length:,} subwords" for length in lengths))
+    return Table(f"{title} by segment length", columns, rows)
 
 
 def cost_table(results: Results) -> Table:
     """Peak memory, and how many segments had to be translated in smaller ones."""
     rows = []
-    for name in results.names():
+    for name in by_variant(results):
         peaks = results.values(name, "peak_bytes")
         peak = f"{max(peaks) / 2**30:.2f}" if peaks else ""
         labels = results.labels(name)
-        rows.append((labels["variant"], str(labels["length"]), peak, results.cell(name, "fallbacks", 3)))
+        rows.append((labels["variant"], f"{labels['length']:,}", peak, results.cell(name, "fallbacks", 3)))
     note = (
         "Fallbacks: share of segments whose translation did not have the sentences of its source, so that they were "
-        "translated in smaller ones. Speed by length is in `efficiency`; these trainings share a GPU."
+        "translated in smaller ones. Speed by length is in [efficiency](efficiency.md); these trainings share a GPU."
     )
     return Table("Memory and fallbacks", ("variant", "length", "peak device memory, GiB", "fallbacks"), rows, (note,))
 
 
-def figures(results: Results, folder: Path) -> list[Path]:
+def figures(results: Results, folder: Path) -> list[Figure]:
     """Quality by length, and losses while training."""
     measures = {"d_bleu": "d-BLEU", "s_bleu": "s-BLEU", "valid_loss": "validation loss per subword"}
     every = [lines_against(results, "variant", "length", measure) for measure in measures]
     lines = [{name: line for name, line in panel.items() if name in DRAWN} for panel in every]
-    made = draw_panels(folder / "lengths.svg", list(measures.values()), lines, "segment length in subwords", log_x=True)
+    about, x = "Quality by segment length", "segment length in subwords"
+    made = draw_panels(folder / "lengths.svg", about, list(measures.values()), lines, x, log_x=True)
     return made + draw_losses(results, folder / "losses.svg")
 
 
-def draw_losses(results: Results, path: Path) -> list[Path]:
+def draw_losses(results: Results, path: Path) -> list[Figure]:
     """Training loss against updates, one panel per length: whether training is stable there."""
     lengths = sorted({entry.labels["length"] for entry in results.finished})
     panels = [
@@ -176,7 +197,7 @@ def draw_losses(results: Results, path: Path) -> list[Path]:
         for length in lengths
     ]
     titles = [f"{length:,} subwords" for length in lengths]
-    return draw_panels(path, titles, panels, "updates", "training loss per subword")
+    return draw_panels(path, "Loss while training", titles, panels, "updates", "training loss per subword")
 
 
 DOCUMENT_LENGTH = Study(

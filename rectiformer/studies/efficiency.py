@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import starmap
 from statistics import median
 from typing import Any
 
@@ -79,6 +80,7 @@ PAPER = {
     "rela-g": ("0.93x", "0.98x"),
 }
 """Training and decoding relative to softmax [S]."""
+KERNELS = {"fused": "our kernels", "plain": "torch's own operators, as in the paper"}
 
 
 class EndlessTransformer(Transformer):
@@ -197,44 +199,43 @@ def milliseconds(work: Callable[[], object], load: Load, device: torch.device) -
 
 
 def tables(results: Results) -> list[Table]:
-    return [make(entry.measures) for entry in results.finished for make in (speed_table, lengths_table)]
+    return [table for entry in results.finished for table in tables_of(entry.measures)]
 
 
-def speed_table(measures: dict[str, Any]) -> Table:
-    """Each variant relative to softmax with the same kernels."""
-    speed: dict[str, dict[str, float]] = measures["speed"]
+def tables_of(measures: dict[str, Any]) -> list[Table]:
+    kernels = [(measures["speed"], each) for each in KERNELS if f"softmax {each}" in measures["speed"]]
+    return [*starmap(speed_table, kernels), lengths_table(measures["updates"])]
+
+
+def speed_table(speed: dict[str, dict[str, float]], kernels: str) -> Table:
+    """Each variant relative to softmax with the same kernels; those of which the paper has numbers come first."""
+    papers = PAPER if kernels == "plain" else {}
+    variants = [name.partition(" ")[0] for name in speed if name.endswith(f" {kernels}")]
     rows = []
-    for name, found in speed.items():
-        variant, _, kernels = name.partition(" ")
-        base = speed[f"softmax {kernels}"]
-        paper = PAPER.get(variant, ("", "")) if kernels == "plain" else ("", "")
+    for variant in sorted(variants, key=lambda variant: variant not in papers):
+        found, base = (speed[f"{each} {kernels}"] for each in (variant, "softmax"))
         ratios = [f"{base[what] / found[what]:.2f}x" for what in ("update", "decoding")]
-        times = [f"{found[what]:.2f}" for what in ("update", "decoding")]
-        rows.append((variant, kernels, paper[0], ratios[0], paper[1], ratios[1], *times))
-    columns = (
-        "variant", "kernels", "paper, training", "ours, training", "paper, decoding", "ours, decoding",
-        "ms per update", "ms per beam search",
-    )  # fmt: skip
-    note = (
-        "Speed relative to softmax with the same kernels; above 1, faster. plain: torch's own operators, as in the "
-        "paper; fused: our kernels, where the variant has any. Random text and weights; beam 4."
-    )
-    return Table("Training and decoding vs. softmax", columns, rows, (note,))
+        shown = [f"{ratio} ({paper})" for ratio, paper in zip(ratios, papers.get(variant, ()), strict=False)] or ratios
+        rows.append((variant, *shown, *(f"{found[what]:.1f}" for what in ("update", "decoding"))))
+    columns = ("variant", "training", "decoding", "ms per update", "ms per beam search")
+    brackets = ", in brackets the paper's" if papers else ""
+    note = f"Speed relative to softmax{brackets}; above 1 is faster. Transformer-base, random text and weights; beam 4."
+    return Table(f"Speed vs. softmax: {KERNELS[kernels]}", columns, rows, (note,))
 
 
-def lengths_table(measures: dict[str, Any]) -> Table:
+def lengths_table(updates: dict[str, dict[str, float]]) -> Table:
     """Milliseconds of an update at each length, and how much faster than softmax that is."""
-    updates: dict[str, dict[str, float]] = measures["updates"]
     base = updates["softmax"]
     rows = [
         (variant, *(f"{ms:.1f} ({base[length] / ms:.2f}x)" for length, ms in found.items()))
         for variant, found in updates.items()
     ]
     note = (
-        "Milliseconds, and speed relative to softmax: above 1, faster. An update has the same number of subwords at "
-        "every length; our kernels where the variant has any; random text and weights, nothing compiled."
+        "In brackets the speed relative to softmax, above 1 is faster. An update has the same number of subwords at "
+        "every length; with our kernels where the variant has any."
     )
-    return Table("Updates by segment length", ("variant", *base), rows, (note,))
+    columns = ("variant", *(f"{int(length):,} subwords" for length in base))
+    return Table("Milliseconds per update by segment length", columns, rows, (note,))
 
 
 EFFICIENCY = Study(

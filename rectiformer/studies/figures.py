@@ -12,7 +12,7 @@ import numpy as np
 
 from rectiformer.analyze.plots import NO_DATES, draw_line, panels, printable, style
 from rectiformer.files import replacing
-from rectiformer.studies.results import Results, estimate
+from rectiformer.studies.results import Figure, Results, estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,7 @@ WIDTH, HEIGHT = 4.375, 1.25  # inches: 420 pixels, and a panel
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*<>"
+GRAY = "#555555"
 KNOWN = {name: number for number, name in enumerate(("softmax", "rela-g", "reluformer", "entmax15"))}
 """Models that look the same in all figures of all studies; others take the next free styles."""
 BEHIND = {"lw": 3.0, "alpha": 0.28, "solid_capstyle": "round"}
@@ -31,8 +32,8 @@ MOST_LINES = 4
 """More lines in a panel than this are not told apart."""
 MARKED = 8
 """Most points of a line that get a marker; more would run together."""
-MOST_TICKS = 5
-"""Most numbers along an axis; more would run together."""
+MOST_TICKS, ROUND = 5, (1, 2, 5, 10)
+"""About how many numbers an axis has, as more would run together, and what they are multiples of."""
 ENOUGH = 3
 """Fewer seeds than this are shown one by one, not as an interval: with two it is 13 times as wide as their distance."""
 
@@ -76,6 +77,7 @@ def choose_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def draw_panels(
     path: Path,
+    about: str,
     titles: Sequence[str],
     lines: Sequence[Mapping[str, Line]],
     xlabel: str,
@@ -84,10 +86,11 @@ def draw_panels(
     log_y: bool = False,
     behind: Sequence[Mapping[str, Line]] = (),
     bands: Bands | None = None,
-) -> list[Path]:
+) -> list[Figure]:
     """Draw a column of panels in which a model has the same style; nothing where no panel has a point.
 
     Args:
+        about: the title of the figure, which is not in it.
         lines: the lines of each panel, at most `MOST_LINES`. A model without points is not drawn but keeps its style,
             so that the others look the same in every figure.
         ylabel: what all panels show on one scale; empty where each panel has a measure of its own.
@@ -115,6 +118,7 @@ def draw_panels(
         panels_shown = [[*lines, *behind]] * len(lines) if ylabel else [[panel] for panel in lines]
         for axis, together in zip(axes[:, 0], panels_shown, strict=True):
             limit_axis(axis, together, bands or {}, log_y)
+            place_ticks(axis)
         axes[-1, 0].set_xlabel(xlabel)
         if ylabel:
             figure.supylabel(textwrap.fill(ylabel, 40), fontsize=8)
@@ -122,11 +126,11 @@ def draw_panels(
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # once is enough, and it takes most of the time
         for number, (axis, panel) in enumerate(zip(axes[:, 0], lines, strict=True)):
-            label_lines(axis, panel, behind[number] if behind else {}, bands or {}, styles)
+            label_lines(axis, panel, behind[0] if behind and not number else {}, bands or {}, styles)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             figure.savefig(file, format="svg", metadata=NO_DATES["svg"])
-    return [path]
+    return [Figure(path, about)]
 
 
 def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[str, Any]], log_x: bool) -> None:
@@ -147,10 +151,17 @@ def draw_axis(axis: Axes, panel: Mapping[str, Line], styles: Mapping[str, dict[s
         named = ticks[:: math.ceil(len(ticks) / MOST_TICKS)]
         axis.set_xticks(ticks, [f"{tick:,.10g}" if tick in named else "" for tick in ticks])
         axis.minorticks_off()
-    else:
-        from matplotlib.ticker import MaxNLocator
 
-        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # layers and updates
+
+def place_ticks(axis: Axes) -> None:
+    """Round numbers along both axes, unless their scale has ticks of its own; 4,000 for 4000."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if axis.get_yscale() == "linear":
+        axis.yaxis.set_major_locator(MaxNLocator(MOST_TICKS, steps=ROUND))
+    if axis.get_xscale() == "linear":
+        axis.xaxis.set_major_locator(MaxNLocator(MOST_TICKS + 1, steps=ROUND, integer=True))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:,.0f}"))
 
 
 def limit_axis(axis: Axes, panels: Sequence[Mapping[str, Line]], bands: Bands, log_y: bool) -> None:
@@ -169,22 +180,27 @@ def label_lines(
     bands: Bands,
     styles: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Write the name of each line to the right of its end, one below the other where ends lie together."""
-    ends = [(float(np.mean(line[max(line)])), name, styles[name]["color"], 1.0) for name, line in panel.items() if line]
-    ends += [
-        (float(np.mean(line[max(line)])), f"{name}, paper", styles[name]["color"], 0.6) for name, line in papers.items()
-    ]
-    ends += [((low + high) / 2, name, "#555555", 1.0) for name, (low, high) in bands.items()]
+    """Write the name of each line to the right of its end, one below the other where ends lie together.
+
+    A paper's lines have one label together, as they have the colors of ours.
+    """
+    ends = [(line_end(line), name, styles[name]["color"]) for name, line in panel.items() if line]
+    ends += [(middle(list(map(line_end, papers.values()))), "pale: the paper", GRAY)] if papers else []
+    ends += [((low + high) / 2, name, GRAY) for name, (low, high) in bands.items()]
     to_axes = axis.transData + axis.transAxes.inverted()
     low, high = axis.get_ylim()
     height = LABEL_HEIGHT / axis.get_window_extent().transformed(axis.figure.dpi_scale_trans.inverted()).height
     wanted = sorted(
-        (float(to_axes.transform((axis.get_xlim()[0], min(max(y, low), high)))[1]), name, color, alpha)
-        for y, name, color, alpha in ends
+        (float(to_axes.transform((axis.get_xlim()[0], min(max(y, low), high)))[1]), name, color)
+        for y, name, color in ends
     )
-    for (_, name, color, alpha), y in zip(wanted, spread([each[0] for each in wanted], height), strict=True):
-        text = axis.text(1.03, y, printable(name, 40), color=color, alpha=alpha, transform=axis.transAxes, va="center")
+    for (_, name, color), y in zip(wanted, spread([each[0] for each in wanted], height), strict=True):
+        text = axis.text(1.03, y, printable(name, 40), color=color, transform=axis.transAxes, va="center")
         text.set_in_layout(False)  # its space is reserved already
+
+
+def line_end(line: Line) -> float:
+    return float(np.mean(line[max(line)]))
 
 
 def spread(positions: Sequence[float], apart: float) -> list[float]:

@@ -1,5 +1,6 @@
 """Peak learning rate and warm-up of each variant, by norm placement: what the comparisons of other studies rest on."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,10 @@ FIRST = ("post", "softmax", 4e-4, WARMUP["post"], 10_000)
 """The training that showed that short ones choose wrongly for softmax in post-norm; it was not translated with."""
 FORGOTTEN = 3.0
 """A validation loss above this after all updates is that of a model which does not read the source."""
+NOTE = (
+    "Validation loss after the last update, when the learning rate has fallen linearly to 0: one number per seed. "
+    "Chosen: for all comparisons on this text. Failed: trained to the end, but never learned to read the source."
+)
 
 
 def settings_of(scale: Scale) -> list[tuple[str, str, float, float, int]]:
@@ -67,24 +72,33 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 def tables(results: Results) -> list[Table]:
-    """Every learning rate that was tried, by text: short trainings here, long ones of `translation-quality`."""
-    return [table for table in (table_of(results, text) for text in ("europarl", "multi30k")) if table.rows]
+    """Every learning rate that was tried, by text, norm and updates: short trainings here, long ones of
+    `translation-quality`."""
+    found = []
+    titles = {corpus.text: corpus.title for corpus in reversed(CORPORA[results.scale])}
+    for text, norm in product(("europarl", "multi30k"), NORMS):
+        entries = [
+            each for each in tried(results, text) if each.labels["norm"] == norm and "valid_loss" in each.measures
+        ]
+        for steps in sorted({steps_of(entry) for entry in entries}, reverse=True):
+            title = ", ".join(filter(None, (titles.get(text), f"{norm}-norm", f"{steps:,} updates")))
+            found.append(table_of(title, [entry for entry in entries if steps_of(entry) == steps], text, norm))
+    return [*found[:-1], *(replace(table, notes=(NOTE,)) for table in found[-1:])]
 
 
-def table_of(results: Results, text: str) -> Table:
-    rows = [
-        describe(entry, text)
-        for norm, variant in product(NORMS, VARIANTS)
-        for entry in sorted(tried(results, text), key=lambda entry: (steps_of(entry), peak_of(entry), entry.seed))
-        if (entry.labels["norm"], entry.labels["variant"]) == (norm, variant) and "valid_loss" in entry.measures
-    ]
-    columns = ("norm", "variant", "updates", "peak learning rate", "warm-up", "clipped", "seed", "validation loss", "")
-    note = (
-        "After the last update, when the learning rate has fallen linearly to 0. chosen: the rate of all comparisons "
-        "on this text (`CHOICES` in rectiformer/studies/recipes.py); failed: trained, but never learned to read the "
-        "source."
-    )
-    return Table(f"Learning rates tried on {text}", columns, rows, (note,))
+def table_of(title: str, entries: list[Result], text: str, norm: str) -> Table:
+    """Learning rates of one norm placement and number of updates, one column per variant."""
+    cells: dict[Peak, dict[str, list[str]]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.seed):
+        seeds = cells.setdefault(peak_of(entry), {}).setdefault(entry.labels["variant"], [])
+        seeds.append(describe_loss(entry))
+    rows = []
+    for peak, own in sorted(cells.items()):
+        chosen = [variant for variant in VARIANTS if CHOICES[text, norm, variant].chosen == peak]
+        shown = {variant: ", ".join(losses) + ": chosen" * (variant in chosen) for variant, losses in own.items()}
+        rows.append((str(peak), f"{peak.warmup:,}", *(shown.get(variant, "") for variant in VARIANTS)))
+    columns = ("peak learning rate", "warm-up", *(f"loss of {variant}" for variant in VARIANTS))
+    return Table(title, columns, rows)
 
 
 def tried(results: Results, text: str) -> list[Result]:
@@ -105,22 +119,18 @@ def steps_of(entry: Result) -> int:
     return int(entry.labels.get("steps", 6_000 if corpus.startswith("multi30k") else 10_000))
 
 
-def peak_of(entry: Result) -> tuple[float, int, float]:
-    """Peak learning rate, updates of warm-up, largest norm of the gradient."""
+def peak_of(entry: Result) -> Peak:
+    """The peak learning rate of a training."""
     warmup = entry.labels["warmup"]
     updates = warmup if warmup > 1 else round(warmup * steps_of(entry))
-    return entry.labels["learning_rate"], int(updates), float(entry.labels.get("clip", 0))
+    return Peak(entry.labels["learning_rate"], int(updates), float(entry.labels.get("clip", 0)))
 
 
-def describe(entry: Result, text: str) -> tuple[str, ...]:
-    rate, warmup, clip = peak_of(entry)
-    norm, variant = entry.labels["norm"], entry.labels["variant"]
-    chosen = CHOICES[text, norm, variant].chosen
+def describe_loss(entry: Result) -> str:
+    """Its final validation loss, and whether it failed."""
     loss = float(entry.measures["valid_loss"])
-    is_chosen = chosen is not None and (chosen.rate, chosen.warmup, chosen.clip) == (rate, warmup, clip)
-    remark = "failed" if loss > FORGOTTEN and steps_of(entry) > STEPS["small"] else "chosen" if is_chosen else ""
-    shown = (f"{steps_of(entry):,}", f"{rate:g}", f"{warmup:,}", f"{clip:g}" if clip else "no", f"{entry.seed}")
-    return (norm, variant, *shown, f"{loss:.3f}", remark)
+    failed = loss > FORGOTTEN and steps_of(entry) > STEPS["small"]
+    return f"{loss:.3f}" + " (failed)" * failed
 
 
 def tried_losses(results: Results, text: str, norm: str, variant: str) -> dict[Peak, float]:
@@ -132,11 +142,11 @@ def tried_losses(results: Results, text: str, norm: str, variant: str) -> dict[P
     losses: dict[Peak, float] = {}
     for entry in tried(results, text):
         if (entry.labels["norm"], entry.labels["variant"], entry.seed) == (norm, variant, choice.seed):
-            rate, warmup, clip = peak_of(entry)
+            peak = peak_of(entry)
             if choice.tried and "corpus" in entry.labels and "steps" not in entry.labels:
-                losses[Peak(rate, warmup, clip)] = float(entry.measures["valid_loss"])
+                losses[peak] = float(entry.measures["valid_loss"])
             if not choice.tried and steps_of(entry) == STEPS["small"]:
-                losses[Peak(rate, round(WARMUP[norm] * 10_000))] = float(entry.measures["valid_loss"])
+                losses[Peak(peak.rate, round(WARMUP[norm] * 10_000))] = float(entry.measures["valid_loss"])
     return losses
 
 
@@ -156,7 +166,9 @@ def describe_choices(results: Results) -> list[str]:
     for (text, norm, variant), choice in CHOICES.items():
         if choice.chosen is None:
             best = best_tried(results, text, norm, variant)
-            known = f"{best[0]} has the lowest validation loss, {best[1]:.3f}" if best else "its sweep is not finished"
+            known = (
+                f"{best[0]!r} has the lowest validation loss, {best[1]:.3f}" if best else "its sweep is not finished"
+            )
             lines.append(
                 f"to be chosen in CHOICES of rectiformer/studies/recipes.py: {text}, {norm}, {variant}: {known}"
             )

@@ -9,34 +9,38 @@ from rectiformer.studies.figures import Lines, draw_panels
 from rectiformer.studies.learning_rate import LEARNING_RATE, STEPS, VARIANTS, peak_of, steps_of, tried
 from rectiformer.studies.plan import Study
 from rectiformer.studies.recipes import NORMS
-from rectiformer.studies.results import Result, Results, Table
+from rectiformer.studies.results import Figure, Result, Results, Table
 
+QUARTERS = ("25 %", "50 %", "75 %", "the end")
 LEVEL = 0.01
 """Losses that differ by less are called level."""
 
 
-def curves(results: Results) -> dict[tuple[str, int], Lines]:
-    """By norm placement and number of updates, where both variants have them: loss against updates, all seeds.
+def compared(results: Results) -> dict[tuple[str, int], dict[str, list[Result]]]:
+    """By norm placement and number of updates, where both variants have them: all seeds of each.
 
     Of trainings to the end those at the chosen learning rate, of short ones the best of each variant.
     """
-    found: dict[tuple[str, int], Lines] = {}
+    found: dict[tuple[str, int], dict[str, list[Result]]] = {}
     entries = [entry for entry in tried(results, "europarl") if entry.measures.get("curve")]
     for norm in NORMS:
         for steps in sorted({steps_of(entry) for entry in entries}):
+            like = [entry for entry in entries if (entry.labels["norm"], steps_of(entry)) == (norm, steps)]
             own = {
-                variant: representatives(
-                    [
-                        entry
-                        for entry in entries
-                        if (entry.labels["norm"], entry.labels["variant"], steps_of(entry)) == (norm, variant, steps)
-                    ]
-                )
+                variant: representatives([entry for entry in like if entry.labels["variant"] == variant])
                 for variant in VARIANTS
             }
             if all(own.values()):
-                found[norm, steps] = {variant: join_curves(each) for variant, each in own.items()}
+                found[norm, steps] = own
     return found
+
+
+def curves(results: Results) -> dict[tuple[str, int], Lines]:
+    """Their validation loss against updates."""
+    return {
+        key: {variant: join_curves(entries) for variant, entries in own.items()}
+        for key, own in compared(results).items()
+    }
 
 
 def representatives(entries: list[Result]) -> list[Result]:
@@ -63,18 +67,18 @@ def join_curves(entries: list[Result]) -> dict[float, list[float]]:
 def tables(results: Results) -> list[Table]:
     """Losses after every quarter of the updates, and what they say in words."""
     rows, notes = [], []
-    for (norm, steps), lines in curves(results).items():
+    for (norm, steps), own in compared(results).items():
+        lines = {variant: join_curves(entries) for variant, entries in own.items()}
         quarters = [steps * quarter // 4 for quarter in (1, 2, 3, 4)]
-        for variant in VARIANTS:
+        for variant, entries in own.items():
             cells = [f"{fmean(lines[variant][step]):.3f}" if step in lines[variant] else "" for step in quarters]
-            seeds = len(next(iter(lines[variant].values())))
-            rows.append((norm, f"{steps:,}", variant, f"{seeds}", *cells))
+            rows.append((f"{norm}-norm, {steps:,}", variant, str(peak_of(entries[0])), f"{len(entries)}", *cells))
         notes.append(describe(norm, steps, lines))
-    columns = ("norm", "updates", "variant", "seeds", *(f"after {quarter}/4" for quarter in (1, 2, 3, 4)))
+    columns = ("norm, updates", "variant", "peak learning rate", "seeds", *QUARTERS)
     notes.append(
-        "Validation loss on Europarl en-de in words; every training at the best learning rate tried for its variant "
-        "(learning-rate), which falls to 0 at its last update. How fast a model learns says nothing about how good it "
-        "is in the end."
+        "Validation loss on Europarl en-de in words, mean over seeds; every training at the best learning rate "
+        "[tried for its variant](learning-rate.md), which falls to 0 at its last update. How fast a model learns says "
+        "nothing about how good it is in the end."
     )
     return [Table("Validation loss while training", columns, rows, tuple(notes))] if rows else []
 
@@ -92,11 +96,12 @@ def describe(norm: str, steps: int, lines: Lines) -> str:
         f"{norm.capitalize()}-norm, {steps:,} updates: {lead} learns faster. The difference is largest after "
         f"{widest:,} updates ({first[widest]:.2f} vs. {second[widest]:.2f})."
     )
-    if reached := first_below(first, second[shared[-1]]):
-        text += f" {lead.capitalize() if lead != 'rela-g' else lead} has the final loss of {trail} after {reached:,}."
+    reached = first_below(first, second[shared[-1]])
+    if reached and reached < steps:
+        text += f" It has the final loss of {trail} after {reached:,}."
     last = ours[shared[-1]] - softmax[shared[-1]]
-    end = "level" if abs(last) <= LEVEL else f"{abs(last):.2f} {'above' if last > 0 else 'below'} softmax"
-    return f"{text} At the end rela-g is {end}."
+    end = f"rela-g's loss is {abs(last):.2f} {'above' if last > 0 else 'below'} softmax's"
+    return f"{text} At the end {'they are level' if abs(last) <= LEVEL else end}."
 
 
 def first_below(curve: Mapping[float, float], loss: float) -> int | None:
@@ -104,10 +109,11 @@ def first_below(curve: Mapping[float, float], loss: float) -> int | None:
     return next((int(step) for step in sorted(curve) if curve[step] <= loss), None)
 
 
-def figures(results: Results, folder: Path) -> list[Path]:
+def figures(results: Results, folder: Path) -> list[Figure]:
     found = curves(results)
     titles = [f"{norm}-norm, {steps:,} updates" for norm, steps in found]
-    return draw_panels(folder / "learning-speed.svg", titles, list(found.values()), "updates", "validation loss")
+    path, about = folder / "learning-speed.svg", "Validation loss while training: Europarl en-de in words"
+    return draw_panels(path, about, titles, list(found.values()), "updates", "validation loss")
 
 
 LEARNING_SPEED = Study(

@@ -16,7 +16,6 @@ from torch import Tensor
 from rectiformer.analyze.findings import Findings
 from rectiformer.analyze.meters import HeadMeter
 from rectiformer.analyze.survey import BATCH_TOKENS, observing, real_queries, weighing_sites
-from rectiformer.config import SITES
 from rectiformer.model.attention import Observation
 from rectiformer.runs.metrics import read_metrics
 from rectiformer.studies.corpora import Pair, held_out
@@ -34,8 +33,16 @@ TRANSLATED_TOKENS = 32_768
 """Padded source tokens that are translated together; enough for many whole documents at a time."""
 SIGNATURE = "signature"
 """The measure that is not a number: how BLEU was counted."""
+SITE_TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
 HEADS = {"zeros": "sparsity", "null": "null_rate", "mass": "mass", "entropy": "entropy"}
 """What is measured of attention, and what it is called in analyze/meters.py."""
+HEADS_SHOWN = {
+    "zeros": "share of weights that are exactly 0",
+    "null": "share of queries that attend to nothing",
+    "mass": "mean sum of a row",
+    "entropy": "entropy, nats",
+}
+"""And in tables."""
 SHAPES = {
     "cells": (1, 1),
     "pages of 16": (1, 16),
@@ -93,17 +100,22 @@ def measure_cost(task: Task) -> dict[str, float]:
     return {"training_tokens_per_second": training_speed(task.run), "peak_bytes": task.read_cost()["peak_bytes"]}
 
 
-def heads_table(results: Results, names: Sequence[str], labels: Sequence[str] = ()) -> Table:
-    """Means of `measure_attention` at each site; the first cells of a row are its labels, or its name."""
-    rows = []
-    for name in names:
-        first = [str(results.labels(name)[label]) for label in labels] or [name]
-        rows.append((*first, *(results.means(name, [f"{site}_{short}" for short in HEADS]) for site in SITES)))
-    note = (
-        "On validation data, all layers and heads of a site together: share of weights that are exactly 0 / share of "
-        "queries that attend to nothing / mean row sum / entropy in nats."
-    )
-    return Table("What the heads do", (*(labels or ["row"]), *SITES), rows, (note,))
+def show_label(value: str | int | float) -> str:
+    """`1,024`, or `0.05`."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else value
+
+
+def heads_tables(results: Results, names: Sequence[str], labels: Sequence[str] = ()) -> list[Table]:
+    """What `measure_attention` found at each site; the first cells of a row are its labels, or its name."""
+    columns = (*(labels or ["row"]), *(HEADS_SHOWN[short] for short in HEADS))
+    found = []
+    for site, title in SITE_TITLES.items():
+        rows = []
+        for name in names:
+            first = [show_label(results.labels(name)[label]) for label in labels] or [name]
+            rows.append((*first, *(results.cell(name, f"{site}_{short}") for short in HEADS)))
+        found.append(Table(f"Heads: {title}", columns, rows, ("Validation data, all layers and heads.",)))
+    return found
 
 
 def observe_sites(translator: Translator, batches: Iterable[Batch], add: Callable[..., None]) -> None:

@@ -15,7 +15,17 @@ from rectiformer.studies.figures import collect_lines, draw_panels, lines_agains
 from rectiformer.studies.measures import measure_cost, measure_losses, measure_quality, open_model
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import GRAMMAR_TINY, MEMORY_SENTENCES, SENTENCE_FOLDERS
-from rectiformer.studies.results import Claim, Results, Table, claims_table, describe_all, difference, verdict_table
+from rectiformer.studies.results import (
+    Claim,
+    Figure,
+    Results,
+    Table,
+    claims_table,
+    describe_all,
+    difference,
+    judge_rows,
+    verdict_rows,
+)
 from rectiformer.toml import load_config
 
 SEEDS = {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}
@@ -76,42 +86,63 @@ def measure(task: Task) -> dict[str, Any]:
 def swap_tables(results: Results) -> list[Table]:
     rows = []
     for name in results.names():
-        slots = str(results.labels(name)["slots"])
+        slots = f"{results.labels(name)['slots']:,}"
         bleu, valid = results.cell(name, "bleu"), results.cell(name, "valid_bleu")
         rows.append((name, slots, PAPER_BLEU.get(name, ""), bleu, valid, str(len(results.of(name)))))
     columns = ("memory", "slots", "paper, IWSLT14 De-En", "ours, test BLEU", "ours, validation BLEU", "seeds")
     return [
-        Table("Feed-forward memories", columns, rows, ("Mean and 95 % interval over seeds; beam 4.",)),
-        claims_table("What the paper claims of them", SWAP_CLAIMS, results, "bleu", "test BLEU"),
+        claims_table(judge_rows(SWAP_CLAIMS, results, "bleu", "BLEU")),
+        Table("Feed-forward memories", columns, rows, ("Beam 4.",)),
     ]
 
 
-def sweep_claims(results: Results) -> list[Claim]:
+def sizes_of(results: Results) -> list[int]:
+    return sorted({results.labels(name)["slots"] for name in results.names()})
+
+
+def at(results: Results, slots: int) -> Results:
+    """The results of one size, named by memory."""
+    return results.select(slots=slots).rename(lambda entry: str(entry.labels["memory"]))
+
+
+def judge_sweep(results: Results) -> list[tuple[str, ...]]:
     """ReLU above softmax at every size; ahead of softmax with LayerNorm only with very many slots."""
-    sizes = sorted({results.labels(name)["slots"] for name in results.names()} - {PRODUCT_SLOTS})
-    claims = [Claim(f"relu-{size}", f"softmax-{size}", "above", "above [T]") for size in sizes]
-    for size in sizes:
-        expected = Claim(f"relu-{size}", f"softmax-ln-{size}", "above", "above [T]")
-        close = Claim(f"relu-{size}", f"softmax-ln-{size}", "equal", "almost equal [T]")
-        claims.append(expected if size >= 3072 else close)
-    relu, softmax = (f"{name}-{PRODUCT_SLOTS}" for name in ("product-relu", "product-softmax"))
-    return [*claims, Claim(relu, softmax, "above", "above, on language modeling [T, 2310.10837]")]
+    found = []
+    for size in sizes_of(results):
+        above = Claim("relu", "softmax", "above", "above [T]", where=f"{size:,} slots")
+        close = replace(above, second="softmax-ln", expected="equal", paper="almost equal [T]")
+        ahead = replace(above, second="softmax-ln")
+        products = replace(
+            above, first="product-relu", second="product-softmax", paper="above, on language modeling [T, 2310.10837]"
+        )
+        claims = [above, ahead if size >= 3072 else close, products]
+        found += judge_rows(claims, at(results, size), "bleu", "BLEU")
+    return found
 
 
 def sweep_tables(results: Results) -> list[Table]:
-    sizes = sorted({results.labels(name)["slots"] for name in results.names()})
-    memories = list(dict.fromkeys(results.labels(name)["memory"] for name in results.names()))
-    rows = [(str(size), *(results.cell(f"{memory}-{size}", "bleu") for memory in memories)) for size in sizes]
+    """The three memories by slots, and the product keys, which have many more."""
+    small, large = (
+        [size for size in sizes_of(results) if (size == PRODUCT_SLOTS) == product] for product in (False, True)
+    )
     return [
-        Table("Test BLEU by slots", ("slots", *memories), rows, ("Mean and 95 % interval over seeds; beam 4.",)),
-        claims_table("What the paper claims of them", sweep_claims(results), results, "bleu", "test BLEU"),
+        claims_table(judge_sweep(results)),
+        by_slots(results, "Test BLEU by slots", small),
+        by_slots(results, "Test BLEU with product keys", large),
     ]
 
 
-def sweep_figures(results: Results, folder: Path) -> list[Path]:
+def by_slots(results: Results, title: str, sizes: list[int]) -> Table:
+    """Test BLEU of the memories that have these numbers of slots."""
+    memories = list(dict.fromkeys(memory for size in sizes for memory in at(results, size).names()))
+    rows = [(f"{size:,}", *(at(results, size).cell(memory, "bleu") for memory in memories)) for size in sizes]
+    return Table(title, ("slots", *memories), rows, ("Beam 4.",))
+
+
+def sweep_figures(results: Results, folder: Path) -> list[Figure]:
     lines = lines_against(results, "memory", "slots", "bleu")
     lines = {name: line for name, line in lines.items() if name in DRAWN}
-    return draw_panels(folder / "slots.svg", ["test BLEU by slots"], [lines], "slots", "BLEU", log_x=True)
+    return draw_panels(folder / "slots.svg", "Test BLEU by slots", ["test BLEU"], [lines], "slots", log_x=True)
 
 
 def measure_diagnostics(task: Task) -> dict[str, Any]:
@@ -143,24 +174,26 @@ def over_layers(results: Results, name: str, measure: MemoryOf) -> dict[int, flo
 
 
 def diagnostics_tables(results: Results) -> list[Table]:
-    columns = ("memory", *DIAGNOSES)
-    claimed = [DIAGNOSTIC_CLAIMS.get(column) for column in DIAGNOSES]
-    rows = [("paper, softmax vs. relu", *("" if claim is None else claim.paper for claim in claimed))]
+    rows = []
     for name in results.names():
         found = [list(over_layers(results, name, measure).values()) for measure in DIAGNOSES.values()]
         rows.append((name, *describe_all(found, 3)))
-    note = "Mean over layers and the 95 % interval over seeds, on the test set under forced decoding."
-    return [Table("What the memories do", columns, rows, (note,)), diagnostics_claims(results), layers_table(results)]
+    note = "Means over layers, on the test set under forced decoding."
+    return [
+        claims_table(judge_diagnoses(results)),
+        Table("What the memories do", ("memory", *DIAGNOSES), rows, (note,)),
+        layers_table(results),
+    ]
 
 
-def diagnostics_claims(results: Results) -> Table:
+def judge_diagnoses(results: Results) -> list[tuple[str, ...]]:
     """What the paper says of memories with softmax vs. ReLU, and whether ours do the same."""
     judged = []
     for diagnosis, claim in DIAGNOSTIC_CLAIMS.items():
         first, second = (over_layers(results, name, DIAGNOSES[diagnosis]) for name in (claim.first, claim.second))
         if found := difference(first, second):
-            judged.append((replace(claim, first=f"{diagnosis}: {claim.first}"), found))
-    return verdict_table("What the paper claims of them", judged, "ratio", 3)
+            judged.append((replace(claim, where=diagnosis), found))
+    return verdict_rows(judged, "", 3)
 
 
 def layers_table(results: Results) -> Table:
@@ -172,25 +205,32 @@ def layers_table(results: Results) -> Table:
             found.setdefault(entry.name, {}).setdefault(layer, []).append(memory["variance_ratio"])
     columns = list(dict.fromkeys(layer for layers in found.values() for layer in layers))
     rows = [(name, *describe_all((layers.get(layer, []) for layer in columns), 3)) for name, layers in found.items()]
-    note = "Variance of a memory's output over that of the residual stream it is added to; layers from 1."
+    note = "Variance of a memory's output over that of the residual stream it is added to."
     return Table("Variance ratio by layer", ("memory", *columns), rows, (note,))
 
 
-def diagnostics_figures(results: Results, folder: Path) -> list[Path]:
+def diagnostics_figures(results: Results, folder: Path) -> list[Figure]:
     """Variance ratio by layer, and how few slots hold the scores."""
-    found = [
-        (entry.name, number, memory)
-        for entry in results.finished
-        if entry.name in DRAWN
+    drawn = [entry for entry in results.finished if entry.name in DRAWN]
+    layers = collect_lines(
+        (entry.name, number, memory["variance_ratio"])
+        for entry in drawn
         for number, memory in enumerate(entry.measures["memories"], 1)
-    ]
-    layers = collect_lines((name, number, memory["variance_ratio"]) for name, number, memory in found)
-    tops = collect_lines(
-        (name, float(share), ratio) for name, _, memory in found for share, ratio in memory["top_score_ratio"].items()
     )
-    made = draw_panels(folder / "variance-ratio.svg", ["variance ratio"], [layers], "memory, encoder first", log_y=True)
-    path = folder / "top-score-ratio.svg"
-    return made + draw_panels(path, ["share of scores"], [tops], "in the top share of slots", log_x=True)
+    tops = collect_lines(
+        (
+            entry.name,
+            100 * share,
+            100 * fmean(each["top_score_ratio"][str(share)] for each in entry.measures["memories"]),
+        )
+        for entry in drawn
+        for share in TOP_SHARES
+    )
+    about = "A memory's output vs. the residual stream, layer by layer"
+    path = folder / "variance-ratio.svg"
+    made = draw_panels(path, about, ["variance ratio"], [layers], "memory, encoder first", log_y=True)
+    path, about = folder / "top-score-ratio.svg", "How few slots hold the scores"
+    return made + draw_panels(path, about, ["scores held, %"], [tops], "highest slots, %", log_x=True)
 
 
 MEMORY_SWAP = Study(

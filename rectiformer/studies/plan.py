@@ -12,7 +12,7 @@ from rectiformer.config import Config, DataConfig, Files
 from rectiformer.errors import ArgumentError, unknown_name
 from rectiformer.files import parse_object, read_regular
 from rectiformer.runs.folder import adopt_vocabularies, changed_keys, value_of
-from rectiformer.studies.results import RESULT, Results, Table
+from rectiformer.studies.results import RESULT, Figure, Results, Table
 from rectiformer.toml import load_config
 
 RUN = "run"
@@ -79,8 +79,8 @@ class Study:
     measure: Callable[[Task], dict[str, Any]] = lambda task: {}
     """Measures a task that is trained."""
     tables: Callable[[Results], list[Table]]
-    figures: Callable[[Results, Path], list[Path]] = lambda results, folder: []
-    """Draws what the results allow into a folder, and returns the files."""
+    figures: Callable[[Results, Path], list[Figure]] = lambda results, folder: []
+    """Draws what the results allow into a folder."""
     reads: str = ""
     """The study whose models it measures, where it trains none of its own."""
     alone: bool = False

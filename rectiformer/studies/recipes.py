@@ -181,7 +181,7 @@ def attention_settings(name: str) -> tuple[str, ...]:
     return ATTENTION.get(name, model(variant=name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Peak:
     """A learning rate at its highest, and how it is reached."""
 
@@ -195,6 +195,11 @@ class Peak:
     def settings(self) -> tuple[str, ...]:
         clip = training(clip_grad_norm=self.clip) if self.clip else ()
         return (*training(learning_rate=self.rate, warmup=self.warmup), *clip)
+
+    def __str__(self) -> str:
+        """`8e-4`, or `8e-4, clipped at 1`."""
+        digits, power = f"{self.rate:e}".split("e")
+        return f"{float(digits):g}e{int(power)}" + (f", clipped at {self.clip:g}" if self.clip else "")
 
     def describe(self) -> str:
         """`0.0008-2500`, or `0.0008-2500-clip1`: part of the names of trainings."""

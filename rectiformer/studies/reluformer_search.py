@@ -9,7 +9,7 @@ from rectiformer.studies import measures
 from rectiformer.studies.figures import collect_lines, draw_panels
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
 from rectiformer.studies.recipes import ENDING, GRAMMAR_TINY, SENTENCE_FOLDERS, SENTENCES
-from rectiformer.studies.results import Results, Table
+from rectiformer.studies.results import Figure, Results, Table
 
 SHORT = {
     "smoke": (*GRAMMAR_TINY, "validation.every=10", "checkpoint.every=10"),
@@ -75,10 +75,11 @@ def tables(results: Results) -> list[Table]:
         rows.append((str(labels["keys"]), f"{labels['gamma']:g}", f"{labels['penalty']:g}", *cells))
     columns = ("keys", "gamma at the start", "weight of both penalties", "validation loss", "validation BLEU")
     note = "Short trainings of one seed, beam 4: they choose settings and say nothing about quality."
-    return [Table("Settings, the best first", columns, rows, (note,)), measures.heads_table(results, names)]
+    heads = measures.heads_tables(results, names, ("keys", "gamma", "penalty"))
+    return [Table("Settings, the best first", columns, rows, (note,)), *heads]
 
 
-def figures(results: Results, folder: Path) -> list[Path]:
+def figures(results: Results, folder: Path) -> list[Figure]:
     """Validation loss against updates, one panel per keys and penalty."""
     panels = {
         f"{keys} keys, gamma {gamma:g}": collect_lines(
@@ -87,8 +88,10 @@ def figures(results: Results, folder: Path) -> list[Path]:
             for step, loss in entry.measures["curve"]
         )
         for keys, gamma in product(CENTERED, GAMMAS)
+        if results.select(keys=keys, gamma=gamma).finished
     }
-    return draw_panels(folder / "losses.svg", list(panels), list(panels.values()), "updates", "validation loss")
+    path, lines = folder / "losses.svg", list(panels.values())
+    return draw_panels(path, "Loss while training", list(panels), lines, "updates", "validation loss")
 
 
 RELUFORMER_SEARCH = Study(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -116,8 +116,8 @@ class Estimate:
 
     def describe(self, digits: int = 2) -> str:
         """`34.20 ± 0.31`, or the mean alone."""
-        shown = f"{self.mean:.{digits}f}"
-        return shown if self.half is None else f"{shown} ± {self.half:.{digits}f}"
+        shown = f"{self.mean:,.{digits}f}"
+        return shown if self.half is None else f"{shown} ± {self.half:,.{digits}f}"
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
@@ -181,6 +181,10 @@ class Results:
         """The results with these labels."""
         return replace(self, entries=[entry for entry in self.entries if labels.items() <= entry.labels.items()])
 
+    def rename(self, rename: Callable[[Result], str]) -> Results:
+        """The same with other names for its rows."""
+        return replace(self, entries=[replace(entry, name=rename(entry)) for entry in self.entries])
+
     def names(self) -> list[str]:
         """The rows: what the seeds of a training have in common."""
         return list(dict.fromkeys(entry.name for entry in self.entries))
@@ -210,11 +214,6 @@ class Results:
             return describe_values(values, digits)
         return "failed" if any(entry.name == name for entry in self.failures) else ""
 
-    def means(self, name: str, measures: Iterable[str]) -> str:
-        """Several means in one cell, separated by slashes."""
-        found = [self.estimate(name, measure) for measure in measures]
-        return " / ".join(f"{each.mean:.2f}" for each in found if each is not None)
-
 
 def distinct(values: Iterable[str]) -> str:
     """The distinct values, separated by commas."""
@@ -232,11 +231,20 @@ class Table:
     """Lines below it."""
 
     def to_markdown(self) -> str:
-        lines = [f"**{self.title}**", "", row_of(self.columns), row_of("---" for _ in self.columns)]
+        lines = [f"**{self.title}**", ""] if self.title else []
+        lines += [row_of(self.columns), row_of("---" for _ in self.columns)]
         lines += [row_of(row) for row in self.rows]
         for note in self.notes:
             lines += ["", note]
         return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A file, and what it shows: its title, and its text where it cannot be seen."""
+
+    path: Path
+    about: str
 
 
 def describe_all(values: Iterable[Sequence[float]], digits: int) -> list[str]:
@@ -245,9 +253,14 @@ def describe_all(values: Iterable[Sequence[float]], digits: int) -> list[str]:
 
 
 def describe_values(values: Sequence[float], digits: int) -> str:
-    """Mean and interval, or nothing; two values as they are, whose interval is 13 times as wide as they lie apart."""
+    """Mean and interval, or nothing; two values as they are, whose interval is 13 times as wide as they lie apart.
+
+    What is 0 throughout is `0`.
+    """
+    if values and not any(values):
+        return "0"
     if len(values) == 2:
-        return " / ".join(f"{value:.{digits}f}" for value in values)
+        return " / ".join(f"{value:,.{digits}f}" for value in values)
     found = estimate(values)
     return found.describe(digits) if found else ""
 
@@ -269,21 +282,23 @@ class Claim:
     """The paper's difference, if known, and how we know it."""
     margin: float = 0.5
     """How far apart "equal" may be, or how far below "no worse"."""
+    where: str = ""
+    """Of what or on which text, where a study has several."""
 
     def describe(self) -> str:
-        """`relu above softmax`."""
-        if self.expected == "equal":
-            return f"{self.first} equal to {self.second}, within {self.margin:g}"
-        if self.expected == "no worse":
-            return f"{self.first} no more than {self.margin:g} below {self.second}"
-        return f"{self.first} {self.expected} {self.second}"
+        """`relu above softmax`, or `relu above softmax: 512 slots`."""
+        says = {
+            "equal": f"{self.first} within {self.margin:g} of {self.second}",
+            "no worse": f"{self.first} at most {self.margin:g} below {self.second}",
+        }.get(self.expected, f"{self.first} {self.expected} {self.second}")
+        return ": ".join(filter(None, (says, self.where)))
 
 
 CLAIM = "claim"
 """The first column of a table of claims."""
 RULE = (
-    'Agree: the 95 % interval of our difference over seeds (paired) lies on the paper\'s side of 0; for "equal", '
-    'within the margin, for "no more than ... below" above it. Disagree: it lies on the other side. Open: neither.'
+    'Agree: the 95 % interval of our difference, paired over seeds, lies on the paper\'s side of 0 or, for "within" '
+    'and "at most ... below", inside the margin. Disagree: it lies on the other side. Open: neither.'
 )
 
 
@@ -304,17 +319,25 @@ def verdict(found: Estimate | None, claim: Claim) -> str:
     return "agree" if agree else "disagree" if disagree else "open"
 
 
-def claims_table(title: str, claims: Sequence[Claim], results: Results, measure: str, unit: str) -> Table:
+def judge_rows(
+    claims: Sequence[Claim], results: Results, measure: str, unit: str, digits: int = 2
+) -> list[tuple[str, ...]]:
     """Our difference and the verdict for every claim whose rows are in the results."""
     known = [claim for claim in claims if {claim.first, claim.second} <= set(results.names())]
     found = [difference(*(results.by_seed(name, measure) for name in (each.first, each.second))) for each in known]
-    return verdict_table(title, list(zip(known, found, strict=True)), unit)
+    return verdict_rows(list(zip(known, found, strict=True)), unit, digits)
 
 
-def verdict_table(title: str, judged: Sequence[tuple[Claim, Estimate | None]], unit: str, digits: int = 2) -> Table:
+def verdict_rows(judged: Sequence[tuple[Claim, Estimate | None]], unit: str, digits: int = 2) -> list[tuple[str, ...]]:
     """Claims, each with our difference and the verdict."""
-    rows = [(claim.describe(), claim.paper, signed(found, digits), verdict(found, claim)) for claim, found in judged]
-    return Table(title, (CLAIM, f"paper, {unit}", f"ours, {unit}", "verdict"), rows)
+    return [
+        (each.describe(), each.paper, f"{signed(found, digits)} {unit}".strip() if found else "", verdict(found, each))
+        for each, found in judged
+    ]
+
+
+def claims_table(rows: Sequence[tuple[str, ...]]) -> Table:
+    return Table("What the papers claim", (CLAIM, "paper", "ours", "verdict"), rows)
 
 
 def signed(found: Estimate | None, digits: int = 2) -> str:

@@ -1,29 +1,31 @@
 """Sparsity: zeros, queries that attend to nothing and head diversity by site and layer; zeros by shape and length."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from rectiformer.studies.document_length import DOCUMENT_LENGTH
 from rectiformer.studies.figures import Lines, collect_lines, draw_panels
-from rectiformer.studies.measures import SHAPES, SITES
+from rectiformer.studies.measures import HEADS_SHOWN, SHAPES, SITE_TITLES
 from rectiformer.studies.plan import Study
 from rectiformer.studies.results import (
     Claim,
+    Figure,
     Results,
     Table,
     claims_table,
     describe_all,
     estimate,
+    judge_rows,
     signed,
-    verdict_table,
+    verdict_rows,
 )
-from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, chosen, corpora_of
+from rectiformer.studies.translation_quality import BASELINE, TRANSLATION_QUALITY, corpora_of, title_of
 
 SITE_MEASURES = {
-    "zeros": "share of weights that are exactly 0",
-    "null": "share of queries that attend to nothing",
-    "js": "head diversity, JS divergence (nats)",
+    **{short: HEADS_SHOWN[short] for short in ("zeros", "null")},
+    "js": "diversity of heads, JS divergence (nats)",
 }
 OURS = "rela-g"
 DRAWN = (BASELINE, OURS, "reluformer", "entmax15")
@@ -33,23 +35,23 @@ SHAPES_NOTE = "Of the shapes that a query sees in part: the share that is zeros 
 
 
 def sparsity_tables(results: Results) -> list[Table]:
-    found = [heads_table(own, corpus) for corpus, own in corpora_of(results).items()]
-    return [*found, pairing_table(results), pairing_claims(results), diversity_claims(results)]
+    columns = corpora_of(results).values()
+    judged = [row for own in columns for row in (*pairing_claims(own), *diversity_claims(own))]
+    return [claims_table(judged), *map(heads_table, columns), pairing_table(results)]
 
 
-def heads_table(results: Results, corpus: str) -> Table:
+def heads_table(results: Results) -> Table:
     """Zeros, null rate and diversity at each site."""
-    columns = [(site, short) for site in SITES for short in SITE_MEASURES]
     rows = [
-        (results.labels(name)["variant"], *(results.cell(name, f"{site}_{short}", 3) for site, short in columns))
+        (title, name, *(results.cell(name, f"{site}_{short}", 3) for short in SITE_MEASURES))
+        for site, title in SITE_TITLES.items()
         for name in results.names()
     ]
     note = (
-        "Test pairs under forced decoding, means over layers and heads, 95 % interval over seeds. zeros: share of "
-        "weights that are exactly 0; null: share of queries that attend to nothing; js: JS divergence (nats) of the "
-        "heads that attend to something."
+        "Test pairs under forced decoding, all layers and heads of a site; diversity is of the heads that attend to "
+        "something."
     )
-    return Table(f"Heads, {corpus}", ("variant", *(f"{site} {short}" for site, short in columns)), rows, (note,))
+    return Table(f"Heads: {title_of(results)}", ("site", "variant", *SITE_MEASURES.values()), rows, (note,))
 
 
 def shape_shares(results: Results, name: str, site: str) -> list[list[float]]:
@@ -60,44 +62,40 @@ def shape_shares(results: Results, name: str, site: str) -> list[list[float]]:
 def pairing_table(results: Results) -> Table:
     """Whether heads attend to nothing more often when given the source of another pair."""
     rows = []
-    for corpus, own in corpora_of(results).items():
+    for own in corpora_of(results).values():
         for name in own.names():
             entries = [entry for entry in own.of(name) if any(entry.measures.get("null_shuffled", ()))]
             if rise := estimate([entry.measures["null_rise"] for entry in entries]):
                 sides = [[fmean(entry.measures[side]) for entry in entries] for side in ("null_gold", "null_shuffled")]
-                rows.append((corpus, own.labels(name)["variant"], *describe_all(sides, 3), signed(rise, 3)))
-    columns = ("corpus", "variant", "gold pairs", "shuffled pairs", "rise")
+                rows.append((title_of(own), name, *describe_all(sides, 3), signed(rise, 3)))
+    columns = ("text", "variant", "its own source", "the source of another pair", "rise")
     note = "Cross-attention, all layers and heads: share of target positions that attend to nothing."
-    return Table("Null rate with the right source and with another one", columns, rows, (note,))
+    return Table("Null rate with the right and with a wrong source", columns, rows, (note,))
 
 
-def pairing_claims(results: Results) -> Table:
-    """Whether the null rate of our cross-attention rises, on every corpus."""
-    judged = []
-    for corpus, own in corpora_of(results).items():
-        if rise := own.estimate(f"{corpus}-{OURS}", "null_rise"):
-            judged.append((Claim(f"{corpus}-{OURS}, shuffled pairs", "gold pairs", "above", "above [R-]"), rise))
-    return verdict_table("Null rate, claims", judged, "null rate", 3)
+def pairing_claims(results: Results) -> list[tuple[str, ...]]:
+    """Whether the null rate of our cross-attention rises with a wrong source."""
+    rise = results.estimate(OURS, "null_rise")
+    claim = Claim(f"{OURS}'s null rate with a wrong source", "that with the right one", "above", "above [R-]")
+    return verdict_rows([(replace(claim, where=title_of(results)), rise)] if rise else [], "of all queries", 3)
 
 
-def diversity_claims(results: Results) -> Table:
-    claims = [
-        Claim(f"{corpus}-{OURS}", f"{corpus}-{variant}", "above", "highest of all [S]")
-        for corpus in corpora_of(results)
-        for variant in (BASELINE, "sparsemax", "entmax15")
-    ]
-    return claims_table(
-        "Diversity of heads, cross-attention", claims, chosen(results), "cross_js", "JS divergence (nats)"
-    )
+def diversity_claims(results: Results) -> list[tuple[str, ...]]:
+    """Whether our heads of cross-attention differ more than those of other variants."""
+    where = f"diversity of heads, {title_of(results)}"
+    others = (BASELINE, "sparsemax", "entmax15")
+    claims = [Claim(OURS, other, "above", "highest of all [S]", where=where) for other in others]
+    return judge_rows(claims, results, "cross_js", "nats")
 
 
-def sparsity_figures(results: Results, folder: Path) -> list[Path]:
+def sparsity_figures(results: Results, folder: Path) -> list[Figure]:
     """Each measure by layer, one panel per site; a variant is left out where the measure is 0 throughout."""
     made = []
     for corpus, own in corpora_of(results).items():
         for measure, about in SITE_MEASURES.items():
-            panels = above_zero([by_layer(own, site, measure) for site in SITES], DRAWN)
-            made += draw_panels(folder / f"{corpus}-{measure}.svg", list(SITES), panels, "layer", about)
+            panels = above_zero([by_layer(own, site, measure) for site in SITE_TITLES], DRAWN)
+            path, title = folder / f"{corpus}-{measure}.svg", f"{about[0].upper()}{about[1:]}: {title_of(own)}"
+            made += draw_panels(path, title, list(SITE_TITLES.values()), panels, "layer", about)
     return made
 
 
@@ -128,19 +126,19 @@ def rows_with_zeros(results: Results) -> list[str]:
 
 def skipping_tables(results: Results) -> list[Table]:
     rows = [
-        (labels["variant"], str(labels["length"]), site, *describe_all(shape_shares(results, name, site), 3))
+        (labels["variant"], f"{labels['length']:,}", title, *describe_all(shape_shares(results, name, site), 3))
         for name in rows_with_zeros(results)
         for labels in [results.labels(name)]
-        for site in SITES
+        for site, title in SITE_TITLES.items()
     ]
     note = (
-        f"Validation segments under forced decoding. {SHAPES_NOTE}Pages are of keys of one query, tiles of as many "
-        "queries as keys."
+        f"Validation segments under forced decoding. {SHAPES_NOTE}A page is 16 or 64 keys of one query, a tile as many "
+        f"queries as keys."
     )
     return [Table("Zeros by shape and length", ("variant", "length", "site", *SHAPES), rows, (note,))]
 
 
-def skipping_figures(results: Results, folder: Path) -> list[Path]:
+def skipping_figures(results: Results, folder: Path) -> list[Figure]:
     """Zeros of each shape against the length: one figure per variant, one panel per site."""
     names, made = rows_with_zeros(results), []
     for variant in dict.fromkeys(results.labels(name)["variant"] for name in names):
@@ -151,10 +149,11 @@ def skipping_figures(results: Results, folder: Path) -> list[Path]:
                 for entry in entries
                 for shape in DRAWN_SHAPES
             )
-            for site in SITES
+            for site in SITE_TITLES
         ]
-        path, titles = folder / f"shapes-{variant}.svg", [f"{variant}, {site}" for site in SITES]
-        made += draw_panels(path, titles, panels, "segment length in subwords", "share that is zeros", log_x=True)
+        path, about = folder / f"shapes-{variant}.svg", f"Zeros by shape and length: {variant}"
+        titles, x = list(SITE_TITLES.values()), "segment length in subwords"
+        made += draw_panels(path, about, titles, panels, x, "share that is zeros", log_x=True)
     return made
 
 
@@ -163,7 +162,7 @@ SPARSITY = Study(
     title="Zeros, null rate and diversity of heads",
     question="How sparse is trained attention, how often does a head attend to nothing, how much do heads differ?",
     paper="Zhang et al. 2021: ReLA is sparsest or near sparsemax, its heads are the most diverse, and some attend to "
-    "nothing for many queries, more so where source and target do not belong together [S claim; R+, R- details].",
+    "nothing for many queries, more so where source and target do not belong together [S, details R+ and R-].",
     shows=TRANSLATION_QUALITY,
     tables=sparsity_tables,
     figures=sparsity_figures,

@@ -9,8 +9,17 @@ from rectiformer.measure.alignment import score_with_intervals
 from rectiformer.studies import measures
 from rectiformer.studies.corpora import CORPORA, Corpus, Pair, find_corpus, gold_pairs, held_out_pairs
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.recipes import NORMS, THRESHOLD, attention_settings
-from rectiformer.studies.results import Claim, Results, Table, claims_table, difference, signed
+from rectiformer.studies.recipes import NORMS, THRESHOLD, attention_settings, choice_of
+from rectiformer.studies.results import (
+    Claim,
+    Results,
+    Table,
+    claims_table,
+    difference,
+    judge_rows,
+    row_of,
+    signed,
+)
 from rectiformer.translate.align import AlignmentRow, align_direction
 from rectiformer.translate.translator import Translator
 
@@ -27,6 +36,15 @@ PAPER_DIFFERENCES = {
     "entmax15": Claim("", "", "equal", "-0.3 to +0.7 on four WMT tasks [S]"),
     "rela-i": Claim("", "", "equal", "within about 0.5 on WMT14 En-De [R-]"),
 }
+
+PAPER_BLEU = (
+    ("ReLA's paper", "softmax", "sparsemax", "1.5-entmax", "ReLA-g"),
+    ("---",) * 5,
+    ("WMT14 En-Fr", "37.2", "37.3", "37.9", "37.9"),
+    ("WMT18 En-Fi", "15.5", "15.1", "15.5", "15.4"),
+    ("WMT18 Zh-En", "21.1", "19.2", "20.8", "20.8"),
+    ("WMT16 Ro-En", "32.7", "33.5", "33.2", "32.9"),
+)
 
 
 def trainings(scale: Scale) -> list[Training]:
@@ -117,27 +135,27 @@ def panel_errors(rows: Sequence[AlignmentRow], panel: str) -> list[float]:
 def corpora_of(results: Results) -> dict[str, Results]:
     """The results of each column: a corpus in a norm placement, at the learning rates that were chosen.
 
-    Rows are named by column and variant, whatever the rate.
+    Rows are named by variant.
     """
     found: dict[str, Results] = {}
     for corpus in CORPORA[results.scale]:
         for norm in ("", *NORMS):
-            column = "-".join(filter(None, (corpus.name, norm)))
             entries = [
-                replace(entry, name=f"{column}-{entry.labels['variant']}")
+                entry
                 for entry in results.entries
                 if entry.labels.get("corpus") == corpus.name
                 and entry.labels.get("norm", "") == norm
                 and corpus.is_chosen(entry.labels)
             ]
             if entries:
-                found[column] = replace(results, entries=entries)
+                column = "-".join(filter(None, (corpus.name, norm)))
+                found[column] = replace(results, entries=entries).rename(lambda entry: str(entry.labels["variant"]))
     return found
 
 
-def chosen(results: Results) -> Results:
-    """All of these columns together."""
-    return replace(results, entries=[entry for own in corpora_of(results).values() for entry in own.entries])
+def column_of(results: Results, column: str) -> Results:
+    """One of these columns, which may have no results yet."""
+    return corpora_of(results).get(column, replace(results, entries=[]))
 
 
 def corpus_of(results: Results) -> Corpus:
@@ -145,77 +163,81 @@ def corpus_of(results: Results) -> Corpus:
     return find_corpus(results.scale, results.entries[0].labels["corpus"])
 
 
+def title_of(results: Results) -> str:
+    """Corpus and norm placement of a column."""
+    return corpus_of(results).title_in(results.entries[0].labels.get("norm", ""))
+
+
 def tables(results: Results) -> list[Table]:
-    quality = [quality_table(own, column) for column, own in corpora_of(results).items()]
-    lengths = [table for table in (length_table(results), longer_table(results)) if table.rows]
-    judged = claims_table("What the papers claim", claims(results), chosen(results), "bleu", "test BLEU")
-    return [*quality, *lengths, judged]
+    columns = corpora_of(results).values()
+    judged = [row for own in columns for row in judge_rows(claims(own), own, "bleu", "BLEU")]
+    quality = [table for own in columns for table in (quality_table(own), length_table(own))]
+    return [claims_table(judged), *quality, longer_table(results)]
 
 
-def quality_table(results: Results, corpus: str) -> Table:
-    """BLEU and chrF of one corpus, and how each row differs from softmax."""
+def quality_table(results: Results) -> Table:
+    """BLEU and chrF on one corpus, and how each row differs from softmax."""
     rows = []
     for name in results.names():
         cells = [results.cell(name, measure) for measure in ("bleu", "chrf", "valid_bleu")]
-        rows.append((results.labels(name)["variant"], *cells, *versus_softmax(results, name, f"{corpus}-{BASELINE}")))
-    columns = ("variant", "test BLEU", "chrF", "validation BLEU", "Δ test BLEU vs. softmax", "p by seed")
-    note = (
-        "Mean and 95 % interval over seeds; beam 4. p: sacreBLEU's paired bootstrap vs. softmax of the same seed, over "
-        "sentences."
-    )
-    return Table(f"{corpus}", columns, rows, (note,))
+        rows.append((name, *cells, *versus_softmax(results, name)))
+    columns = ("variant", "test BLEU", "test chrF", "validation BLEU", "Δ test BLEU vs. softmax", "p, each seed")
+    note = "Beam 4. p: sacreBLEU's paired bootstrap over sentences, vs. softmax of the same seed."
+    return Table(title_of(results), columns, rows, (note + describe_rates(results),))
+
+
+def describe_rates(results: Results) -> str:
+    """The learning rates of the rows of a column, where each has its own."""
+    norm = results.entries[0].labels.get("norm", "")
+    text = corpus_of(results).text
+    rates = [f"{name} {choice_of(text, norm, name).chosen}" for name in results.names()] if text else []
+    return f" Peak learning rates: {'; '.join(rates)}." if rates else ""
 
 
 def length_table(results: Results) -> Table:
     """Length of translations vs. references, and BLEU with the length penalty chosen on validation data."""
     rows = []
-    for corpus, own in corpora_of(results).items():
-        baseline = f"{corpus}-{BASELINE}"
-        for name in own.names():
-            if tuned := own.by_seed(name, "tuned_bleu"):
-                length, penalty = own.cell(name, "length_ratio", 3), own.cell(name, "length_penalty", 1)
-                delta = difference(tuned, own.by_seed(baseline, "tuned_bleu")) if name != baseline else None
-                cells = (length, penalty, own.cell(name, "tuned_bleu"), signed(delta))
-                rows.append((corpus, own.labels(name)["variant"], *cells))
-    columns = ("corpus", "variant", "length ratio", "penalty", "test BLEU with it", "Δ test BLEU vs. softmax")
+    for name in results.names():
+        if tuned := results.by_seed(name, "tuned_bleu"):
+            length, penalty = results.cell(name, "length_ratio", 3), results.cell(name, "length_penalty", 1)
+            delta = difference(tuned, results.by_seed(BASELINE, "tuned_bleu")) if name != BASELINE else None
+            rows.append((name, length, penalty, results.cell(name, "tuned_bleu"), signed(delta)))
+    columns = ("variant", "length ratio", "best length penalty", "test BLEU with it", "Δ test BLEU vs. softmax")
     note = (
-        f"Length ratio: all translations over all references, with ReLA's penalty of {measures.PENALTY}, as above. "
-        f"Penalty: the best of {', '.join(map(str, PENALTIES))} on validation data, for each model."
+        f"Length ratio: all translations over all references, with ReLA's length penalty of {measures.PENALTY}, as in "
+        f"the table above. Best length penalty: of {', '.join(map(str, PENALTIES))}, on each model's validation data."
     )
-    return Table("Length of translations", columns, rows, (note,))
+    return Table(f"Length of translations: {title_of(results)}", columns, rows, (note,))
 
 
 def longer_table(results: Results) -> Table:
     """The rows that are trained longer than the recipe says, next to the same seeds of the recipe."""
     rows = []
-    for name in results.names():
-        labels = results.labels(name)
-        if "corpus" in labels and "steps" in labels:
-            usual = name.removesuffix(f"-{labels['steps']}")
-            for entry in results.of(name):
-                cells = [entry.measures["bleu"], results.by_seed(usual, "bleu").get(entry.seed)]
-                shown = [f"{cell:.2f}" if cell is not None else "" for cell in cells]
-                rows.append((labels["corpus"], labels["norm"], labels["variant"], f"{entry.seed}", *reversed(shown)))
-    columns = ("corpus", "norm", "variant", "seed", "test BLEU", "test BLEU, trained longer")
-    return Table("Trained twice as long", columns, rows, ("Whether the end of training is the end.",))
+    for entry in results.finished:
+        if "corpus" in entry.labels and "steps" in entry.labels:
+            usual = results.by_seed(entry.name.removesuffix(f"-{entry.labels['steps']}"), "bleu").get(entry.seed)
+            title = find_corpus(results.scale, entry.labels["corpus"]).title_in(entry.labels["norm"])
+            shown = (f"{usual:.2f}" if usual is not None else "", f"{entry.measures['bleu']:.2f}")
+            rows.append((title, entry.labels["variant"], f"{entry.seed}", *shown))
+    columns = ("text", "variant", "seed", "test BLEU", "test BLEU, trained longer")
+    return Table("Trained twice as long", columns, rows, ("Whether longer training would change the comparison.",))
 
 
-def versus_softmax(results: Results, name: str, baseline: str) -> tuple[str, str]:
-    """The difference in BLEU, and the p-value of each seed; nothing for the baseline itself."""
-    if name == baseline:
+def versus_softmax(results: Results, name: str) -> tuple[str, str]:
+    """The difference in BLEU, and the p-value of each seed; nothing for softmax itself."""
+    if name == BASELINE:
         return "", ""
-    ours, theirs = (results.by_seed(row, "bleu") for row in (name, baseline))
-    samples = [{entry.seed: entry.measures["resampled"] for entry in results.of(row)} for row in (name, baseline)]
+    ours, theirs = (results.by_seed(row, "bleu") for row in (name, BASELINE))
+    samples = [{entry.seed: entry.measures["resampled"] for entry in results.of(row)} for row in (name, BASELINE)]
     shared = sorted(ours.keys() & theirs.keys())
     values = [measures.paired_p(samples[0][seed], samples[1][seed], ours[seed] - theirs[seed]) for seed in shared]
     return signed(difference(ours, theirs)), ", ".join(f"{value:.3f}" for value in values)
 
 
 def claims(results: Results) -> list[Claim]:
-    """What the papers say of each variant vs. softmax, on every corpus."""
+    """What the papers say of each variant vs. softmax, on one corpus."""
     return [
-        Claim(f"{corpus}-{variant}", f"{corpus}-{BASELINE}", claim.expected, claim.paper, claim.margin)
-        for corpus in corpora_of(results)
+        replace(claim, first=variant, second=BASELINE, where=title_of(results))
         for variant, claim in PAPER_DIFFERENCES.items()
     ]
 
@@ -224,9 +246,8 @@ TRANSLATION_QUALITY = Study(
     name="translation-quality",
     title="Translation quality",
     question="Does rectified attention translate as well as softmax?",
-    paper="Zhang et al. 2021, sacreBLEU, softmax / sparsemax / 1.5-entmax / ReLA-g: WMT14 En-Fr 37.2 / 37.3 / 37.9 / "
-    "37.9, WMT18 En-Fi 15.5 / 15.1 / 15.5 / 15.4, WMT18 Zh-En 21.1 / 19.2 / 20.8 / 20.8, WMT16 Ro-En 32.7 / 33.5 / "
-    "33.2 / 32.9 [S]. Shen et al. 2023, IWSLT14 De-En: softmax 34.22, ReLUFormer 34.56 [T].",
+    paper="Zhang et al. 2021 have the sacreBLEU below [S]; Shen et al. 2023 have 34.22 with softmax and 34.56 with "
+    "ReLUFormer on IWSLT14 De-En [T].\n\n" + "\n".join(map(row_of, PAPER_BLEU)),
     folders={"small": ".", "paper": "."},
     trainings=trainings,
     measure=measure,

@@ -7,7 +7,7 @@ from rectiformer.studies import recipes
 from rectiformer.studies.figures import draw_panels
 from rectiformer.studies.measures import curve_of, measure_losses, training_speed
 from rectiformer.studies.plan import Scale, Study, Task, Training, configure, seeded
-from rectiformer.studies.results import Results, Table
+from rectiformer.studies.results import Figure, Results, Table
 
 BASELINE = "softmax"
 QK, GATE = "model.qk_norm=true", ("model.output_norm=rms", "model.output_gate=head")
@@ -106,7 +106,7 @@ def tables(results: Results) -> list[Table]:
     return [Table("Candidates, the least loss first", columns, rows, (note,))]
 
 
-def figures(results: Results, folder: Path) -> list[Path]:
+def figures(results: Results, folder: Path) -> list[Figure]:
     """Validation loss against updates: of the baseline and of the best."""
     ranked = sorted(results.finished, key=lambda entry: entry.measures["valid_loss"])
     best = [entry for entry in ranked if entry.name != BASELINE][:SHOWN]
@@ -114,7 +114,8 @@ def figures(results: Results, folder: Path) -> list[Path]:
     lines = {entry.name: {step: [loss] for step, loss in entry.measures["curve"]} for entry in chosen}
     if not lines:
         return []
-    return draw_panels(folder / "learning-speed.svg", ["pre-norm"], [lines], "updates", "validation loss")
+    path, about = folder / "learning-speed.svg", f"Loss while training: {BASELINE} and the best"
+    return draw_panels(path, about, ["pre-norm"], [lines], "updates", "validation loss")
 
 
 VARIANT_SEARCH = Study(

@@ -2,16 +2,19 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rectiformer.studies.catalog import STUDIES
 from rectiformer.studies.claims import GROUPS, judge, render_claims
+from rectiformer.studies.corpora import CORPORA
 from rectiformer.studies.plan import Scale
 from rectiformer.studies.recipes import CHOICES
 from rectiformer.studies.results import Result, Results
 from rectiformer.studies.running import choose, list_tasks
 
+DOCS = Path(__file__).parents[2] / "docs"
 CLAIMS = [claim for claims in GROUPS.values() for claim in claims]
 MEMORY = next(claim for claim in CLAIMS if claim.study == "memory-swap")
 
@@ -48,24 +51,24 @@ def test_the_command_of_a_claim_trains_something_or_waits_for_a_choice(claim, tm
 def test_a_claim_is_judged_by_its_interval_once_all_seeds_are_there():
     outcome = judged(relu=[36.0, 36.2, 36.1], softmax=[35.0, 35.1, 35.2])
     assert outcome.verdict == "agree"
-    assert outcome.ours == "+1.00 ± 0.25: ReLU 36.10 [3] vs. softmax 35.10 [3] (BLEU)"
-    assert outcome.why == "Over 3 seeds the interval is +0.75 to +1.25; the claim asks for more than 0."
+    assert outcome.ours == "+1.00 ± 0.25 BLEU: ReLU 36.10, softmax 35.10"
+    assert outcome.why == "over 3 seeds; the claim asks for more than 0"
     assert judged(relu=[34.0, 34.2, 34.1], softmax=[35.0, 35.1, 35.2]).verdict == "disagree"
     assert judged(relu=[34.0, 36.2, 35.1], softmax=[35.0, 35.1, 35.2]).verdict == "open"
 
 
 def test_a_claim_without_all_seeds_is_open_and_says_why():
-    assert judged().why == "Not trained yet."
+    assert judged().why == "not trained yet"
     assert judged().ours == ""
-    assert judged(relu=[36.0]).why == "softmax is not trained yet."
-    assert judged(relu=[36.0]).ours == "ReLU 36.00 [1] (BLEU)"
+    assert judged(relu=[36.0]).why == "softmax is not trained yet"
+    assert judged(relu=[36.0]).ours == "ReLU 36.00 BLEU"
     outcome = judged(relu=[36.0, 36.1], softmax=[35.0, 35.1])
-    assert (outcome.verdict, outcome.why) == ("open", "2 of 3 seeds so far.")
+    assert (outcome.verdict, outcome.why) == ("open", "2 of 3 seeds so far")
 
 
 def test_the_means_on_the_page_are_of_the_seeds_that_are_compared():
     """Otherwise the difference shown with them would not be theirs."""
-    assert judged(relu=[36.0, 39.0, 39.0], softmax=[35.0]).ours == "+1.00: ReLU 36.00 [1] vs. softmax 35.00 [1] (BLEU)"
+    assert judged(relu=[36.0, 39.0, 39.0], softmax=[35.0]).ours == "+1.00 BLEU: ReLU 36.00, softmax 35.00"
 
 
 def test_a_claim_that_waits_for_a_learning_rate_says_so(monkeypatch):
@@ -82,9 +85,9 @@ def test_the_page_counts_its_verdicts():
     found = {study.name: results_of(study.name, {}) for study in STUDIES.values()}
     found["memory-swap"] = results_of("memory-swap", {"relu": [36.0, 36.2, 36.1], "softmax": [35.0, 35.1, 35.2]})
     page = render_claims(found)
-    assert f"**Holds here: 1 of {len(CLAIMS)}**:\n\n- {MEMORY.says}." in page
-    assert f"**Not known yet: {len(CLAIMS) - 1} of {len(CLAIMS)}**" in page
-    measured, waiting = (re.findall(rf"^{start}.*`--only ", page, re.MULTILINE) for start in (r"\| ", "- "))
+    assert f"**Of {len(CLAIMS)} claims, 1 hold here, 0 do not, and {len(CLAIMS) - 1} are open**" in page
+    assert f"What holds here:\n\n- {MEMORY.says}." in page
+    measured, waiting = (re.findall(rf"^{start}\[.*\]\(studies/", page, re.MULTILINE) for start in (r"\| ", "- "))
     assert (len(measured), len(waiting)) == (2, len(CLAIMS) - 2)  # one of the two has one of its two sides
 
 
@@ -92,3 +95,14 @@ def test_claims_are_of_studies_at_small():
     assert {claim.study for claim in CLAIMS} <= {
         study.name for study in STUDIES.values() if study.trainings(Scale("small"))
     }
+
+
+PAGES = [DOCS / "reproduction.md", *sorted((DOCS / "studies").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_texts_in_words(page):
+    """What the code calls them is for `--only` and for names of files."""
+    text = re.sub(r"`--only [^`]*`|\]\([^)]*\)", "", page.read_text(encoding="utf-8"))
+    named = [name for corpus in CORPORA["small"] for name in (corpus.name, *(gold.name for gold in corpus.gold))]
+    assert [name for name in named if name in text] == []

@@ -50,7 +50,7 @@ def test_gold_links_run_from_the_source_of_the_model(tmp_path):
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text + "\n")
-    gold = Gold(name="gold", files=("gold.en", "gold.de", "gold.align"), flipped=True, lines=2)
+    gold = Gold(name="gold", title="two sentences", files=("gold.en", "gold.de", "gold.align"), flipped=True, lines=2)
     pairs, links = gold_pairs(Scale("small", tmp_path), gold)
     assert pairs == [("the dog", "der hund da"), ("yes", "ja")]
     assert links == [Links(frozenset({(0, 0), (1, 1)}), frozenset({(1, 2)})), Links(frozenset({(0, 0)}))]

@@ -56,8 +56,12 @@ def test_the_lowest_loss_of_the_deciding_seed_is_best_once_all_are_trained(sweep
 
 
 def test_a_training_that_never_read_the_source_is_called_failed(sweep):
-    (table,) = tables(results_of(trained("softmax", CLIPPED, 2, 3.6), short("softmax", 4e-4, 3.5)))
-    assert [(row[2], row[5], row[-1]) for row in table.rows] == [("4,000", "no", ""), ("10,000", "1", "failed")]
+    entries = [trained("softmax", CLIPPED, 2, 3.6), trained("softmax", CLIPPED, 3, 1.6)]
+    shown = tables(results_of(*entries, short("softmax", 4e-4, 3.5), short("rela-g", 4e-4, 1.4)))
+    assert [(table.title.split(", ")[-1], table.rows) for table in shown] == [
+        ("10,000 updates", [("8e-4, clipped at 1", "2,500", "3.600 (failed), 1.600", "")]),
+        ("4,000 updates", [("4e-4", "1,000", "3.500", "1.400")]),
+    ]
 
 
 def test_short_trainings_are_compared_at_the_best_rate_of_each(sweep):
@@ -73,8 +77,8 @@ def test_who_learns_faster_is_said_in_words():
     text = describe("post", 2000, lines)
     assert text == (
         "Post-norm, 2,000 updates: rela-g learns faster. The difference is largest after 1,000 updates (3.00 vs. 5.00)."
-        " rela-g has the final loss of softmax after 1,000. At the end rela-g is 0.50 below softmax."
+        " It has the final loss of softmax after 1,000. At the end rela-g's loss is 0.50 below softmax's."
     )
     level = {"softmax": {500: [4.0], 1000: [2.0]}, "rela-g": {500: [5.0], 1000: [2.005]}}
-    assert describe("pre", 1000, level).endswith("At the end rela-g is level.")
+    assert describe("pre", 1000, level).endswith("At the end they are level.")
     assert "softmax learns faster" in describe("pre", 1000, level)

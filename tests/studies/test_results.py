@@ -11,9 +11,9 @@ from rectiformer.studies.results import (
     Result,
     Results,
     Table,
-    claims_table,
     difference,
     estimate,
+    judge_rows,
     read_result,
     read_saved,
     save_results,
@@ -92,9 +92,8 @@ def test_claims_are_judged_only_where_both_rows_are_known():
     entries[0] = entry("a", 1, 12.0)
     results = Results("s", "smoke", 9, [*entries, entry("c", 1, failed="no memory left")])
     claims = [Claim("a", "b", "above", "+1.14"), Claim("a", "c", "above", "?"), Claim("a", "missing", "above", "?")]
-    table = claims_table("claims", claims, results, "bleu", "BLEU")
-    assert table.rows == [
-        ("a above b", "+1.14", "+10.33 ± 1.43", "agree"),
+    assert judge_rows(claims, results, "bleu", "BLEU") == [
+        ("a above b", "+1.14", "+10.33 ± 1.43 BLEU", "agree"),
         ("a above c", "?", "", "not measured"),
     ]
     assert [results.cell(name, "bleu") for name in results.names()] == ["12.33 ± 1.43", "2.00 ± 2.48", "failed"]

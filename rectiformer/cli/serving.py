@@ -70,7 +70,8 @@ def serve(
     with bind(host, port) as bound:  # a port that is taken shows before the model is read
         translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)
         align_by = find_head(translator, parse_head(alignments) if alignments else None)
-        served = Served(translator, run.resolve().name, limits, token, align_by)
+        spoken = languages(open_run(run).config.data)
+        served = Served(translator, run.resolve().name, limits, token, align_by, spoken)
         terminal = Terminal()
 
         def announce() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rectiformer.cli import options
-from rectiformer.cli.inputs import joined_documents, open_translator, read_documents, warn
+from rectiformer.cli.inputs import cut_alike, cut_documents, open_translator, put_back, read_text, warn
 from rectiformer.cli.options import DOCUMENTS, app, option
 from rectiformer.cli.output import check_outputs, counting, to_json, write_all
 from rectiformer.errors import ArgumentError, unknown_name
@@ -37,7 +37,7 @@ def evaluate_command(
     agreement: Annotated[
         int, option("Documents of the built-in grammar to count agreement on, not --source.", panel=DOCUMENTS, min=0)
     ] = 0,
-    out: Annotated[Path | None, option("File for the translations of RUN, one per line.", "--out")] = None,
+    out: Annotated[Path | None, option("File for the translations of RUN, line by line as --source.", "--out")] = None,
     as_json: options.AsJson = False,
     beam: options.Beam = 4,
     length_penalty: options.Penalty = 0.6,
@@ -71,19 +71,21 @@ def evaluate_command(
         raise ArgumentError("name one RUN or one --hypothesis, and at most one --baseline or --baseline-hypothesis")
     if (run or baseline) and not source:
         raise ArgumentError("a run needs --source, the sentences to translate")
-    references = read_documents(reference, documents)
+    right = read_text(reference)
+    references = cut_documents(right, documents)
+    original = read_text(source) if run or baseline else []
 
     def system_of(run: Path | None, file: str) -> list[list[str]]:
         if run is None:
-            return read_documents(file, documents)
-        translator, sources = open_run(run), read_documents(source, documents)
+            return cut_alike(read_text(file), right, documents)
+        translator, sources = open_run(run), cut_documents(original, documents)
         if documents != "none":
             return translate_documents(translator, sources, references, search, segments, as_json)
         return [translate_lines(translator, sources[0], references[0], search, batch_tokens)]
 
     systems = {str(run or hypothesis): system_of(run, hypothesis)}
     if out is not None:
-        write_all(joined_documents(systems[str(run)], documents), out)
+        write_all(put_back(systems[str(run)], original, documents), out)
     if other := baseline or baseline_hypothesis:
         systems = {f"{other} (baseline)": system_of(baseline, baseline_hypothesis)} | systems
     return print_levels(systems, references, documents, names, samples, as_json)

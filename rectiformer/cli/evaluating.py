@@ -26,16 +26,14 @@ def evaluate_command(
     reference: Annotated[str, option("Reference translations.")] = "",
     hypothesis: Annotated[str, option("Translations to score, instead of those of RUN.")] = "",
     baseline: Annotated[Path | None, option("Another run to compare with, by paired bootstrap.")] = None,
-    baseline_hypothesis: Annotated[str, option("Its translations, instead of --baseline.")] = "",
+    baseline_hypothesis: Annotated[str, option("Translations to compare with, instead of those of a run.")] = "",
     metrics: Annotated[str, option("Any of bleu, chrf and ter, comma-separated.")] = "bleu,chrf",
-    samples: Annotated[
-        int, option("Bootstrap samples for 95 % intervals; 0: none, or 1000 with a baseline.", min=0)
-    ] = 0,
+    samples: Annotated[int, option("Bootstrap samples for 95 % intervals; 0: none, 1000 with a baseline.", min=0)] = 0,
     documents: options.Documents = "none",
     segment: options.SegmentLength = None,
     overlap: options.Overlap = 2,
     agreement: Annotated[
-        int, option("Documents of the built-in grammar to count agreement on, not --source.", panel=DOCUMENTS, min=0)
+        int, option("Instead, count agreement on this many documents of the built-in grammar.", panel=DOCUMENTS, min=0)
     ] = 0,
     out: Annotated[Path | None, option("File for the translations of RUN, line by line as --source.", "--out")] = None,
     as_json: options.AsJson = False,
@@ -49,8 +47,8 @@ def evaluate_command(
     """Score translations of a test set.
 
     RUN translates --source, or --hypothesis is scored as it is. Scores are sacreBLEU's, with their signatures. With
-    --documents there are two: s-BLEU over sentences and d-BLEU over documents, each joined into one line. --out keeps
-    the translations, which --hypothesis can score again.
+    --documents each is given twice: over sentences (s-BLEU) and over documents, every document joined into one line
+    (d-BLEU). --out keeps the translations, which --hypothesis can score again.
 
         rectiformer evaluate runs/new --baseline runs/old --source test.de --reference test.en
     """
@@ -71,9 +69,8 @@ def evaluate_command(
         raise ArgumentError("name one RUN or one --hypothesis, and at most one --baseline or --baseline-hypothesis")
     if (run or baseline) and not source:
         raise ArgumentError("a run needs --source, the sentences to translate")
-    right = read_text(reference)
+    right, original = read_text(reference), read_text(source) if run or baseline else []
     references = cut_documents(right, documents)
-    original = read_text(source) if run or baseline else []
 
     def system_of(run: Path | None, file: str) -> list[list[str]]:
         if run is None:

@@ -1,7 +1,7 @@
 """The cost of an update on one GPU and on many: formulas fitted to the points in results/, and their predictions.
 
     python benchmarks/cost_model.py           print the tables
-    python benchmarks/cost_model.py --write   put them into docs/scaling.md and draw docs/images/scaling-*.svg
+    python benchmarks/cost_model.py --write   put them into docs/cost-model.md and draw docs/images/scaling-*.svg
 
 What is not measured is an argument: links, memory bandwidth, the share of cuBLAS's speed that layers reach.
 """
@@ -238,12 +238,12 @@ def main() -> None:
     parser.add_argument("--far", type=float, default=50.0, help="GB/s a GPU sends to other nodes")
     parser.add_argument("--gpus", type=int, default=1024)
     parser.add_argument("--length", type=int, default=1 << 20, help="tokens per side of a document")
-    parser.add_argument("--write", action="store_true", help="renew docs/scaling.md and its figure")
+    parser.add_argument("--write", action="store_true", help="renew docs/cost-model.md and its figures")
     options = parser.parse_args()
     text, machine = report(options)
     print(text, end="")
     if options.write:
-        page = ROOT / "docs" / "scaling.md"
+        page = ROOT / "docs" / "cost-model.md"
         before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
         _, _, after = rest.partition(END)
         page.write_text(f"{before}{BEGIN}{text}{END}{after}", encoding="utf-8")

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console, JustifyMethod
+from rich.measure import Measurement, measure_renderables
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 from rich.status import Status
 from rich.table import Table
@@ -87,13 +89,46 @@ class Terminal(Reporter):
         self.console.print(Text(text), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], numbers: Sequence[str] = ()) -> None:
-        """A table without lines; the columns named in `numbers` are aligned to the right."""
+        """A table without lines; the columns named in `numbers` are aligned to the right.
+
+        Cells are wrapped between words only, and those of numbers and of the first column not at all. Where that does
+        not fit, the first column becomes headings over the rows that share it, or each row a list under its first cell.
+        """
+        cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+        widths = fit_columns(self.console, columns, cells, numbers)
+        if widths or len(columns) < 3:
+            return self._grid(columns, cells, numbers, widths)
+        groups = [list(group) for _, group in groupby(cells, key=lambda row: row[0].plain)]
+        if len(groups) < len(cells):
+            widths = fit_columns(self.console, columns[1:], [row[1:] for row in cells], numbers)
+        for number, group in enumerate(groups if widths else [[row] for row in cells]):
+            self.note("\n" * (number > 0) + group[0][0].plain)
+            if widths:
+                self._grid(columns[1:], [row[1:] for row in group], numbers, widths)
+            else:
+                self._list(columns[1:], group[0][1:])
+
+    def _grid(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Text]], numbers: Sequence[str], widths: Sequence[int]
+    ) -> None:
+        """Rows under a header; where no `widths` fit, words are cut."""
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in columns:
+        for index, column in enumerate(columns):
             justify: JustifyMethod = "right" if column in numbers else "left"
-            table.add_column(column, justify=justify, overflow="fold", no_wrap=column == columns[0])
+            width = widths[index] if widths else None
+            table.add_column(column, justify=justify, overflow="fold", no_wrap=index == 0, width=width)
         for row in rows:
-            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+            table.add_row(*row)
+        self.console.print(table)
+
+    def _list(self, names: Sequence[str], cells: Sequence[Text]) -> None:
+        """The cells of a row that are not empty, one per line."""
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, cell in zip(names, cells, strict=True):
+            if cell.plain:
+                table.add_row(Text(f"  {name}"), cell)
         self.console.print(table)
 
     def preparing(self, stage: str, count: int) -> None:
@@ -173,6 +208,28 @@ class Terminal(Reporter):
             order = ("loss", "bleu", "rate", "speed")
             shown = "  ".join(self._numbers[name] for name in order if name in self._numbers)
             self._bar.update(self._bar.task_ids[0], numbers=shown)
+
+
+def fit_columns(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[Text]], numbers: Sequence[str]
+) -> list[int]:
+    """Widths, largest first to give way, at which no word is cut; none where there is no room for that."""
+    widths, least = [], []
+    for index, column in enumerate(columns):
+        header = Measurement.get(console, console.options, Text(column))
+        cells = measure_renderables(console, console.options, [row[index] for row in rows])
+        whole = index == 0 or column in numbers
+        widths.append(max(header.maximum, cells.maximum))
+        least.append(max(header.minimum, cells.maximum if whole else cells.minimum))
+    room = console.width - 2 * len(columns)  # of which two are lost: rich counts them after the last column too
+    while sum(widths) > room:
+        widest = max(
+            (each for each in range(len(widths)) if widths[each] > least[each]), key=widths.__getitem__, default=None
+        )
+        if widest is None:
+            return []
+        widths[widest] -= 1
+    return widths
 
 
 def time_left(marks: Sequence[tuple[int, float]], steps: int) -> str:

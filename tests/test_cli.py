@@ -520,3 +520,53 @@ def test_the_time_left_does_not_count_the_start(monkeypatch, capsys):
     assert first == "step 50 of 2,000: loss 2.000, rate 1.0e-03, 100 target tokens/s"
     assert second.endswith("target tokens/s, 0:03:10 left")
     assert last.endswith("target tokens/s, 0:03:00 left")
+
+
+MEASURED = [
+    ["base-softmax", "cross", "1", "12.4%", "0 of 4", "mean of heads, normal"],
+    ["base-softmax", "encoder", "2", "0.0%", "0 of 4", ""],
+    ["base-rela-g", "cross", "1", "57.7%", "0 of 4", "head 2, normal"],
+]
+
+
+def tabulated(width, rows):
+    """The lines of a table on a terminal of this width."""
+    terminal, screen = Terminal(), io.StringIO()
+    terminal.console = Console(file=screen, width=width, color_system=None, highlight=False)
+    columns = ("model", "attention", "layer", "null rows", "dead heads", "aligned by")
+    terminal.table(columns, rows, numbers=columns[2:5])
+    return [line.rstrip() for line in screen.getvalue().split("\n")]
+
+
+@pytest.mark.parametrize("width", [30, 40, 59, 80, 120])
+def test_a_table_cuts_no_word(width):
+    shown = tabulated(width, MEASURED)
+    assert max(map(len, shown)) <= width
+    words = " ".join(shown).split()
+    for cell in ("base-softmax", "encoder", "attention", "57.7%", "normal"):
+        assert cell in words
+    assert " ".join(shown).count("0 of 4") == 3
+
+
+def test_a_table_without_room_gets_headings_then_becomes_lists():
+    assert [line.split()[0] for line in tabulated(80, MEASURED)[:-1]] == ["model", *(row[0] for row in MEASURED)]
+    assert tabulated(46, MEASURED)[:8] == [
+        "base-softmax",
+        "                     null     dead  aligned",
+        "attention  layer     rows    heads  by",
+        "cross          1    12.4%   0 of 4  mean of",
+        "                                    heads,",
+        "                                    normal",
+        "encoder        2     0.0%   0 of 4",
+        "",
+    ]
+    assert tabulated(30, MEASURED)[8:14] == [
+        "base-softmax",
+        "  attention   encoder",
+        "  layer       2",
+        "  null rows   0.0%",
+        "  dead heads  0 of 4",
+        "",
+    ]
+    once_each = [MEASURED[0], MEASURED[2]]  # where headings would not save a line
+    assert tabulated(46, once_each)[:2] == ["base-softmax", "  attention   cross"]

@@ -1,4 +1,4 @@
-"""The cost model says what docs/scaling.md says, and its bytes are those that are handed to the collectives."""
+"""The cost model says what docs/cost-model.md says, and its bytes are those that are handed to the collectives."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ DEFAULTS = SimpleNamespace(share=0.85, memory=4.8, near=450.0, far=50.0, gpus=10
 def test_the_page_has_the_numbers_of_the_script(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["cost_model.py"])
     cost_model.main()
-    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "cost-model.md").read_text(encoding="utf-8")
     assert f"{cost_model.BEGIN}{capsys.readouterr().out}{cost_model.END}" in page
 
 

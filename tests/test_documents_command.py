@@ -95,6 +95,28 @@ def test_documents_are_scored_by_sentence_and_by_document(world, rectiformer):
         assert "tok:13a" in by_document["signature"]
 
 
+def test_an_empty_translation_is_no_border(world, rectiformer, tmp_path):
+    files = {name: tmp_path / name for name in ("source", "reference", "out", "hypothesis")}
+    for name, words in (("source", "Der Hund schläft."), ("reference", "The dog sleeps.")):
+        files[name].write_text(f"\n{words}\n{words}\n\n \n{words}\n", "utf-8")
+    common = ["--reference", files["reference"], "--documents", "blank", "--json", "--metrics", "bleu"]
+    how = ["--source", files["source"], "--beam", 1, "--out", files["out"]]
+    ran = rectiformer("evaluate", world / "documents", *common, *how)
+    again = rectiformer("evaluate", "--hypothesis", files["out"], *common)
+    values = [[json.loads(line)["value"] for line in lines(found.out)] for found in (ran, again)]
+    assert values[0] == values[1]
+    translated = rectiformer("translate", world / "documents", files["source"], "--documents", "blank", "--beam", 1)
+    assert files["out"].read_text("utf-8") == translated.out
+
+    files["hypothesis"].write_text("\n\nThe dog sleeps.\n\n \nThe dog sleeps.\n", "utf-8")
+    found = rectiformer("evaluate", "--hypothesis", files["hypothesis"], *common)
+    assert [json.loads(line)[name] for line in lines(found.out) for name in ("lines", "empty")] == [3, 1, 2, 0]
+    files["hypothesis"].write_text("The dog sleeps.\n\n\nThe dog sleeps.\n", "utf-8")  # other lines: blank is a border
+    found = rectiformer("evaluate", "--hypothesis", files["hypothesis"], *common)
+    assert found.code == 3
+    assert "document 1 has 1 sentences for 2 references" in found.err
+
+
 def test_two_systems_are_compared_at_both_levels(world, rectiformer):
     reference = world / "test.en"
     how = ["--reference", reference, "--documents", "marker", "--metrics", "bleu", "--samples", 10]

@@ -53,16 +53,15 @@ def analyze_command(
     figures: Annotated[NewFile, option("Folder for figures for papers, SVG and PDF.", panel=WRITTEN)] = None,
     record: Annotated[NewFile, option("Attention record of the examples: JSON, or .gz.", panel=WRITTEN)] = None,
     out: Annotated[NewFile, option("All measures, as JSON.", panel=WRITTEN)] = None,
-    examples: Annotated[int, option("Sentences in report, record and figures.", panel=SHOWN, min=0)] = 20,
+    examples: Annotated[int, option("Sentences or segments in report, record, figures.", panel=SHOWN, min=0)] = 20,
     seed: Annotated[int, option("Seed that chooses the sentences.", panel=SHOWN, min=0)] = 1,
     sites: Annotated[
-        str, option("Attention sites to record: cross, encoder, decoder, comma-separated; default: all.", panel=SHOWN)
+        str, option("Attention sites to show: cross, encoder, decoder, comma-separated; default: all.", panel=SHOWN)
     ] = "",
-    layers: Annotated[
-        str, option("Layers to record, counted from 1, comma-separated; default: all.", panel=SHOWN)
-    ] = "",
+    layers: Annotated[str, option("Layers to show, counted from 1, comma-separated; default: all.", panel=SHOWN)] = "",
     max_length: Annotated[
-        int | None, option("Subwords per sentence or segment, at most; default: 1024, or the run's segment.", min=1)
+        int | None,
+        option("Most subwords per sentence or segment; default: 1024, or the run's segment if longer.", min=1),
     ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
@@ -73,9 +72,9 @@ def analyze_command(
     Runs a test set through the model under forced decoding and prints the share of exact zeros, the share of queries
     that attend to nothing, how much heads differ and, with --gold, the alignment error rate. --out has all measures.
 
-    Without --target, each model first translates --source. With --compare, files of the second run end in -2. With
-    --documents, the model reads segments of whole documents as in training, and the table shows how far
-    cross-attention reaches. Processes of torchrun share the work.
+    Without --target, each model first translates --source. With --compare, --record and --out of the second run get
+    names such as found-2.json. With --documents, the model reads segments of whole documents as in training, and the
+    table shows how far cross-attention reaches. Processes of torchrun share the work.
 
         rectiformer analyze runs/rela --compare runs/softmax --source test.de --target test.en --report look.html
     """

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rectiformer.cli import options
-from rectiformer.cli.inputs import joined_documents, open_translator, read_documents, warn
+from rectiformer.cli.inputs import cut_alike, cut_documents, open_translator, put_back, read_text, warn
 from rectiformer.cli.options import DOCUMENTS, app, option
 from rectiformer.cli.output import check_outputs, counting, to_json, write_all
 from rectiformer.errors import ArgumentError, unknown_name
@@ -26,18 +26,16 @@ def evaluate_command(
     reference: Annotated[str, option("Reference translations.")] = "",
     hypothesis: Annotated[str, option("Translations to score, instead of those of RUN.")] = "",
     baseline: Annotated[Path | None, option("Another run to compare with, by paired bootstrap.")] = None,
-    baseline_hypothesis: Annotated[str, option("Its translations, instead of --baseline.")] = "",
+    baseline_hypothesis: Annotated[str, option("Translations to compare with, instead of those of a run.")] = "",
     metrics: Annotated[str, option("Any of bleu, chrf and ter, comma-separated.")] = "bleu,chrf",
-    samples: Annotated[
-        int, option("Bootstrap samples for 95 % intervals; 0: none, or 1000 with a baseline.", min=0)
-    ] = 0,
+    samples: Annotated[int, option("Bootstrap samples for 95 % intervals; 0: none, 1000 with a baseline.", min=0)] = 0,
     documents: options.Documents = "none",
     segment: options.SegmentLength = None,
     overlap: options.Overlap = 2,
     agreement: Annotated[
-        int, option("Documents of the built-in grammar to count agreement on, not --source.", panel=DOCUMENTS, min=0)
+        int, option("Instead, count agreement on this many documents of the built-in grammar.", panel=DOCUMENTS, min=0)
     ] = 0,
-    out: Annotated[Path | None, option("File for the translations of RUN, one per line.", "--out")] = None,
+    out: Annotated[Path | None, option("File for the translations of RUN, line by line as --source.", "--out")] = None,
     as_json: options.AsJson = False,
     beam: options.Beam = 4,
     length_penalty: options.Penalty = 0.6,
@@ -49,8 +47,8 @@ def evaluate_command(
     """Score translations of a test set.
 
     RUN translates --source, or --hypothesis is scored as it is. Scores are sacreBLEU's, with their signatures. With
-    --documents there are two: s-BLEU over sentences and d-BLEU over documents, each joined into one line. --out keeps
-    the translations, which --hypothesis can score again.
+    --documents each is given twice: over sentences (s-BLEU) and over documents, every document joined into one line
+    (d-BLEU). --out keeps the translations, which --hypothesis can score again.
 
         rectiformer evaluate runs/new --baseline runs/old --source test.de --reference test.en
     """
@@ -71,19 +69,20 @@ def evaluate_command(
         raise ArgumentError("name one RUN or one --hypothesis, and at most one --baseline or --baseline-hypothesis")
     if (run or baseline) and not source:
         raise ArgumentError("a run needs --source, the sentences to translate")
-    references = read_documents(reference, documents)
+    right, original = read_text(reference), read_text(source) if run or baseline else []
+    references = cut_documents(right, documents)
 
     def system_of(run: Path | None, file: str) -> list[list[str]]:
         if run is None:
-            return read_documents(file, documents)
-        translator, sources = open_run(run), read_documents(source, documents)
+            return cut_alike(read_text(file), right, documents)
+        translator, sources = open_run(run), cut_documents(original, documents)
         if documents != "none":
             return translate_documents(translator, sources, references, search, segments, as_json)
         return [translate_lines(translator, sources[0], references[0], search, batch_tokens)]
 
     systems = {str(run or hypothesis): system_of(run, hypothesis)}
     if out is not None:
-        write_all(joined_documents(systems[str(run)], documents), out)
+        write_all(put_back(systems[str(run)], original, documents), out)
     if other := baseline or baseline_hypothesis:
         systems = {f"{other} (baseline)": system_of(baseline, baseline_hypothesis)} | systems
     return print_levels(systems, references, documents, names, samples, as_json)

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rectiformer.measure.alignment import Links, check_links, read_gold
 from rectiformer.measure.words import given_spans, word_spans
 from rectiformer.terminal import Terminal
 from rectiformer.text.corpus import read_two_files
-from rectiformer.text.documents import DOCUMENT_MARKER, split_documents
+from rectiformer.text.documents import split_documents
 from rectiformer.text.lines import display_name, is_stream, read_lines
 from rectiformer.translate.align import AVERAGE, cross_sites, default_head, describe_head, ordinal
 from rectiformer.translate.evaluate import fits
@@ -182,21 +183,32 @@ def refuse_line_options(**given: Any) -> None:
             raise ArgumentError(f"--{name.replace('_', '-')} is about single lines; leave it or --documents out")
 
 
-def read_documents(file: str, documents: str) -> list[list[str]]:
-    """The sentences of every document of a file that has any; without documents, all lines as one."""
+def cut_documents(lines: list[str], documents: str) -> list[list[str]]:
+    """The sentences of every document that has any; without documents, all lines as one."""
     if documents == "none":
-        return [read_text(file)]
-    return [found.sentences for found in split_documents(read_text(file), documents) if found.sentences]
+        return [lines]
+    return [found.sentences for found in split_documents(lines, documents) if found.sentences]
 
 
-def joined_documents(found: list[list[str]], documents: str) -> Iterator[str]:
-    """Lines from which `read_documents` reads these documents again."""
-    for number, sentences in enumerate(found):
-        if documents == "marker":
-            yield DOCUMENT_MARKER
-        elif number:
-            yield ""
-        yield from sentences
+def cut_alike(lines: list[str], others: list[str], documents: str) -> list[list[str]]:
+    """`cut_documents` of translations whose references are `others`, line by line.
+
+    A line that is blank here only is an empty translation; where the lines do not fit, every blank one is a border.
+    """
+    if documents != "blank" or len(lines) != len(others):
+        return cut_documents(lines, documents)
+    pairs = list(zip(lines, others, strict=True))
+    if any(line.strip() and not other.strip() for line, other in pairs):
+        return cut_documents(lines, documents)
+    groups = groupby(pairs, key=lambda pair: not pair[1].strip())
+    return [[line for line, _ in group] for border, group in groups if not border]
+
+
+def put_back(found: list[list[str]], lines: list[str], documents: str) -> Iterator[str]:
+    """The lines, with translations in the place of their sentences and borders as they are."""
+    translations = chain.from_iterable(found)
+    for document in split_documents(lines, documents):
+        yield from (*document.borders, *islice(translations, len(document.sentences)))
 
 
 def distinct_names(runs: list[Path]) -> list[str]:

@@ -69,7 +69,10 @@ TooLong = Annotated[
     ),
 ]
 BatchSentences = Annotated[
-    int, option("Sentences per batch, instead of --batch-tokens; 1 also prints each line at once.", panel=MODEL, min=0)
+    int,
+    option(
+        "Sentences per batch, instead of --batch-tokens; 1 also prints each translation at once.", panel=MODEL, min=0
+    ),
 ]
 LinkFormat = Annotated[
     str,

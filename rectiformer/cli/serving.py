@@ -28,7 +28,10 @@ def serve(
         Path | None, option("File with the token that clients must send; or set RECTIFORMER_TOKEN.")
     ] = None,
     alignments: Annotated[
-        str, option("Head that gives word links, LAYER:HEAD:INDUCTION, counted from 1; default: as `align`.")
+        str,
+        option(
+            "Head that gives word links, LAYER:HEAD:INDUCTION, counted from 1; default: the one that `align` takes."
+        ),
     ] = "",
     max_header_bytes: Annotated[int, option("Bytes of the request line and headers.", panel=REQUEST, min=1)] = 16_384,
     max_bytes: Annotated[int, option("Bytes of the body.", panel=REQUEST, min=1)] = 262_144,
@@ -70,7 +73,8 @@ def serve(
     with bind(host, port) as bound:  # a port that is taken shows before the model is read
         translator = Translator.from_run(run, checkpoint, device, precision, notice=warn)
         align_by = find_head(translator, parse_head(alignments) if alignments else None)
-        served = Served(translator, run.resolve().name, limits, token, align_by)
+        spoken = languages(open_run(run).config.data)
+        served = Served(translator, run.resolve().name, limits, token, align_by, spoken)
         terminal = Terminal()
 
         def announce() -> None:

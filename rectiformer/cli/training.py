@@ -103,7 +103,8 @@ def train(
 
     Ctrl-C saves and stops; --resume continues with the batches that would have come next.
 
-    Several processes share the work, and end with the same model; training.grad_accumulation is a multiple of them:
+    Several processes share the work, and end with the same model; training.grad_accumulation must be a multiple of
+    their number:
 
         torchrun --nproc-per-node 2 -m rectiformer train --out runs/tiny --set training.grad_accumulation=2
     """

@@ -51,7 +51,7 @@ RunOrExport = Annotated[
 Alignments = Annotated[
     str,
     option(
-        "With --json: add word links by this head, as in 1:average:normal, counted from 1; auto: as `align`.",
+        "With --json: add word links by this head, as in 1:average:normal, counted from 1; auto: by that of `align`.",
         metavar="LAYER:HEAD:INDUCTION",
     ),
 ]
@@ -77,7 +77,7 @@ def translate(
     bad_utf8: options.BadUtf8 = "error",
     too_long: options.TooLong = "split",
     max_length: Annotated[
-        int | None, option("Subwords per line, at most; default: 1024, or the run's segment.", min=1)
+        int | None, option("Most subwords per line; default: 1024, or the run's segment if longer.", min=1)
     ] = None,
     beam: options.Beam = 4,
     length_penalty: options.Penalty = 0.6,

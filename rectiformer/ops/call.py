@@ -27,6 +27,15 @@ def shown_by(bias: Tensor) -> Tensor:
     return ~(bias <= HIDING)
 
 
+def count_true(mask: Tensor) -> Tensor:
+    """How many cells of the last axis are True. Eager `mask.sum(-1)` would first copy the mask to 64 bits per cell."""
+    if torch.compiler.is_compiling():  # which copies nothing, and may not know the sizes
+        return mask.sum(-1)
+    pieces = mask.shape[-1] // 128
+    whole = mask[..., : pieces * 128].unflatten(-1, (pieces, 128)).sum(-1, dtype=torch.uint8)  # at most 128 each
+    return whole.sum(-1) + mask[..., pieces * 128 :].sum(-1, dtype=torch.uint8)
+
+
 def slice_rows(cells: Tensor | None, start: int, stop: int) -> Tensor | None:
     """Rows `start` to `stop` of a mask or bias that broadcasts to [B, H, M, N]."""
     return cells if cells is None or cells.shape[2] == 1 else cells[:, :, start:stop]
@@ -88,7 +97,7 @@ class Visibility:
         if self.attn_mask is not None:
             seen = self.mask(device)
             assert seen is not None
-            return seen.expand(*seen.shape[:3], self.keys).sum(-1)
+            return count_true(seen.expand(*seen.shape[:3], self.keys))
         position = torch.arange(self.first, self.first + self.queries, device=device)  # [M]
         end = torch.full((), self.keys, device=device) if self.key_lengths is None else self.key_lengths[:, None, None]
         stop = torch.minimum(position + self.right + 1, end) if self.hides_later else end

@@ -46,22 +46,19 @@ class Function:
     homogeneous: bool = False
     """f(c x) = c f(x) for c > 0: a positive scale costs nothing outside."""
     closes: bool = False
-    """`pull_back` gives exactly 0 where f(x) is 0, so hidden and dropped cells need not be zeroed again."""
-    unit_slope: bool = False
-    """f'(x) = 1 wherever f(x) is not 0."""
+    """`pull_back` gives exactly 0 where f(x) is 0, of NaN too: hidden and dropped cells need not be zeroed again."""
     at_zero: float = 0.0
     """f(0)."""
 
 
 aten = torch.ops.aten
 FUNCTIONS = {
-    "identity": Function(lambda x: x, lambda d, *_: d, homogeneous=True, unit_slope=True),
+    "identity": Function(lambda x: x, lambda d, *_: d, homogeneous=True),
     "relu": Function(
         torch.relu_,
         lambda d, f, _: aten.threshold_backward.grad_input(d, f, 0, grad_input=d),
         homogeneous=True,
         closes=True,
-        unit_slope=True,
     ),
     "leaky-relu": Function(
         lambda x: F.leaky_relu_(x, 0.01),
@@ -72,7 +69,6 @@ FUNCTIONS = {
     "sigmoid": Function(
         torch.sigmoid_,
         lambda d, f, _: aten.sigmoid_backward.grad_input(d, f, grad_input=d),
-        closes=True,
         at_zero=0.5,
     ),
 }
@@ -167,9 +163,8 @@ class Scores:
         function, power = self.function, self.power
         if power > 1:
             d_weights.mul_(value if power == 2 else value.pow(power - 1))
-        if power == 1 or not function.unit_slope:
-            function.pull_back(d_weights, value, x)
-        if power == 1 and not function.closes:
+        function.pull_back(d_weights, value, x)
+        if not function.closes:
             self.hide(self.cells(d_weights, block, transposed=True), block)
         return d_weights, value.pow_(power) if power > 1 else value
 
@@ -426,7 +421,8 @@ def pointwise_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *argument
             del cells
         del value, x, d_weights, d_scores, weights  # so that the next block takes their memory, still in the cache
     d_bias = q.new_zeros(0) if d_bias is None or call.attn_bias is None else d_bias.to(call.attn_bias.dtype)
-    d_k, d_v = ungroup(d_k, k, q.shape[1]), ungroup(d_v, v, q.shape[1])
+    # What is not finite in d_out times a weight of 0 is NaN, but padding has no gradient.
+    d_k, d_v = (clear_padding(ungroup(d, kv, q.shape[1]), call.visibility) for d, kv in ((d_k, k), (d_v, v)))
     return d_q.view(q.shape), d_k, d_v, d_bias
 
 

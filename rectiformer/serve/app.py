@@ -47,6 +47,7 @@ class Served:
 
     Args:
         align: layer and head, from 0, and induction that words are linked by; as `default_head` says unless given.
+        languages: codes of what it translates from and to, such as "de" and "en"; "" if not known.
     """
 
     translator: Translator
@@ -54,6 +55,7 @@ class Served:
     limits: Limits
     token: str = ""
     align: tuple[int, int | str, str] | None = None
+    languages: tuple[str, str] = ("", "")
 
     def aligner(self) -> AlignPairs | None:
         """How to align words; None if the model has no cross-attention weights."""
@@ -171,7 +173,8 @@ def add_model(app: FastAPI, served: Served, maker: JobMaker) -> None:
     """The path that describes the model."""
     card = maker.card
     answer = ModelAnswer(
-        name=card.name, variants=card.variants, layers=card.layers, heads=card.heads,
+        name=card.name, source_language=served.languages[0], target_language=served.languages[1],
+        variants=card.variants, layers=card.layers, heads=card.heads,
         segment=served.translator.segment_length, aligns=maker.align is not None,
         limits=dataclasses.asdict(served.limits),
     )  # fmt: skip

@@ -111,6 +111,8 @@ class ModelAnswer(BaseModel):
     """Which model answers, and within which limits."""
 
     name: str
+    source_language: str = Field(description="Such as de; empty where the names of the training files do not tell.")
+    target_language: str = Field(description="As source_language.")
     variants: dict[str, str]
     layers: dict[str, int]
     heads: int

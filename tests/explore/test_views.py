@@ -126,6 +126,30 @@ def test_dashboards_draw_the_numbers_of_the_findings(show, made_up):
     assert points(page, "Anisotropy") == [[-0.1], [-0.1]]
 
 
+def test_axes_have_round_ticks_that_hold_all_values(show, made_up):
+    findings = make_findings([(kind, 0) for kind in SITES])
+    expected = {
+        0.62: "0 0.2 0.4 0.6 0.8",
+        0.6: "0 0.1 0.2 0.3 0.4 0.5 0.6",
+        0.0: "0 0.2 0.4 0.6 0.8 1",
+        1234.0: "0 500 1000 1500",
+        0.0071: "0 0.002 0.004 0.006 0.008",
+        7.0: "0 2 4 6 8",
+    }
+    places = [(site, key) for site in findings["sites"] for key in ("mass", "entropy")]
+    for value, (site, key) in zip(expected, places, strict=True):
+        site[key] = [value / 2, value / 4, value]
+    page = show([made_up], [findings], at="view=test")
+    titles = {"mass": "Row sum", "entropy": "Entropy"}
+    for ticks, (site, key) in zip(expected.values(), places, strict=True):
+        labels = page.locator(f"[data-figure='{titles[key]}, {site['kind']}'] .axes text[text-anchor=end]")
+        assert " ".join(labels.all_text_contents()) == ticks
+    fixed = page.locator("[data-figure='Zeros, cross'] .axes text[text-anchor=end]").all_text_contents()
+    assert fixed == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    negative = page.locator("[data-figure='Anisotropy'] .axes text[text-anchor=end]").all_text_contents()
+    assert negative == ["-0.1", "-0.08", "-0.06", "-0.04", "-0.02", "0"]
+
+
 def test_dashboards_draw_two_models_in_one_chart(show, made_up):
     findings = [make_findings([("cross", 0), ("cross", 1)]), make_findings([("cross", 0)])]
     page = show([made_up, made_up], findings, at="view=test")

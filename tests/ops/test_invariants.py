@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from closeness import OPTIONS
+from closeness import OPTIONS, peak_allocation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rectiformer import VARIANTS, attention, attention_stats, attention_weights
+from rectiformer.ops.call import count_true
 
 RECTIFIED = [name for name, variant in VARIANTS.items() if variant.rectified]
 WEIGHTED = [name for name, variant in VARIANTS.items() if variant.has_weights]
@@ -155,6 +156,27 @@ def test_n_is_the_number_of_visible_keys(variant):
         if causal:
             mask[:, :9] = mask[:, :9].tril()
         assert close(attention_weights(q, torch.cat([k, k], 2), variant, attn_mask=mask)[..., :9], alone)
+
+
+@pytest.mark.parametrize("keys", [0, 5, 128, 300])
+def test_counting_the_keys_of_a_mask_takes_no_more_than_the_mask(keys):
+    rows = (2, 3, 64)
+    for mask in (torch.rand(*rows, keys) > 0.2, torch.ones(*rows, 1, dtype=torch.bool).expand(*rows, keys)):
+        found = []
+        peak = peak_allocation(lambda: found.append(count_true(mask)))  # noqa: B023
+        assert torch.equal(found[0], mask.sum(-1))
+        assert peak <= mask.numel() + 4 * found[0].nbytes
+
+
+def test_a_mask_of_any_length_is_exported():
+    class Masked(torch.nn.Module):
+        def forward(self, q, k, mask):
+            return attention(q, k, k, "reluformer", attn_mask=mask, backend="reference")
+
+    keys = torch.export.Dim("keys", min=2, max=4096)
+    given = [(torch.randn(1, 2, 7, 8), torch.randn(1, 2, n, 8), torch.rand(1, 1, 7, n) > 0.5) for n in (9, 300)]
+    exported = torch.export.export(Masked(), given[0], dynamic_shapes=(None, {2: keys}, {3: keys})).module()
+    assert torch.equal(exported(*given[1]), Masked()(*given[1]))
 
 
 @settings(max_examples=60)

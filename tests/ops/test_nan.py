@@ -46,6 +46,25 @@ def test_the_fast_path_is_broken_where_the_reference_is(variant, broken):
         assert torch.equal(found.isnan(), expected.isnan())
 
 
+@pytest.mark.parametrize("variant", [name for name, row in VARIANTS.items() if "blocked" in row.implementations])
+@pytest.mark.parametrize("broken", [NAN, INF], ids=str)
+@pytest.mark.parametrize("arguments", [{"causal": True}, {"key_lengths": [4, 6]}], ids=str)
+def test_gradients_are_finite_where_those_of_the_reference_are(variant, broken, arguments):
+    """Closed and hidden cells pass no gradient back, not even 0 times NaN."""
+    for bias in (None, 0.1 * torch.randn(2, 6, 6)):
+        tensors = [each.requires_grad_() for each in (*inputs(2, 2, 6), *([] if bias is None else [bias]))]
+        d_out = torch.randn(2, 2, 6, 8)
+        d_out[0, 0, 2, 1] = d_out[1, 1, 4, 0] = broken
+        found, expected = (
+            torch.autograd.grad(
+                attention(*tensors[:3], variant, attn_bias=bias, backend=name, **arguments), tensors, d_out
+            )
+            for name in ("blocked", "reference")
+        )
+        for ours, right in zip(found, expected, strict=True):
+            assert torch.equal(ours.isfinite(), right.isfinite())
+
+
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, for NaN
 @pytest.mark.parametrize(

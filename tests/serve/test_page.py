@@ -55,6 +55,30 @@ def test_a_text_is_translated_by_keys_alone_and_its_links_are_shown(page, transl
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
 
 
+@pytest.mark.parametrize(
+    ("codes", "header", "label"),
+    [
+        (("de", "en"), "German → English", "German text, one sentence per line"),
+        (("pt_BR", ""), "Brazilian Portuguese → ?", "Brazilian Portuguese text, one sentence per line"),
+        (("", "x-9"), "? → x-9", "Text, one sentence per line"),  # no code, but it does no harm
+        (("", ""), "", "Text, one sentence per line"),
+    ],
+    ids=str,
+)
+def test_the_languages_are_named_as_far_as_they_are_known(browser, server, codes, header, label):
+    model = server.ask("GET", "/v1/model").content | dict(
+        zip(("source_language", "target_language"), codes, strict=True)
+    )
+    page = browser.new_page()
+    page.route("**/v1/model", lambda route: route.fulfill(json=model))
+    page.goto(server.address)
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator("#languages").inner_text() == header
+    assert page.locator("label").inner_text() == label
+    assert page.locator("textarea").get_attribute("lang") == codes[0].replace("_", "-")
+    page.close()
+
+
 def test_a_refusal_is_shown_and_the_next_text_translated(browser, server):
     page = browser.new_page()  # whose console may say that the server refused
     page.goto(server.address)

@@ -162,6 +162,7 @@ def test_a_sentence_does_not_wait_for_a_long_request(server):
 def test_the_server_says_its_model_and_limits(server):
     content = server.ask("GET", "/v1/model").content
     assert content["name"] == "tiny"
+    assert (content["source_language"], content["target_language"]) == ("de", "en")
     assert content["variants"] == {"encoder": "rela-g", "decoder": "rela-g", "cross": "rela-g"}
     assert content["limits"]["queue_requests"] == 16
     for name, value in content["limits"].items():

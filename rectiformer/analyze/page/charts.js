@@ -8,6 +8,7 @@ import { number, widthOf } from "./text.js";
 const WIDTH = 352;
 const HEIGHT = 218;
 const BOX = { left: 50, right: 12, top: 10, bottom: 40 };
+const MOST_STEPS = 6;
 const DASHES = ["", "6 4", "2 3", "9 3 2 3"];
 const MARKS = [
   (x, y) => `M${x - 4} ${y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0`,
@@ -17,18 +18,11 @@ const MARKS = [
 ];
 
 // series: [{name, values, heads}]; values: one number (or null) per category; heads: lists of numbers drawn as faint dots.
-export function chart({ title, note, name, categories, axis, series, low = 0, high = null }) {
+export function chart({ title, note, name, categories, axis, series, high = null }) {
   const shown = series.filter((each) => each.values.some(Number.isFinite));
   if (!shown.length) return null;
-  const top =
-    high ??
-    niceTop(
-      Math.max(...shown.flatMap((each) => [...each.values, ...(each.heads ?? []).flat()]).filter(Number.isFinite)),
-    );
-  const bottom = Math.min(
-    low,
-    ...shown.flatMap((each) => [...each.values, ...(each.heads ?? []).flat()]).filter(Number.isFinite),
-  );
+  const numbers = shown.flatMap((each) => [...each.values, ...(each.heads ?? []).flat()]).filter(Number.isFinite);
+  const [bottom, top] = [Math.min(0, ...numbers), high ?? Math.max(0, ...numbers)];
   const scale = scaleOf(categories.length, ticksOf(bottom, top > bottom ? top : bottom + 1));
   const drawing = svg(
     "svg",
@@ -56,18 +50,13 @@ export function chart({ title, note, name, categories, axis, series, low = 0, hi
   });
 }
 
-function niceTop(value) {
-  if (!(value > 0)) return 1;
-  const step = 10 ** Math.floor(Math.log10(value));
-  return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((factor) => factor * step).find((end) => end >= value * 0.999);
-}
-
-// Round numbers that hold both, 0 among them where one is negative.
+// Multiples of 1, 2 or 5 times a power of ten that hold both numbers, 0 among them where one is negative.
 function ticksOf(low, high) {
-  if (low >= 0) return Array.from({ length: 5 }, (_, i) => low + ((high - low) * i) / 4);
-  const step = niceTop((high - low) / 4);
-  const first = Math.floor(low / step);
-  return Array.from({ length: Math.ceil(high / step) - first + 1 }, (_, i) => (first + i) * step);
+  const least = (high - low) / MOST_STEPS;
+  const power = 10 ** Math.floor(Math.log10(least));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= least * 0.999);
+  const [first, last] = [Math.floor(low / step + 1e-3), Math.ceil(high / step - 1e-3)]; // 0.6 / 0.2 is not quite 3
+  return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
 }
 
 function scaleOf(length, ticks) {

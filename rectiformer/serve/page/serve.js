@@ -3,7 +3,9 @@
 const find = (id) => document.getElementById(id);
 const [form, source, list, problem, progress] = ["form", "source", "sentences", "problem", "progress"].map(find);
 const button = form.querySelector("button");
+const NAMES = new Intl.DisplayNames("en", { type: "language" });
 let aligns = false;
+let languages = ["", ""]; // codes, where the run tells them
 let asking = null; // what stops the request that is under way
 
 form.addEventListener("submit", (event) => {
@@ -22,6 +24,9 @@ async function describe() {
   try {
     const model = await request("v1/model");
     aligns = model.aligns;
+    languages = [model.source_language, model.target_language].map((code) => code.replace("_", "-"));
+    nameLanguages(languages.map(languageName));
+    source.lang = languages[0];
     const variants = [...new Set(Object.values(model.variants))].join(", ");
     const named = variants === model.name ? model.name : `${model.name} (${variants})`;
     find("model").textContent = `${named}, at most ${model.limits.max_sentences} sentences at once`;
@@ -29,6 +34,20 @@ async function describe() {
     problem.textContent = error.message;
   }
   document.body.dataset.ready = "";
+}
+
+// "German → English", as far as it is known, and what to type.
+function nameLanguages(known) {
+  if (known.some(Boolean)) find("languages").textContent = known.map((name) => name || "?").join(" \u2192 ");
+  if (known[0]) find("label").textContent = `${known[0]} text, one sentence per line`;
+}
+
+function languageName(code) {
+  try {
+    return code && NAMES.of(code);
+  } catch {
+    return code; // a file ending that is no code
+  }
 }
 
 // A newer request replaces one that is under way.
@@ -76,7 +95,7 @@ function show(lines, translations) {
     ...translations.map(({ text, alignment, warnings }, index) => {
       const item = document.createElement("li");
       const words = { source: alignment?.source_words ?? [], target: alignment?.target_words ?? [] };
-      const both = [side("source", lines[index], words.source), side("target", text, words.target)];
+      const both = [side(0, lines[index], words.source), side(1, text, words.target)];
       item.append(...both.map(({ line }) => line), ...warnings.map(note));
       for (const each of [0, 1]) follow(both[each], both[1 - each], alignment?.links ?? [], each);
       return item;
@@ -92,9 +111,10 @@ function note(text) {
 }
 
 // A line with a span for each word; spans count code points, as Python does.
-function side(name, text, spans) {
+function side(which, text, spans) {
   const line = document.createElement("bdi");
-  line.className = name;
+  line.className = ["source", "target"][which];
+  line.lang = languages[which];
   line.dir = "auto";
   const characters = Array.from(text);
   const between = (start, stop) => characters.slice(start, stop).join("");

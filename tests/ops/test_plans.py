@@ -7,12 +7,14 @@ import pytest
 import torch
 from closeness import assert_no_worse, grid_inputs
 
-from rectiformer import attention, decode_attention
+from rectiformer import attention, attention_varlen, decode_attention
 from rectiformer.errors import ArgumentError, ShapeError
 from rectiformer.ops import attention as attention_module
 from rectiformer.ops import decode as decode_module
 from rectiformer.ops import gpu
+from rectiformer.ops import varlen as varlen_module
 from rectiformer.ops.gpu import plans
+from rectiformer.ops.gpu.common import PackedPlan
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 LONG, SHORT = (1, 2, 2, 70, 140, 8, 8), (2, 2, 2, 5, 7, 8, 8)
@@ -101,6 +103,29 @@ def test_cosine_scores_decode_alike_when_a_layout_comes_again(queries, monkeypat
     first, again = (decode_attention(q, k, v, **given) for _ in range(2))
     assert first.any()
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("most", [30, None], ids=["short", "long"])
+def test_packed_sequences_give_the_same_bits_when_a_layout_comes_again(most, monkeypatch):
+    """By short kernels without the views of the first time; queries, keys and values may share a tensor."""
+    monkeypatch.setattr(attention_module, "is_readable", lambda table: False)  # as bounds on a GPU are
+    kept = plans.PlanCache()
+    monkeypatch.setattr(varlen_module, "SHORTCUTS", kept)
+    bounds = torch.tensor([0, 12, 12, 17, 47])
+    qkv = torch.randn(47, 3, 2, 8).requires_grad_()
+    upstreams = torch.randn(47, 2, 8), torch.ones(47, 1, 1).expand(47, 2, 8)
+
+    def results(backend):
+        given = {"causal": True, "max_seqlen_q": most, "max_seqlen_k": most, "backend": backend}
+        out = attention_varlen(*qkv.unbind(1), bounds, bounds, "relu2", **given)
+        grads = [torch.autograd.grad(out, qkv, upstream, retain_graph=True)[0] for upstream in upstreams]
+        return [out.detach(), *grads]
+
+    (first, *again), exact = [results("fused") for _ in range(3)], results("reference")
+    assert [type(plan) for plan in kept.values()][:1] == [PackedPlan]
+    assert all(torch.equal(one, other) for each in again for one, other in zip(first, each, strict=True))
+    for fused, right in zip(first, exact, strict=True):
+        torch.testing.assert_close(fused, right)
 
 
 def with_second_derivatives(inputs, **given):

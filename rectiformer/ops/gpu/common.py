@@ -141,6 +141,15 @@ class AttentionPlan(KernelPlan):
         """Run a call of this layout that has nothing else."""
         return self([q, k, v, *[x for x in (attn_bias, attn_mask, key_lengths, seed) if x is not None]])
 
+    def forward_packed(self, held: Sequence[Tensor]) -> Tensor:
+        """`forward`, where queries, keys, values and the result are [total, H, D] of packed sequences."""
+        return unpacked_view(self.forward([*map(packed_view, held[:3]), *held[3:]]))
+
+    def backward_packed(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
+        """Likewise."""
+        found = self.backward(packed_view(d_out), [*map(packed_view, held[:3]), *held[3:]])
+        return tuple(unpacked_view(grad) for grad in found[:3] if grad is not None)
+
 
 class PackedPlan(KernelPlan):
     """An `AttentionPlan` for tensors [total, H, D] of packed sequences: autograd has no views of them to go through."""
@@ -156,11 +165,10 @@ class PackedPlan(KernelPlan):
         return self([q, k, v, *bounds] if seed is None else [q, k, v, seed, *bounds])
 
     def forward(self, held: Sequence[Tensor]) -> Tensor:
-        return unpacked_view(self.inner.forward([*map(packed_view, held[:3]), *held[3:]]))
+        return self.inner.forward_packed(held)
 
     def backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
-        found = self.inner.backward(packed_view(d_out), [*map(packed_view, held[:3]), *held[3:]])
-        return tuple(unpacked_view(grad) for grad in found[:3] if grad is not None)
+        return self.inner.backward_packed(d_out, held)
 
     def differentiable_backward(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
         found = self.inner.differentiable_backward(packed_view(d_out), [*map(packed_view, held[:3]), *held[3:]])

@@ -36,6 +36,7 @@ from rectiformer.ops.gpu.common import (
     empty_heads_last,
     flatten,
     hidden_sides,
+    packed_view,
     row_gain,
     row_scale_parts,
     visible,
@@ -166,6 +167,9 @@ class ShortPlan(AttentionPlan):
         super().__init__(tensors, numbers)
         self.launches: Launches = []
         self.gradients: PlanCache[Launches] = PlanCache()
+        """By the strides of the result's gradient."""
+        self.packed_gradients: PlanCache[Launches] = PlanCache()
+        """The same launches, where tensors are [total, H, D]."""
 
     def forward(self, held: Sequence[Tensor]) -> Tensor:
         q, _, v = held[:3]
@@ -196,6 +200,26 @@ class ShortPlan(AttentionPlan):
         launch_all(launches, tensors)
         by_head = [sums[name].sum(0) if name in sums else None for name in ("head_factors", "head_shifts")]
         return d_q, d_k, d_v, *by_head
+
+    def forward_packed(self, held: Sequence[Tensor]) -> Tensor:
+        """Without the views of the general way: launches that are prepared take addresses alone, and [total, H, D]
+        without gaps lies in memory as heads that are last do."""
+        if not self.launches:
+            return super().forward_packed(held)
+        q, _, v = held[:3]
+        out = q.new_empty((*q.shape[:2], v.shape[2]))
+        launch_all(self.launches, [*held, out])
+        return out
+
+    def backward_packed(self, d_out: Tensor, held: Sequence[Tensor]) -> Gradients:
+        launches = self.packed_gradients.get(d_out.stride())
+        if launches is None:
+            found = super().backward_packed(d_out, held)
+            self.packed_gradients.keep(d_out.stride(), self.gradients[packed_view(d_out).stride()])
+            return found
+        grads = [tensor.new_empty(tensor.shape) for tensor in held[:3]]
+        launch_all(launches, [*held, d_out, *grads])
+        return tuple(grads)
 
     def empty_sums(self, held: Sequence[Tensor]) -> Tensor:
         """One number per sequence and head. Packed sequences that are empty on both sides add nothing, and nothing is

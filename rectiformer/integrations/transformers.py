@@ -244,7 +244,7 @@ def wants_weights(others: dict[str, Any]) -> bool:
     if others.get("output_attentions"):
         return True
     collected = None if COLLECTOR is None else COLLECTOR.get()
-    return any(key.endswith("attentions") for key in collected or ())
+    return any(key.endswith("attentions") for key in collected) if collected else False
 
 
 def read_mask(given: Tensor, bias: Tensor | None) -> tuple[Band, Tensor | None]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -192,8 +192,20 @@ class GrowingPlan:
         self.plans: PlanCache[DecodePlan] = PlanCache()
         self.choices: PlanCache[tuple[Any, ...]] = PlanCache()
         """What the number of keys alone decides."""
+        self.latest: tuple[Hashable, DecodePlan | None, Sequence[Any] | None] = (), None, None
+        """Layout, plan and numbers of the latest call: all layers of a model take one step alike."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *_: None) -> Tensor:
+        layout = k.shape[2], k.stride(), v.stride(), is_aligned(q, k, v)
+        latest, plan, numbers = self.latest
+        if plan is None or latest != layout:
+            plan = self.find(q, k, v)
+            numbers = plan.sized_numbers(k, v)
+            self.latest = layout, plan, numbers
+        return plan.forward([q, k, v], numbers)
+
+    def find(self, q: Tensor, k: Tensor, v: Tensor) -> DecodePlan:
+        """The plan that suits this many keys."""
         length = k.shape[2]
         choice = self.choices.get(length)
         if choice is None:  # blocks are no larger than the cache
@@ -208,7 +220,7 @@ class GrowingPlan:
         if plan is None:
             numbers = decode_numbers(q, self.call, 0.0, *choice[:3])
             plan = self.plans.keep(key, DecodePlan([q, k, v, *[None] * (len(DecodePlan.fields) - 3)], numbers))
-        return plan.forward([q, k, v], grown=True)
+        return plan
 
 
 class DecodePlan(KernelPlan):
@@ -232,8 +244,8 @@ class DecodePlan(KernelPlan):
                     torch.autograd.graph.increment_version(cache)
         return self.forward(held)
 
-    def forward(self, held: Sequence[Tensor], grown: bool = False) -> Tensor:
-        """`grown`: keys and values may be of another length than those the plan was made for."""
+    def forward(self, held: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> Tensor:
+        """`numbers`: of the first launch, where keys and values may be of another length than the plan was made for."""
         q, values, splits = held[0], held[2], self.splits
         (R, H, Q, _), Dv = q.shape, values.shape[3]
         out = empty_heads_last(q, Dv)
@@ -245,15 +257,16 @@ class DecodePlan(KernelPlan):
         if not self.launches:
             self.launches = self.prepare(held, tensors)
         first, *merge = self.launches
-        first(tensors, self.sized_numbers(first.numbers, held) if grown else None)
+        first(tensors, numbers)
         for launch in merge:
             launch(tensors)
         return out
 
-    @staticmethod
-    def sized_numbers(numbers: Sequence[Any], held: Sequence[Tensor]) -> Sequence[Any]:
-        """The numbers of a launch for these keys and values."""
-        _, keys, values = held[:3]
+    def sized_numbers(self, keys: Tensor, values: Tensor) -> Sequence[Any] | None:
+        """The numbers of the first launch for these keys and values; None for its own, if it is yet to be prepared."""
+        if not self.launches:
+            return None
+        numbers = self.launches[0].numbers
         return *numbers[:4], *keys.stride(), *values.stride(), *numbers[12:31], keys.shape[2], *numbers[32:]
 
     def prepare(self, held: Sequence[Tensor], tensors: list[Tensor]) -> list[Launch]:

@@ -208,6 +208,7 @@ def draw(machine: Machine, options: argparse.Namespace, folder: Path) -> None:
     seconds = collect_lines((said, x, each.total[name]) for name, said in names.items() for x, each in shared.items())
     draw_panels(
         folder / "scaling-gpus.svg",
+        "Time of an update by GPUs per document",
         ["a document of 1,048,576 tokens"],
         [seconds],
         "GPUs per document",
@@ -222,6 +223,7 @@ def draw(machine: Machine, options: argparse.Namespace, folder: Path) -> None:
     sending = collect_lines((said, x, parts[x][name]) for name, said in names.items() for x in parts)
     draw_panels(
         folder / "scaling-length.svg",
+        "Share of sending by document length",
         ["a document on 8 GPUs"],
         [sending],
         "tokens per document",

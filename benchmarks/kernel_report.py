@@ -128,7 +128,8 @@ def draw_rates(points: list[Point], path: Path) -> None:
             titles.append(f"{direction}, head size {size}")
             lines.append(collect_lines(rates_of(own)))
     bands = {"cuBLAS": (cublas[-1] - 3, cublas[-1] + 3)} if cublas else {}
-    draw_panels(path, titles, lines, "sequence length", "TFLOP/s", log_x=True, bands=bands)
+    about = "Rate of the kernels by length"
+    draw_panels(path, about, titles, lines, "sequence length", "TFLOP/s", log_x=True, bands=bands)
 
 
 def rates_of(points: list[Point]) -> Iterator[tuple[str, float, float]]:

@@ -317,8 +317,8 @@ class CheckpointConfig:
     """Updates between checkpoints."""
     keep: int = within(2, 2)
     """Newest checkpoints kept, in addition to the best one."""
-    async_save: bool = False
-    """Go on training while a checkpoint is written from a copy in main memory; otherwise wait until it is on disk."""
+    async_save: bool = True
+    """Go on training while a checkpoint is written from a copy in main memory; false: wait until it is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)

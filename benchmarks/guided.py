@@ -32,7 +32,7 @@ from rectiformer.studies import recipes
 from rectiformer.studies.corpora import (
     BICICI,
     SILVER,
-    SMALLER_VOCABULARY,
+    Row,
     find_corpus,
     gold_pairs,
     held_out_pairs,
@@ -44,7 +44,7 @@ from rectiformer.translate.evaluate import evaluate
 from rectiformer.translate.options import SearchOptions
 from rectiformer.translate.translator import Translator
 
-FOLDER, SHARDS = "europarl-doc-ende", 4
+CORPUS, FOLDER, SHARDS = "europarl-en-de-words", "europarl-doc-ende", 4
 HEADS_FROM = 300
 """Pairs by which heads are chosen."""
 Aligner = tuple[int, int | str, str]
@@ -64,15 +64,16 @@ def write_words(data: Path, work: Path) -> None:
 
 
 def settings_of(options: argparse.Namespace, source: str, target: str) -> list[str]:
-    """The recipe of the study `translation-quality` for one direction."""
+    """The recipe of the study `translation-quality` in post-norm, for one direction."""
     work = options.work
     files = [[str(work / f"train.{shard}.{side}") for shard in range(SHARDS)] for side in (source, target)]
     names = recipes.data(
         source=files[0], target=files[1], valid_source=str(work / f"valid.{source}"),
         valid_target=str(work / f"valid.{target}"),
     )  # fmt: skip
-    own = [f"training.seed={options.seed}", f"model.variant={options.variant}", *(options.set or [])]
-    return [*recipes.EUROPARL_SENTENCES, SMALLER_VOCABULARY, *names, *own]
+    row = Row(variant=options.variant, norm="post", peak=recipes.choice_of("europarl", "post", options.variant).chosen)
+    own = [*recipes.attention_settings(row.variant), *row.settings, f"training.seed={options.seed}"]
+    return [*find_corpus("small", CORPUS).settings, *names, *own, *(options.set or [])]
 
 
 def start_training(folder: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -147,7 +148,7 @@ def write_all_links(options: argparse.Namespace, folders: Sequence[Path], heads:
 def measure(options: argparse.Namespace, name: str, run: Translator, head: Aligner) -> None:
     """Append BLEU, and the AER of `head` and of the best head on the set itself."""
     scale = Scale("small", options.data)
-    tests = held_out_pairs(scale, find_corpus("small", "europarl-en-de-words"))[: options.tests]
+    tests = held_out_pairs(scale, find_corpus("small", CORPUS))[: options.tests]
     sources, references = zip(*tests, strict=True)
     bleu = (
         evaluate(run, sources, references, SearchOptions(beam=4), ("bleu",), batch_tokens=16_384).scores["bleu"].value

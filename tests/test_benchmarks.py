@@ -1,8 +1,25 @@
-"""The benchmark refuses wrong answers, and its points say how they were measured."""
+"""Every benchmark starts; that of attention refuses wrong answers, and its points say how they were measured."""
 
 import json
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = [
+    path.relative_to(ROOT)
+    for folder in ("benchmarks", "examples")
+    for path in sorted((ROOT / folder).glob("*.py"))
+    if '__name__ == "__main__"' in path.read_text()
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_every_script_starts_and_says_what_it_does(script, python):
+    """Scripts that need a GPU or hours run nowhere else in these tests."""
+    exit_code, printed = python(script, "--help")
+    assert exit_code == 0, printed
+    assert printed.startswith("usage:")
 
 
 @pytest.fixture(scope="module")

@@ -399,20 +399,27 @@ def render_group(pairs: Sequence[tuple[PageClaim, Judged]]) -> str:
     """A table of the claims that have results, notes on them, and lists of the others by what they wait for."""
     measured = [(claim, outcome) for claim, outcome in pairs if outcome.ours]
     table = [
-        (link(claim), claim.paper, outcome.ours, f"**{outcome.verdict}**: {outcome.why}") for claim, outcome in measured
+        (link(claim), claim.paper, outcome.ours, f"**{outcome.verdict}**: {outcome.why}", command(claim))
+        for claim, outcome in measured
     ]
-    parts = [Table("", ("claim", "paper", "ours", "verdict"), table).to_markdown().strip()] if table else []
+    columns = ("claim", "paper", "ours", "verdict", "command")
+    parts = [Table("", columns, table).to_markdown().strip()] if table else []
     parts += [claim.note for claim, _ in measured if claim.note]
     waiting: dict[str, list[str]] = {}
     for claim, outcome in pairs:
         if not outcome.ours:
             why = f"{outcome.why[0].upper()}{outcome.why[1:]}:\n"
-            waiting.setdefault(why, []).append(f"- {link(claim)}. Paper: {claim.paper}.")
+            waiting.setdefault(why, []).append(f"- {link(claim)}. Paper: {claim.paper}. {command(claim)}")
     return "\n\n".join([*parts, *("\n".join([why, *lines]) for why, lines in waiting.items())])
 
 
 def link(claim: PageClaim) -> str:
     return f"[{claim.says}](studies/{claim.page or claim.study}.md)"
+
+
+def command(claim: PageClaim) -> str:
+    """What trains its models, after `rectiformer` and with the options that the page names."""
+    return f"`study {claim.study}{f' --only {claim.only}' if claim.only else ''}`"
 
 
 def list_parts(study: str) -> dict[str, str]:
@@ -451,11 +458,12 @@ INTRODUCTION = """Which claims of ReLA (Zhang et al. 2021) and ReLUFormer (Shen 
 rela-g is ReLA with its gated norm; [variants](variants.md) has all formulas."""
 READING = """How to read the tables:
 
-- *claim*: leads to the page that has more tables and figures, and the command.
+- *claim*: leads to the page that has more tables and figures.
 - *ours*: the difference of the two models, paired over seeds, with its 95 % interval; then the mean of each.
 - *verdict*: a claim is judged once three seeds of both models are trained to the end, at learning rates
   [chosen on validation data](studies.md#what-small-trains). We agree, if the interval lies where the claim asks for it,
   and disagree, if it lies on the other side; otherwise it is open.
+- *command*: after `rectiformer`, with `--scale small --out studies`; it trains what the claim needs.
 - *paper*: after the number, where it is from: [S] the authors' paper, figures or code, [T] another text about them,
   [R] recalled from memory, not checked ([R+] with high, [R-] with low confidence).
 - *in words*: lowercase words, split as in the linked sentences that measure alignment. BLEU is not comparable with that

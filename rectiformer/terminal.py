@@ -213,7 +213,7 @@ class Terminal(Reporter):
 def fit_columns(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[Text]], numbers: Sequence[str]
 ) -> list[int]:
-    """Widths, largest first to give way, at which no word is cut; none where there is no room for that."""
+    """Widths at which all columns fit and no word is cut, the widest column narrowed first; empty if there are none."""
     widths, least = [], []
     for index, column in enumerate(columns):
         header = Measurement.get(console, console.options, Text(column))
@@ -221,8 +221,8 @@ def fit_columns(
         whole = index == 0 or column in numbers
         widths.append(max(header.maximum, cells.maximum))
         least.append(max(header.minimum, cells.maximum if whole else cells.minimum))
-    room = console.width - 2 * len(columns)  # of which two are lost: rich counts them after the last column too
-    while sum(widths) > room:
+    available = console.width - 2 * len(columns)  # rich adds two spaces after the last column too
+    while sum(widths) > available:
         widest = max(
             (each for each in range(len(widths)) if widths[each] > least[each]), key=widths.__getitem__, default=None
         )

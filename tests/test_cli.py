@@ -548,7 +548,7 @@ def test_a_table_cuts_no_word(width):
     assert " ".join(shown).count("0 of 4") == 3
 
 
-def test_a_table_without_room_gets_headings_then_becomes_lists():
+def test_a_table_that_does_not_fit_gets_headings_then_becomes_lists():
     assert [line.split()[0] for line in tabulated(80, MEASURED)[:-1]] == ["model", *(row[0] for row in MEASURED)]
     assert tabulated(46, MEASURED)[:8] == [
         "base-softmax",

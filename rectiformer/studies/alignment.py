@@ -81,8 +81,8 @@ def best_table(results: Results, gold: Gold) -> Table:
         rows.append((entry.name, str(entry.seed), error, *where))
     columns = ("variant", "seed", "lowest AER, %", "layer", "head", "attention")
     note = (
-        "In brackets the 95 % interval over sentences. The best layer, head and kind of attention are chosen on the "
-        f"set itself, as in the paper. {gold.aligner}"
+        "In brackets: the 95 % interval over sentences. The best layer, head and attention, normal or shifted, are "
+        f"chosen on this test set, as in the paper. {gold.aligner}"
     )
     return Table(f"Lowest error: {about(gold, results)}", columns, rows, (note.strip(),))
 

@@ -136,12 +136,12 @@ def test_axes_have_round_ticks_that_hold_all_values(show, made_up):
         0.0071: "0 0.002 0.004 0.006 0.008",
         7.0: "0 2 4 6 8",
     }
-    places = [(site, key) for site in findings["sites"] for key in ("mass", "entropy")]
-    for value, (site, key) in zip(expected, places, strict=True):
+    shown = [(site, key) for site in findings["sites"] for key in ("mass", "entropy")]
+    for value, (site, key) in zip(expected, shown, strict=True):
         site[key] = [value / 2, value / 4, value]
     page = show([made_up], [findings], at="view=test")
     titles = {"mass": "Row sum", "entropy": "Entropy"}
-    for ticks, (site, key) in zip(expected.values(), places, strict=True):
+    for ticks, (site, key) in zip(expected.values(), shown, strict=True):
         labels = page.locator(f"[data-figure='{titles[key]}, {site['kind']}'] .axes text[text-anchor=end]")
         assert " ".join(labels.all_text_contents()) == ticks
     fixed = page.locator("[data-figure='Zeros, cross'] .axes text[text-anchor=end]").all_text_contents()

@@ -144,7 +144,7 @@ class Planned(torch.autograd.Function):
 
 
 APPLY = super(torch.autograd.Function, Planned).apply
-"""`Planned.apply` without its look for torch.func transforms, which never come to a plan; that look costs 3 us."""
+"""`Planned.apply` without its check for torch.func transforms, under which no plan is called; the check costs 3 us."""
 
 
 def fill_gradients(found: Gradients, like: Tensor) -> tuple[Tensor, ...]:
